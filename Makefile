@@ -1,0 +1,44 @@
+# `make` says what there is. Needs Python 3.11 or later as `python3`, and nothing else.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install check format test demo bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(STAMP) ## make .venv with all that the tests and the demo need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+check: $(STAMP) ## format, lint, types, import directions
+	@$(BIN)/ruff format --check . || { echo "run: make format" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --strict dataplane
+	@$(BIN)/python -m pytest -q tests/architecture
+
+format: $(STAMP) ## format the sources
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest -q
+
+demo: $(STAMP) ## run the multimodal GRPO job
+	@$(BIN)/python -m examples.multimodal_grpo
+
+bench: $(STAMP) ## measure put, get, spill and memory on this machine
+	@$(BIN)/python -m bench.local
+
+clean: ## remove what was built; .venv stays
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,98 @@
+"""A data plane for RL post-training: rollout batches by reference, in bounded memory, with no controller on the path.
+
+    import dataplane as dp
+
+    plane = dp.connect()
+    ref = plane.put({"input_ids": [[1, 2, 3], [4, 5]], "answer": ["7", "3"]})
+    batch = plane.get(ref.select("input_ids")[0:1])   # in any process of this host
+
+Importing this package imports neither torch nor pyarrow, and has no side effects.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataplane import aio as aio
+    from dataplane.batch.batch import Batch as Batch
+    from dataplane.batch.batch import Column as Column
+    from dataplane.batch.concat import concat as concat
+    from dataplane.batch.field import Field as Field
+    from dataplane.batch.ref import BatchRef as BatchRef
+    from dataplane.client.draft import dense as dense
+    from dataplane.client.draft import ragged as ragged
+    from dataplane.client.stats import Stats as Stats
+    from dataplane.client.sync import Draft as Draft
+    from dataplane.client.sync import Plane as Plane
+    from dataplane.client.sync import connect as connect
+    from dataplane.config import NodeConfig as NodeConfig
+    from dataplane.errors import Backpressure as Backpressure
+    from dataplane.errors import Closed as Closed
+    from dataplane.errors import Corrupt as Corrupt
+    from dataplane.errors import DataplaneError as DataplaneError
+    from dataplane.errors import Forked as Forked
+    from dataplane.errors import Freed as Freed
+    from dataplane.errors import LeaseExpired as LeaseExpired
+    from dataplane.errors import LimitExceeded as LimitExceeded
+    from dataplane.errors import Lost as Lost
+    from dataplane.errors import Misuse as Misuse
+    from dataplane.errors import OwnerDied as OwnerDied
+    from dataplane.errors import PeerUnavailable as PeerUnavailable
+    from dataplane.errors import ProtocolMismatch as ProtocolMismatch
+    from dataplane.errors import Rejected as Rejected
+    from dataplane.errors import Retryable as Retryable
+    from dataplane.errors import SchemaMismatch as SchemaMismatch
+    from dataplane.errors import Unauthenticated as Unauthenticated
+
+__version__ = "0.1.0"
+
+# Where each public name lives. They are imported when they are first used: a node's process, and a tool that only
+# wants the errors, need not wait for what it does not use.
+_HOMES = {
+    "batch.batch": ("Batch", "Column"),
+    "batch.concat": ("concat",),
+    "batch.field": ("Field",),
+    "batch.ref": ("BatchRef",),
+    "client.draft": ("dense", "ragged"),
+    "client.stats": ("Stats",),
+    "client.sync": ("Draft", "Plane", "connect"),
+    "config": ("NodeConfig",),
+    "errors": (
+        "Backpressure",
+        "Closed",
+        "Corrupt",
+        "DataplaneError",
+        "Forked",
+        "Freed",
+        "LeaseExpired",
+        "LimitExceeded",
+        "Lost",
+        "Misuse",
+        "OwnerDied",
+        "PeerUnavailable",
+        "ProtocolMismatch",
+        "Rejected",
+        "Retryable",
+        "SchemaMismatch",
+        "Unauthenticated",
+    ),
+}
+_HOME_OF = {name: f"dataplane.{home}" for home, names in _HOMES.items() for name in names}
+
+__all__ = ["aio", *sorted(_HOME_OF)]  # names, from the table above
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return importlib.import_module("dataplane.aio")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'dataplane' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

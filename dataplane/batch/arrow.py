@@ -1,0 +1,139 @@
+"""How fields are spelled in Arrow: value types, metadata, and the canonical extension type that pyarrow lacks.
+
+Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They are held as what
+Arrow has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders turned
+around, other units as int64. The dtype's name is then in the metadata of the Arrow field, under
+`dataplane.dtype`; so is "object" for MessagePack and "struct" for a struct in which null means that the key is
+absent. A dense row without elements, which pyarrow's fixed-size lists do not survive, is an empty list with its
+shape under `dataplane.shape`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dataplane.batch.dtypes import is_bits, is_time, storage
+from dataplane.batch.field import Field
+
+DTYPE, SHAPE = b"dataplane.dtype", b"dataplane.shape"
+VARIABLE = "arrow.variable_shape_tensor"
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+class Element(NamedTuple):
+    """How Arrow holds a dtype: values of `type`, whose bytes are NumPy's `native`, in `tail` more dimensions."""
+
+    type: Any
+    native: np.dtype[Any]
+    tail: tuple[int, ...]
+
+
+def element(dtype: str) -> Element:
+    """How Arrow holds elements of this dtype."""
+    native = storage(dtype).newbyteorder("=")
+    if native.kind == "c" and not is_bits(dtype):
+        half = np.dtype(f"float{native.itemsize * 4}")
+        return Element(pa.from_numpy_dtype(half), half, (2,))
+    if is_time(dtype):
+        unit, count = np.datetime_data(native)
+        if count != 1 or unit not in _UNITS:
+            return Element(pa.int64(), np.dtype(np.int64), ())
+        return Element(pa.timestamp(unit) if native.kind == "M" else pa.duration(unit), native, ())
+    return Element(pa.from_numpy_dtype(native), native, ())
+
+
+def to_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array of the storage type as Arrow's values, contiguous; without a copy where the byte order is ours."""
+    kind = element(dtype)
+    array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
+    if kind.tail:
+        return array[..., None].view(kind.native)
+    return array.view(kind.native)
+
+
+def from_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What `to_native` was given."""
+    target = storage(dtype)
+    if element(dtype).tail:
+        array = np.ascontiguousarray(array).view(target.newbyteorder("="))[..., 0]
+    return array.view(target.newbyteorder("=")).astype(target, copy=False)
+
+
+def metadata(field: Field) -> dict[bytes, bytes] | None:
+    """What the Arrow field of such a column says beyond its Arrow type."""
+    if field.kind in ("object", "struct"):
+        return {DTYPE: field.kind.encode()}
+    if field.kind not in ("dense", "ragged"):
+        return None
+    shape = {SHAPE: json.dumps(field.shape).encode()} if field.kind == "dense" and not field.item_nbytes else {}
+    return {DTYPE: field.dtype.encode(), **shape}
+
+
+class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ignore]  # pyarrow ships no types
+    """`arrow.variable_shape_tensor` of Arrow's canonical extension types: a struct of `data`, the elements of each
+    row, and `shape`, int32 of fixed length. `uniform_shape` has the sizes that all rows share, None elsewhere.
+    """
+
+    def __init__(
+        self,
+        value_type: Any,
+        ndim: int,
+        uniform_shape: tuple[int | None, ...] | None = None,
+        permutation: tuple[int, ...] | None = None,
+        dim_names: tuple[str, ...] | None = None,
+        *,
+        large: bool = False,
+    ) -> None:
+        self.value_type = value_type
+        self.ndim = ndim
+        self.uniform_shape = uniform_shape
+        self.permutation = permutation
+        self.dim_names = dim_names
+        # The specification says List, whose offsets have 32 bits; beyond their reach there is only LargeList.
+        data = pa.large_list(value_type) if large else pa.list_(value_type)
+        super().__init__(pa.struct([("data", data), ("shape", pa.list_(pa.int32(), ndim))]), VARIABLE)
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        parameters = {
+            "permutation": self.permutation,
+            "dim_names": self.dim_names,
+            "uniform_shape": self.uniform_shape,
+        }
+        return json.dumps({key: value for key, value in parameters.items() if value is not None}).encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> VariableShapeTensorType:
+        """Raises ValueError where the storage or the parameters are not of this type."""
+        names = [storage_type.field(i).name for i in range(storage_type.num_fields)]
+        if not pa.types.is_struct(storage_type) or names != ["data", "shape"]:
+            raise ValueError(f"{storage_type} does not store {VARIABLE}")
+        data, shape = storage_type.field(0).type, storage_type.field(1).type
+        large = pa.types.is_large_list(data)
+        if not ((large or pa.types.is_list(data)) and pa.types.is_fixed_size_list(shape)):
+            raise ValueError(f"{storage_type} does not store {VARIABLE}")
+        parameters = json.loads(serialized or b"{}")
+        uniform, permutation, names = (parameters.get(key) for key in ("uniform_shape", "permutation", "dim_names"))
+        return cls(
+            data.value_type,
+            shape.list_size,
+            None if uniform is None else tuple(uniform),
+            None if permutation is None else tuple(permutation),
+            None if names is None else tuple(names),
+            large=large,
+        )
+
+
+def _register() -> None:
+    try:
+        pa.register_extension_type(VariableShapeTensorType(pa.float32(), 1))
+    except pa.ArrowKeyError:  # another library, or a later pyarrow, has registered the type; we read any of them
+        return
+
+
+_register()

@@ -1,0 +1,257 @@
+"""Arrow arrays as columns, without copying values where Arrow lays them out as we do.
+
+Slices and chunks are seen as their rows. Dictionaries are decoded. Null becomes NaT in times, an absent key in a
+struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types that no
+column has become objects too, where MessagePack holds their Python values; else they are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native
+from dataplane.batch.dtypes import storage
+from dataplane.batch.infer import infer
+from dataplane.batch.layout import Index
+from dataplane.batch.values import (
+    Values,
+    byte_run,
+    dense,
+    dtype_name,
+    leading,
+    mismatch,
+    ragged,
+    ragged_run,
+    struct,
+    typed_field,
+)
+
+Metadata = Mapping[bytes, bytes] | None
+_NAT = np.iinfo(np.int64).min
+
+
+def columns_of(table: Any) -> Iterator[tuple[str, Values]]:
+    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. Raises SchemaMismatch."""
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if table.schema.names.count(field.name) > 1:
+            raise mismatch(field.name, "several columns of this name", expected="one", found="several")
+        yield field.name, values_of(field.name, column, field.metadata)
+
+
+def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
+    """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch."""
+    array = _whole(array)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return values_of(column, array.dictionary_decode(), metadata)
+    if pa.types.is_run_end_encoded(kind):
+        import pyarrow.compute as pc  # a tenth of a second, for a type that few use
+
+        return values_of(column, pc.run_end_decode(array), metadata)
+    declared = (metadata or {}).get(DTYPE, b"").decode("utf-8", "replace")
+    if (metadata or {}).get(b"ARROW:extension:name") == VARIABLE.encode() and pa.types.is_struct(kind):
+        found = _variable(column, array, declared, None)
+    elif isinstance(kind, pa.BaseExtensionType):
+        found = _extension(column, array, declared)
+    elif array.null_count and not _is_time(kind):
+        found = None
+    elif pa.types.is_struct(kind):
+        return _struct(column, array, absent=declared == "struct")
+    elif (flat := _bytes(array, declared)) is not None:
+        return flat
+    elif pa.types.is_large_list(kind):
+        found = _list(column, array, declared, (metadata or {}).get(SHAPE))
+    else:
+        rectangle = _rectangle(array)
+        found = None if rectangle is None else _dense(column, rectangle, declared)
+    return infer(column, array.to_pylist()) if found is None else found
+
+
+def _whole(array: Any) -> Any:
+    """One array with 64-bit offsets, of all chunks."""
+    kind = array.type
+    wider = None
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        wider = pa.large_string()
+    elif pa.types.is_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        wider = pa.large_binary()
+    elif pa.types.is_list(kind):
+        wider = pa.large_list(kind.value_field)
+    if wider is not None:
+        array = array.cast(wider)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _is_time(kind: Any) -> bool:
+    return (pa.types.is_timestamp(kind) and kind.tz is None) or pa.types.is_duration(kind)
+
+
+def _flat(array: Any) -> npt.NDArray[Any] | None:
+    """A primitive array as NumPy's, in place; None where it is none, or has nulls that are not times."""
+    kind = array.type
+    if pa.types.is_boolean(kind) and not array.null_count:
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return, unused-ignore]  # as above
+    if _is_time(kind):
+        dtype = np.dtype(f"{'datetime64' if pa.types.is_timestamp(kind) else 'timedelta64'}[{kind.unit}]")
+    elif (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not array.null_count:
+        dtype = np.dtype(kind.to_pandas_dtype())
+    else:
+        return None
+    values = _view(array.buffers()[1], dtype, array.offset, len(array))
+    if array.null_count:
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+        values = np.where(missing, np.array(_NAT, np.int64).view(dtype), values)
+    return values
+
+
+def _view(buffer: Any, dtype: Any, offset: int, count: int) -> npt.NDArray[Any]:
+    if buffer is None or not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(buffer, dtype, count, offset * np.dtype(dtype).itemsize)
+
+
+def _rectangle(array: Any) -> npt.NDArray[Any] | None:
+    """Numbers, or fixed-size lists of them, as an array [rows, *sizes]; None where it is something else."""
+    if not pa.types.is_fixed_size_list(array.type):
+        return _flat(array)
+    if array.null_count:
+        return None
+    size = array.type.list_size
+    inner = _rectangle(array.values.slice(array.offset * size, len(array) * size))
+    return None if inner is None else inner.reshape(len(array), size, *inner.shape[1:])
+
+
+def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int, ...]) -> tuple[str, Any]:
+    """The dtype's name and the values of its storage type: as declared, where that is how Arrow would hold it."""
+    name = dtype_name(column, values.dtype)
+    if declared and declared != name:
+        try:
+            kind = element(declared)
+        except ValueError:
+            return name, values
+        if kind.native == values.dtype and (not kind.tail or tail[-1:] == kind.tail):
+            return declared, from_native(declared, values)
+    return name, values
+
+
+def _dense(column: str, values: npt.NDArray[Any], declared: str) -> Values:
+    name, values = _typed(column, values, declared, values.shape[1:])
+    return dense(column, values, name)
+
+
+def _bytes(array: Any, declared: str) -> Values | None:
+    text = pa.types.is_large_string(array.type)
+    if not text and not pa.types.is_large_binary(array.type):
+        return None
+    _, edges, data = array.buffers()
+    offsets = _checked(_view(edges, np.int64, array.offset, len(array) + 1) if len(array) else np.zeros(1, np.int64))
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = _view(data, np.uint8, first, last - first)
+    return byte_run("text" if text else "object" if declared == "object" else "bytes", values, offsets - first)
+
+
+def _checked(offsets: Index) -> Index:
+    if int(offsets[0]) < 0 or bool((offsets[1:] < offsets[:-1]).any()):
+        raise mismatch("", "Arrow offsets that do not rise", expected="rising offsets", found="false ones")
+    return offsets
+
+
+def _list(column: str, array: Any, declared: str, shape: bytes | None) -> Values | None:
+    """Lists of numbers, or of fixed-size lists of them, as ragged rows."""
+    offsets, values = _items(array)
+    if values is None:
+        return None
+    if shape is not None and declared and not len(values):
+        sizes = tuple(json.loads(shape))
+        if all(type(size) is int and size >= 0 for size in sizes) and not math.prod(sizes):
+            return dense(column, np.empty((len(array), *sizes), storage(declared)), declared)
+    name, values = _typed(column, values, declared, values.shape[1:])
+    return ragged_run(typed_field(column, "ragged", name, (None, *values.shape[1:])), values, offsets)
+
+
+def _items(array: Any) -> tuple[Index, npt.NDArray[Any] | None]:
+    """The offsets of a list array, from 0, and its items as an array [items, *sizes]."""
+    offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int64)
+    offsets = _checked(offsets.astype(np.int64, copy=False))
+    first = int(offsets[0])
+    return offsets - first, _rectangle(array.values.slice(first, int(offsets[-1]) - first))
+
+
+def _extension(column: str, array: Any, declared: str) -> Values | None:
+    kind = array.type
+    permutation = list(getattr(kind, "permutation", None) or [])
+    if kind.extension_name in ("arrow.fixed_shape_tensor", VARIABLE) and permutation != sorted(permutation):
+        found = f"a tensor type with the permutation {permutation}"
+        raise mismatch(column, f"{found}: put the array in order first", expected="row-major rows", found=found)
+    if array.null_count:
+        return None
+    if kind.extension_name == VARIABLE:
+        return _variable(column, array.storage, declared, kind.uniform_shape)
+    if kind.extension_name != "arrow.fixed_shape_tensor":
+        return None
+    if not math.prod(kind.shape):
+        name = dtype_name(column, np.dtype(kind.value_type.to_pandas_dtype()))
+        return dense(column, np.empty((len(array), *kind.shape), name), name)
+    rectangle = _rectangle(array.storage)
+    return None if rectangle is None else _dense(column, rectangle.reshape(len(array), *kind.shape), declared)
+
+
+def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | None:
+    """The storage of `arrow.variable_shape_tensor`: a struct of elements and shapes."""
+    shapes = _rectangle(rows.field("shape"))
+    if rows.null_count or rows.field("data").null_count or shapes is None:
+        return None
+    offsets, values = _items(rows.field("data"))
+    if values is None or values.ndim != 1:
+        return None
+    shapes = shapes.astype(np.int64)
+    if (len(shapes) and int(shapes.min()) < 0) or bool((shapes.prod(axis=1) != np.diff(offsets)).any()):
+        raise mismatch(column, "shapes that are not those of the data", expected=VARIABLE, found="false shapes")
+    sizes = [tuple(shape) for shape in shapes.tolist()]
+    shape = _shape(sizes, uniform, shapes.shape[1])
+    tail = (2,) if shape[-1:] == (2,) else ()  # then perhaps the halves of complex numbers
+    name, values = _typed(column, values if not tail else values.reshape(-1, *tail), declared, tail)
+    if name == declared and element(name).tail:
+        shape, sizes = shape[:-1], [size[:-1] for size in sizes]
+    head = ragged(column, name, sizes, shape)
+    assert head.offsets is not None
+    return ragged_run(head.field, values, head.offsets, head.shapes)
+
+
+def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int | None, ...]:
+    """The field's shape: as the type says which sizes all rows share, else as they do."""
+    if uniform is None or len(uniform) != ndim:
+        return leading(sizes) if sizes else (None,) * ndim
+    varying = max([1, *(i + 1 for i, size in enumerate(uniform) if size is None)])
+    fixed = tuple(uniform[varying:])
+    return (None,) * varying + fixed if all(size[varying:] == fixed for size in sizes) else leading(sizes)
+
+
+def _struct(column: str, array: Any, *, absent: bool) -> Values:
+    """A struct; where nulls mean absent keys, a child has only the rows that are there."""
+    presence, children = [], []
+    keys = [field.name for field in array.type]
+    if len(set(keys)) < len(keys):
+        raise mismatch(column, "a struct with two keys of one name", expected="keys that differ", found=str(keys))
+    for i, field in enumerate(array.type):
+        child = array.field(i)
+        flags = np.ones(len(array), np.bool_)
+        if absent and child.null_count:
+            flags = child.is_valid().to_numpy(zero_copy_only=False)
+            child = _drop_null(child)
+        presence.append(flags)
+        children.append(values_of(f"{column}.{field.name}", child, field.metadata))
+    return struct(keys, presence, children, len(array))
+
+
+def _drop_null(array: Any) -> Any:
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
+    return array.drop_null()

@@ -1,0 +1,259 @@
+"""`Batch` and `Column`: rows of named columns that a process can read, over memory that it does not own.
+
+Constructing either costs nothing that grows with the bytes. Each view is made when it is asked for. Where the
+rows lie in one run, views are in place: NumPy and Arrow ones are read-only, a torch one is writable and private
+to this process. Rows that are scattered, repeated or in several shards are gathered into new memory. A view
+keeps the memory below it in place for as long as it lives, whatever becomes of the batch.
+
+What the bytes say about themselves is checked at the first use, on copies; where it is false, a view raises
+Corrupt. Values are not checked, except that text is UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from dataplane.batch import reading, tensordicts, views
+from dataplane.batch.field import Field, Kind
+from dataplane.batch.layout import Index
+from dataplane.batch.pieces import Memory as Memory
+from dataplane.batch.pieces import Piece as Piece
+from dataplane.batch.pieces import Reading, Selection, opened
+from dataplane.batch.rows import Rows
+from dataplane.batch.values import mismatch
+from dataplane.errors import Corrupt, SchemaMismatch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Column:
+    """One column of a batch. Immutable; `len(column)` rows.
+
+    It is the rows of `pieces` one after another, or the rows at the positions `order` among those. The pieces may
+    hold rows of narrower fields than `field`: ragged with fewer varying dimensions, structs with fewer keys.
+    Raises Corrupt where a piece's layout is false or is not one of such a field.
+    """
+
+    def __init__(self, name: str, field: Field, pieces: Sequence[Piece], order: Index | None = None) -> None:
+        selections = opened(name, field, tuple(pieces))
+        count = sum(len(selection.rows) for selection in selections)
+        if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
+            raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
+        self._bind(name, field, selections, order)
+
+    def _bind(self, name: str, field: Field, selections: tuple[Selection, ...], order: Index | None) -> Column:
+        self.name = name
+        self.field = field
+        self._selections = selections
+        self._order = order
+        self._rows = sum(len(selection.rows) for selection in selections) if order is None else len(order)
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        """ "dense", "ragged", "text", "bytes", "struct" or "object"."""
+        return self.field.kind
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype; "" for text, bytes, struct and object."""
+        return self.field.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of the whole column, rows first; None where rows differ."""
+        return (self._rows, *self.field.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of the values of all rows, a row that comes twice counted twice; offsets not counted."""
+        return reading.nbytes(self.reading, self.field)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __repr__(self) -> str:
+        return f"Column({self.name!r}, {self.field!r}, {self._rows} rows)"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(views.numpy_rows(self.name, self.field, self.reading))
+
+    @overload
+    def __getitem__(self, rows: int) -> Any: ...
+    @overload
+    def __getitem__(self, rows: slice) -> Column: ...
+    def __getitem__(self, rows: int | slice) -> Any:
+        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end."""
+        if isinstance(rows, slice):
+            return self._slice(range(self._rows)[rows])
+        row = range(self._rows)[rows]
+        return views.numpy_rows(self.name, self.field, self._slice(range(row, row + 1)).reading)[0]
+
+    def numpy(self) -> Any:
+        """Read-only arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
+
+        dense: [rows, *shape]. ragged: a list of an array a row, in place even where the rows are scattered.
+        text, bytes and object: a 1-D array of Python objects. struct: a list of dicts of rows.
+        """
+        return views.numpy(self.name, self.field, self.reading)
+
+    def torch(self) -> Any:
+        """Writable tensors. Two calls give tensors of the same memory; nobody else sees what is written there.
+
+        dense: [rows, *shape]. ragged: a nested tensor of the jagged layout where only the first dimension varies,
+        else a list of tensors. struct: a list of dicts of tensors, its text and objects left as they are.
+        Raises SchemaMismatch for text, bytes, object, and dtypes that torch lacks. Imports torch.
+        """
+        return self._tensor
+
+    def arrow(self) -> pa.Array:
+        """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
+        `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
+        `large_binary` of MessagePack. See `dataplane.batch.arrow` for how dtypes that Arrow lacks are held.
+        """
+        from dataplane.batch import arrow_out  # pyarrow takes longer to import than all of this package
+
+        return arrow_out.array(self.name, self.field, self.reading)
+
+    def to_list(self) -> list[Any]:
+        """Plain Python values, a row each: numbers (times as `numpy.ndarray.tolist` has them), lists, str, bytes,
+        dicts, and objects as they were put."""
+        return views.python(self.name, self.field, self.reading)
+
+    @cached_property
+    def reading(self) -> Reading:
+        """The rows as they lie in memory, for the other modules of this package."""
+        return Reading(self._selections, self._order)
+
+    @cached_property
+    def _tensor(self) -> Any:
+        return views.torch(self.name, self.field, self.reading)
+
+    def _slice(self, rows: range) -> Column:
+        """The rows at these positions. Pieces are shared, so their memory is too."""
+        column = Column.__new__(Column)
+        if self._order is not None:
+            chosen = self._order[np.arange(rows.start, rows.stop, rows.step)]
+            return column._bind(self.name, self.field, self._selections, chosen)
+        selections, start = [], 0
+        for stored, own in self._selections:
+            # The positions of the range that fall into this piece, as a range of its rows.
+            inside = _within(rows, start, start + len(own))
+            start += len(own)
+            if len(inside):
+                positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(np.array(inside))
+                selections.append(Selection(stored, own.take(positions)))
+        return column._bind(self.name, self.field, tuple(selections if rows.step > 0 else selections[::-1]), None)
+
+
+def _within(rows: range, start: int, stop: int) -> range:
+    """The members of `rows` in start:stop, less `start`."""
+    ascending = rows if rows.step > 0 else rows[::-1]
+    low = max(0, -(-(start - ascending.start) // ascending.step))
+    high = max(low, min(len(ascending), -(-(stop - ascending.start) // ascending.step)))
+    part = ascending[low:high]
+    part = range(part.start - start, part.stop - start, part.step)
+    return part if rows.step > 0 else part[::-1]
+
+
+class Batch:
+    """Named columns of equal row count. Immutable; `len(batch)` rows, `batch[name]` a column.
+
+    Like a mapping of names to columns otherwise: iteration, `in`, keys, values and items are of columns.
+    Raises SchemaMismatch where the columns have different numbers of rows, or there is none.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        if not columns:
+            raise SchemaMismatch("a batch has at least one column")
+        (first, head), *others = columns.items()
+        for name, column in others:
+            if len(column) != len(head):
+                expected, found = f"{len(head)} rows, as {first!r}", f"{len(column)} rows"
+                raise mismatch(name, f"{found}, not {expected}", expected=expected, found=found)
+        self._columns = MappingProxyType(dict(columns))
+        self._rows = len(head)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __getitem__(self, name: str) -> Column:
+        """The column called `name`. Raises SchemaMismatch, naming those there are."""
+        column = self._columns.get(name)
+        if column is None:
+            there = ", ".join(self._columns)
+            raise SchemaMismatch(
+                f"there is no column {name!r}; there are {there}",
+                column=str(name),
+                expected=f"one of {there}",
+                found=repr(name),
+            )
+        return column
+
+    def keys(self) -> KeysView[str]:
+        """The columns' names, in their order."""
+        return self._columns.keys()
+
+    def values(self) -> ValuesView[Column]:
+        """The columns."""
+        return self._columns.values()
+
+    def items(self) -> ItemsView[str, Column]:
+        """Names and columns."""
+        return self._columns.items()
+
+    @property
+    def rows(self) -> int:
+        """How many rows each column has."""
+        return self._rows
+
+    @property
+    def schema(self) -> dict[str, Field]:
+        """What each column is."""
+        return {name: column.field for name, column in self._columns.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns' values."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}: {column.field!r}" for name, column in self._columns.items())
+        return f"Batch({self._rows} rows; {shown})"
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Every column's `to_list()`."""
+        return {name: column.to_list() for name, column in self._columns.items()}
+
+    def to_tensordict(self) -> Any:
+        """A `tensordict.TensorDict` with the batch size [rows]: dense columns and ragged ones of one varying
+        dimension as `torch()` gives them, everything else as a `NonTensorStack` of a value a row.
+
+        Raises SchemaMismatch for dtypes that torch lacks. Imports torch and tensordict.
+        """
+        tensors, others = {}, {}
+        for name, column in self._columns.items():
+            field = column.field
+            if field.kind == "dense" or (field.kind == "ragged" and field.varying == 1):
+                tensors[name] = column.torch()
+            else:
+                others[name] = views.torch_rows(name, field, column.reading)
+        return tensordicts.build(tensors, others, self._rows)
+
+    def to_arrow(self) -> pa.Table:
+        """A `pyarrow.Table` of every column's `arrow()`, with metadata from which a put of it restores them exactly."""
+        from dataplane.batch import arrow_out  # as in Column.arrow
+
+        return arrow_out.table((name, column.field, column.reading) for name, column in self._columns.items())

@@ -1,0 +1,264 @@
+"""From what a user puts to what is stored: columns inferred, sized and laid out before a byte is written.
+
+`plan` looks at types and shapes and makes what has to be made (offsets, encoded text). Then the size of each
+column is known, its layout at any place, and the copies that fill that place. The plan refers to the caller's
+memory, which must not change until the copies have run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch import reading, tensordicts, tensors
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.buffers import Job as Job
+from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
+from dataplane.batch.dedupe import distinct
+from dataplane.batch.field import MAX_COLUMNS, Field, check_field
+from dataplane.batch.infer import infer
+from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout, aligned
+from dataplane.batch.pieces import Reading, Selection
+from dataplane.batch.rows import Rows
+from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
+from dataplane.errors import Corrupt, SchemaMismatch
+
+_SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
+
+
+class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
+    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes.
+
+    `logical_nbytes` are the bytes of the rows' values, equal rows counted each, without offsets and padding.
+    """
+
+    name: str
+    field: Field
+    rows: int
+    nbytes: int
+    logical_nbytes: int
+    values: Values
+    index: Index | None
+    buffers: tuple[Bytes | RowSource, ...]
+
+    def layout(self, base: int) -> ColumnLayout:
+        """Where everything is once it is written at `base`, a multiple of 64, in the shard's extent."""
+        return _layout(self.values, _placed(self.buffers, base), self.index)
+
+    def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
+        """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.
+
+        They are independent: run them in any order and in any threads. What is large is cut into pieces of about
+        `piece` bytes. Raises ValueError where the memory has another length.
+        """
+        if len(memory) != self.nbytes:
+            raise ValueError(f"{len(memory)} bytes of memory for {self.nbytes}")
+        jobs: list[Job] = []
+        small: list[Job] = []
+        for (offset, nbytes), buffer in zip(_placed(self.buffers, 0), self.buffers, strict=True):
+            target = memory[offset : offset + nbytes]
+            found = flat_jobs(buffer, target, piece) if isinstance(buffer, np.ndarray) else buffer.jobs(target, piece)
+            (small if nbytes < _SMALL else jobs).extend(found)
+            if padding := aligned(nbytes) - nbytes:  # else a reader would see what another shard has left there
+                small.append(partial(memory[offset + nbytes : offset + nbytes + padding].fill, 0))
+        return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
+
+
+class Plan(msgspec.Struct, frozen=True, eq=False):
+    """Columns of `rows` rows each, ready to be written one behind another."""
+
+    rows: int
+    columns: tuple[PlannedColumn, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns."""
+        return sum(column.nbytes for column in self.columns)
+
+    def layout(self) -> ShardLayout:
+        """The shard's layout where the columns are written one behind another, from 0."""
+        placed, base = [], 0
+        for column in self.columns:
+            placed.append((column.name, column.layout(base)))
+            base += column.nbytes
+        return ShardLayout(tuple(placed))
+
+    def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
+        """The copies of all columns, for that layout; `memory` is `nbytes` long. See `PlannedColumn.jobs`."""
+        jobs, base = [], 0
+        for column in self.columns:
+            jobs += column.jobs(memory[base : base + column.nbytes], piece)
+            base += column.nbytes
+        return jobs
+
+
+def plan(columns: Any, *, dedupe: Collection[str] = ()) -> Plan:
+    """What storing `columns` takes: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
+
+    Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, or sequences of what the
+    rows are. Of the columns named in `dedupe`, rows with equal content are stored once.
+
+    Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
+    different numbers of rows or a name is empty or absent.
+    """
+    if isinstance(dedupe, str):
+        dedupe = (dedupe,)
+    planned = [_planned(name, values, name in dedupe) for name, values in _columns(columns)]
+    if not planned or len(planned) > MAX_COLUMNS:
+        found = f"{len(planned)} columns"
+        raise SchemaMismatch(f"a batch of {found}", expected=f"1 to {MAX_COLUMNS} columns", found=found)
+    first = planned[0]
+    for column in planned:
+        if column.rows != first.rows:
+            expected, found = f"{first.rows} rows, as column {first.name!r}", f"{column.rows} rows"
+            raise mismatch(column.name, f"{found}, not {expected}", expected=expected, found=found)
+    for name in dedupe:
+        if all(column.name != name for column in planned):
+            there = ", ".join(column.name for column in planned)
+            raise mismatch(name, f"to be deduplicated, but there are only {there}", expected=there, found=name)
+    return Plan(first.rows, tuple(planned))
+
+
+def values_of(column: str, values: Any) -> Values:
+    """What a user gives for one column, as `Values`. Raises SchemaMismatch."""
+    if isinstance(values, np.ndarray):
+        return _from_array(column, values)
+    if isinstance(values, list):
+        return infer(column, values)
+    if tensors.is_tensor(values):
+        return tensors.values_of(column, values)
+    if isinstance(values, Column):
+        return _from_reading(column, values.field, values.reading)
+    if tensordicts.is_tensordict(values):
+        return tensordicts.values_of(column, values)
+    if _is_arrow(values, "Array", "ChunkedArray"):
+        from dataplane.batch import arrow_in  # pyarrow is slow to import, and here it has been already
+
+        return arrow_in.values_of(column, values)
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray | memoryview):
+        return infer(column, list(values))
+    if hasattr(values, "__array__"):
+        return _from_array(column, np.asarray(values))
+    found = type(values).__name__
+    hint = "pass list(values)" if isinstance(values, Iterable) else "pass one value a row, in a list"
+    raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected="a sequence of rows", found=found)
+
+
+def _columns(columns: Any) -> Iterator[tuple[str, Values]]:
+    """Names and values of whatever holds columns."""
+    if isinstance(columns, Batch):
+        pairs: Any = columns.items()
+    elif tensordicts.is_tensordict(columns):
+        pairs = tensordicts.columns_of(columns)
+    elif isinstance(columns, Mapping):
+        pairs = columns.items()
+    elif _is_arrow(columns, "Table", "RecordBatch"):
+        from dataplane.batch import arrow_in  # as above
+
+        pairs = arrow_in.columns_of(columns)
+    else:
+        found = type(columns).__name__
+        raise SchemaMismatch(f"{found} is no batch", expected="a mapping of names to columns", found=found)
+    for name, values in pairs:
+        if not isinstance(name, str) or not name:
+            raise mismatch(str(name), "a column's name is text", expected="a name", found=repr(name))
+        yield name, values if isinstance(values, Values) else values_of(name, values)
+
+
+def _is_arrow(value: Any, *names: str) -> bool:
+    pyarrow = sys.modules.get("pyarrow")
+    return pyarrow is not None and isinstance(value, tuple(getattr(pyarrow, name, ()) for name in names))
+
+
+def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
+    if not array.ndim:
+        hint = "a 0-d array has no rows: pass array[None]"
+        raise mismatch(column, hint, expected="one value a row", found="a 0-d array")
+    if isinstance(array, np.ma.MaskedArray):
+        raise mismatch(column, "a masked array: fill it first", expected="an array", found="a masked array")
+    if array.dtype.kind in "OSU":
+        return infer(column, list(array) if array.ndim == 1 else array.tolist())
+    return dense(column, array)
+
+
+def _from_reading(column: str, field: Field, rows: Reading) -> Values:
+    """Rows that are stored already, in place; those that repeat are still the same memory afterwards."""
+    if field.kind == "dense":
+        if len(rows.parts) == 1 and rows.run is None:
+            stored = rows.parts[0].stored
+            source = reading.dense(Reading((Selection(stored, Rows.range(0, stored.layout.stored)),), None), field)
+            _, index = rows.places()
+            return Values(field, rows.rows, Rectangle(source).take(index))
+        return Values(field, rows.rows, Rectangle(reading.dense(rows, field)))
+    if field.kind == "struct":
+        keys, presence, children = [], [], []
+        for key, child in field.children:
+            flags, selections, order = reading.presence(rows, key)
+            keys.append(key)
+            presence.append(flags)
+            children.append(_from_reading(f"{column}.{key}", child, Reading(selections, order)))
+        return struct(keys, presence, children, rows.rows)
+    if rows.run is not None:
+        values, offsets, shapes, shared = reading.items(rows, field)
+        if shared:
+            return Values(field, rows.rows, Run(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
+    offsets, shapes = reading.tables(rows, field)
+    views = reading.rows_of(rows, field) if field.kind == "ragged" else reading.spans(rows)
+    item_shape = None if shapes is not None else field.item_shape
+    return Values(field, rows.rows, Joined(views, bounds_of(field, offsets), item_shape), offsets, shapes)
+
+
+def _planned(name: str, values: Values, dedupe: bool) -> PlannedColumn:
+    if values.field.kind == "struct":
+        try:
+            check_field(name, values.field)
+        except Corrupt as error:
+            raise mismatch(name, str(error), expected="a struct of few keys, not too deep") from error
+    rows, logical, index = values.rows, values.nbytes, None
+    if dedupe:
+        values, index = distinct(values)
+    buffers = tuple(_buffers(values, index))
+    nbytes = sum(aligned(buffer.nbytes) for buffer in buffers)
+    return PlannedColumn(name, values.field, rows, nbytes, logical, values, index, buffers)
+
+
+def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | RowSource]:
+    """The buffers in the order of the layout, then those of the children."""
+    if values.offsets is not None:
+        yield as_bytes(values.offsets)
+    if values.data is not None:
+        yield values.data
+    if values.shapes is not None:
+        yield as_bytes(values.shapes)
+    for flags in values.presence:
+        yield as_bytes(flags)
+    if index is not None:
+        yield as_bytes(index)
+    for child in values.children:
+        yield from _buffers(child)
+
+
+def _placed(buffers: Iterable[Bytes | RowSource], base: int) -> Iterator[tuple[int, int]]:
+    """Where each buffer begins, and its bytes."""
+    for buffer in buffers:
+        yield base, buffer.nbytes
+        base += aligned(buffer.nbytes)
+
+
+def _layout(values: Values, places: Iterator[tuple[int, int]], index: Index | None = None) -> ColumnLayout:
+    count = (values.data is not None) + (values.offsets is not None) + (values.shapes is not None)
+    count += len(values.presence) + (index is not None)
+    buffers = tuple(next(places) for _ in range(count))
+    children = tuple(_layout(child, places) for child in values.children)
+    rows = values.rows if index is None else len(index)
+    return ColumnLayout(values.field, rows, values.rows, buffers, children, index is not None)
+
+
+def _run(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job()

@@ -1,0 +1,62 @@
+"""References one below the other: the rows of each after those of the one before.
+
+References of one origin have their columns in the same frames, and keep them together. Those of others may
+not, so columns stay in one frame as far as they share one in every reference. The work is proportional to
+the number of references and their columns, not to their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dataplane.batch.field import Field
+from dataplane.batch.frame import Frame, join
+from dataplane.batch.ref import BatchRef, Place
+from dataplane.batch.schema import merge_fields
+from dataplane.errors import Misuse, SchemaMismatch
+
+
+def concat(refs: Iterable[BatchRef]) -> BatchRef:
+    """The rows of each reference after those of the one before; columns in the order of the first.
+
+    All have the same columns. Dense ones agree in dtype and shape; the rows of ragged ones may differ in more
+    dimensions afterwards than before, and structs have the keys of all. Raises SchemaMismatch naming the column,
+    and Misuse where there is no reference.
+    """
+    several = list(refs)
+    if not several:
+        raise Misuse("there is nothing to concatenate: no reference was given")
+    if len(several) == 1:
+        return several[0]
+    fields = _fields(several)
+    filled = [ref for ref in several if len(ref)] or several[:1]
+    together: dict[tuple[int, ...], list[str]] = {}  # columns that share a frame in every reference
+    for name in fields:
+        together.setdefault(tuple([ref._columns[name].frame for ref in filled]), []).append(name)
+    frames: list[Frame] = []
+    columns: dict[str, Place] = {}
+    for chosen, names in together.items():
+        picked = []
+        for ref, index in zip(filled, chosen, strict=True):
+            picked.append(ref._frames[index].pick([ref._columns[name].slot for name in names]))
+        columns.update({name: Place(fields[name], len(frames), slot) for slot, name in enumerate(names)})
+        frames.append(join(picked))
+    ordered = {name: columns[name] for name in fields}
+    return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames))
+
+
+def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
+    """The fields of all, in the order of the first. Raises SchemaMismatch where they are not the same columns."""
+    first = refs[0]._columns
+    for number, ref in enumerate(refs):
+        odd = first.keys() ^ ref._columns.keys()
+        if odd:
+            name = min(odd)
+            expected, found = ("no such column", "one") if name not in first else (repr(first[name].field), "none")
+            raise SchemaMismatch(
+                f"batches 0 and {number} do not have the same columns; one alone has {', '.join(sorted(odd))}",
+                column=name,
+                expected=expected,
+                found=found,
+            )
+    return {name: merge_fields(name, [ref._columns[name].field for ref in refs]) for name in first}

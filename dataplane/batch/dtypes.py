@@ -1,0 +1,128 @@
+"""Names of element types, and the NumPy types their bytes are kept as.
+
+A dtype is named as torch names it: "float32", "bfloat16", "float8_e4m3fn", "bool", "complex64"; a time type as
+NumPy does: "datetime64[ns]"; a big-endian one with ">" in front: ">float32". Types that NumPy lacks travel as
+their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload
+and nothing is rounded.
+
+Names come from other processes as well. `storage` knows a closed set and raises ValueError for anything else.
+Platform types (long double) are refused: their bytes mean different things on different hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+DType = np.dtype[Any]
+
+#: Types without a NumPy counterpart, and the unsigned integer that holds their bits.
+BITS: dict[str, DType] = {
+    "bfloat16": np.dtype("uint16"),
+    "float8_e4m3fn": np.dtype("uint8"),
+    "float8_e4m3fnuz": np.dtype("uint8"),
+    "float8_e5m2": np.dtype("uint8"),
+    "float8_e5m2fnuz": np.dtype("uint8"),
+    "float8_e8m0fnu": np.dtype("uint8"),
+    "float4_e2m1fn_x2": np.dtype("uint8"),
+    "complex32": np.dtype("uint32"),
+}
+
+_NATIVE = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_TIME = re.compile(r"(datetime64|timedelta64)(\[(\d{1,9})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+
+
+@lru_cache(maxsize=1024)
+def storage(name: str) -> DType:
+    """The NumPy dtype whose bytes are those of the dtype called `name`. Raises ValueError for an unknown name."""
+    if (bits := BITS.get(name)) is not None:
+        return bits
+    plain = name.removeprefix(">")
+    if plain not in _NATIVE and not _TIME.fullmatch(plain):
+        raise ValueError(f"unknown dtype {name!r}")
+    try:
+        dtype = np.dtype(plain)
+    except TypeError as error:  # e.g. a multiple of a time unit that NumPy cannot hold
+        raise ValueError(f"unknown dtype {name!r}") from error
+    if name == plain:
+        return dtype
+    if dtype.itemsize == 1:
+        raise ValueError(f"dtype {name!r}: one byte has no order")
+    return dtype.newbyteorder(">")
+
+
+@lru_cache(maxsize=1024)
+def name_of(dtype: DType) -> str | None:
+    """The name of a NumPy dtype, or None where a dense column cannot hold it (objects, text, records, long double).
+
+    The extension types of `ml_dtypes` ("bfloat16", "float8_e5m2", ...) are named like torch's.
+    """
+    name = dtype.name
+    if name in BITS:
+        return name if dtype.itemsize == BITS[name].itemsize else None
+    if dtype.kind not in "biufcmM" or (name not in _NATIVE and not _TIME.fullmatch(name)):
+        return None
+    return name if dtype.isnative else f">{name}"
+
+
+def is_bits(name: str) -> bool:
+    """Whether NumPy sees only the bits of this dtype."""
+    return name in BITS
+
+
+def is_time(name: str) -> bool:
+    """Whether it is a datetime64 or timedelta64."""
+    return name.removeprefix(">").startswith(("datetime64", "timedelta64"))
+
+
+# The layouts of float8: exponent bits, mantissa bits, bias, and whether infinities exist, as in the OCP 8-bit
+# floating point specification; "uz" types have one NaN, at the place of minus zero.
+_FLOAT8 = {
+    "float8_e4m3fn": (4, 3, 7, False),
+    "float8_e4m3fnuz": (4, 3, 8, False),
+    "float8_e5m2": (5, 2, 15, True),
+    "float8_e5m2fnuz": (5, 2, 16, False),
+    "float8_e8m0fnu": (8, 0, 127, False),
+}
+
+
+def decoded(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The values that an array of the dtype's storage type means, in a NumPy type that holds each of them exactly.
+
+    Packed four-bit floats stay the bytes they are.
+    """
+    if name == "bfloat16":
+        return np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
+    if name == "complex32":
+        pairs: np.ndarray[Any, Any] = np.ascontiguousarray(array)[..., None].view(np.float16).astype(np.float32)
+        return pairs.view(np.complex64)[..., 0]
+    if name in _FLOAT8:
+        return _float8(name)[array]
+    return array
+
+
+@lru_cache
+def _float8(name: str) -> np.ndarray[Any, Any]:
+    """What each of the 256 bytes means."""
+    exponent_bits, mantissa_bits, bias, infinite = _FLOAT8[name]
+    code = np.arange(256)
+    exponent = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    if name == "float8_e8m0fnu":  # neither sign nor subnormal numbers
+        return np.where(code == 255, np.nan, np.exp2(code - float(bias)))
+    size = np.where(exponent == 0, mantissa * 2.0 ** (1 - bias), (1 + mantissa) * np.exp2(exponent - float(bias)))
+    values: np.ndarray[Any, Any] = np.where(code >= 128, -size, size)
+    if name.endswith("uz"):
+        values[128] = np.nan
+    elif infinite:
+        top = exponent == (1 << exponent_bits) - 1
+        values[top] = np.where(mantissa[top] == 0, np.copysign(np.inf, values[top]), np.nan)
+    else:
+        values[[127, 255]] = np.nan
+    return values

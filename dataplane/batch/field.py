@@ -1,0 +1,104 @@
+"""What a row of a column is: its kind, dtype and shape, as a value that crosses sockets.
+
+A `Field` depends on the types and shapes of the values alone, never on how many rows there are or on which of
+them happen to be equally long, except that a ragged field keeps the trailing dimensions that all its rows share.
+So the fields of two parts of one column may differ in how many dimensions vary (`dataplane.batch.schema` merges them).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, cast
+
+import msgspec
+
+from dataplane.batch.dtypes import storage
+from dataplane.errors import Corrupt
+
+Kind = Literal["dense", "ragged", "text", "bytes", "struct", "object"]
+
+MAX_COLUMNS = 10_000  # of a shard, keys of structs included
+MAX_DEPTH = 16  # of structs in structs
+MAX_NDIM = 32
+MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero dimensions counted as one
+
+
+class Field(msgspec.Struct, frozen=True, array_like=True):
+    """What a row of a column is. `shape` is that of one row, None where rows differ.
+
+    `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a
+    shape of integers, () for a scalar. In a ragged one the first dimension is None, and all that are None come
+    first. `children` are the keys of a struct.
+    """
+
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int | None, ...] = ()
+    children: tuple[tuple[str, Field], ...] = ()
+
+    def __repr__(self) -> str:
+        if self.kind == "struct":
+            return f"struct{{{', '.join(f'{name}: {child!r}' for name, child in self.children)}}}"
+        dims = ", ".join("*" if dim is None else str(dim) for dim in self.shape)
+        return " ".join(part for part in (self.kind, self.dtype, f"[{dims}]" if dims else "") if part)
+
+    @property
+    def varying(self) -> int:
+        """How many leading dimensions differ from row to row."""
+        return self.shape.count(None)
+
+    @property
+    def item_shape(self) -> tuple[int, ...]:
+        """The shape of what a row is counted in: a dense row, or an item of a ragged one."""
+        if self.varying > 1:
+            return ()
+        return cast("tuple[int, ...]", self.shape[self.varying :])
+
+    @property
+    def item_nbytes(self) -> int:
+        """The bytes of one of those; 1 for text, bytes and object."""
+        return storage(self.dtype).itemsize * math.prod(self.item_shape) if self.dtype else 1
+
+
+def refuse(name: str, reason: str) -> Corrupt:
+    """The error for a column that is not what it says. Names and reasons come from elsewhere, so they are cut."""
+    return Corrupt(f"column {name[:200]!r}: {reason[:600]}")
+
+
+def unit_bound(field: Field) -> int:
+    """The bytes of a dense row or ragged item, with every zero and varying dimension counted as one."""
+    return storage(field.dtype).itemsize * math.prod(dim or 1 for dim in field.shape)
+
+
+def check_field(name: str, field: Field) -> None:
+    """Raises Corrupt where this is no field that a column can have."""
+    # With a list of what is left instead of recursion: the field comes from elsewhere, and may be deep.
+    left, count = [(name, field, 0)], 0
+    while left:
+        path, part, depth = left.pop()
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_COLUMNS:
+            raise refuse(name, f"more than {MAX_COLUMNS} keys, or {MAX_DEPTH} structs in each other")
+        _check_one(path, part)
+        left += [(f"{path}.{key}", child, depth + 1) for key, child in part.children]
+
+
+def _check_one(name: str, field: Field) -> None:
+    shape, typed = field.shape, field.kind in ("dense", "ragged")
+    if (field.children and field.kind != "struct") or len(shape) > MAX_NDIM:
+        raise refuse(name, f"a {field.kind} with {len(field.children)} keys and {len(shape)} dimensions")
+    if len({key for key, _ in field.children}) != len(field.children):
+        raise refuse(name, "the keys of a struct must differ")
+    if not typed:
+        if field.dtype or shape:
+            raise refuse(name, f"{field.kind} has no dtype and no shape")
+        return
+    try:
+        storage(field.dtype)
+    except ValueError as error:
+        raise refuse(name, str(error)) from error
+    varying = field.varying
+    if (varying > 0) != (field.kind == "ragged") or any(dim is None or dim < 0 for dim in shape[varying:]):
+        raise refuse(name, f"{shape} is not the shape of a {field.kind} row")
+    if unit_bound(field) > MAX_BYTES:
+        raise refuse(name, f"a row of {shape} is too large")

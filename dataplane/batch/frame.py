@@ -1,0 +1,253 @@
+"""Which stored rows the columns of a reference mean: the selection that columns made together share.
+
+A `Frame` is a few columns over `parts`. A part is a selection (`Rows`) of one stored block of rows, and has a
+cell for each column of the frame, which says where that column of those rows is. The rows of a frame are the
+rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them.
+
+What always holds of a frame: no part is empty, and where there is an order, each row that a part lists is in
+it. So a frame means exactly the rows that its parts list.
+
+Rows picked from many parts in a mixed order (a shuffle of what many workers made) would be a part a row, and
+Python work for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes
+however long they are. `RUN` draws the line between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.rows import Index, Rows
+
+#: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
+#: a row number one or two.
+RUN = 32
+
+
+class Shard(NamedTuple):
+    """A stored object: the node that holds it, its number there, the rows that each of its columns has."""
+
+    node: bytes
+    id: int
+    rows: int
+
+
+class Cell(NamedTuple):
+    """One stored column: the `ordinal`-th of its shard, of `nbytes` logical bytes in all."""
+
+    shard: Shard
+    ordinal: int
+    nbytes: int
+
+
+class Part(NamedTuple):
+    """Selected rows of one stored block: where each column of the frame is, and which of its rows."""
+
+    cells: tuple[Cell, ...]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Rows over parts. `order`: None, or which row of the parts each row is."""
+
+    parts: tuple[Part, ...]
+    order: Rows | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return sum(len(part.rows) for part in self.parts) if self.order is None else len(self.order)
+
+    @property
+    def width(self) -> int:
+        """How many columns its parts have cells for; 0 where there are no parts."""
+        return len(self.parts[0].cells) if self.parts else 0
+
+    def slice(self, start: int, stop: int) -> Frame:
+        """The rows from `start` up to `stop`, both within the frame."""
+        if start == stop:
+            return Frame(())
+        if self.order is not None:
+            return _gather(self.parts, self.order.array()[start:stop])
+        kept = []
+        first = 0
+        for part in self.parts:
+            last = first + len(part.rows)
+            if start < last and first < stop:
+                inside = start <= first and last <= stop
+                within = Rows(max(start - first, 0), min(stop, last) - first)
+                kept.append(part if inside else Part(part.cells, part.rows.take(within)))
+            first = last
+        return Frame(tuple(kept))
+
+    def take(self, positions: Index) -> Frame:
+        """The rows at `positions`, each within the frame."""
+        if not len(positions):
+            return Frame(())
+        if self.order is not None:
+            return _gather(self.parts, self.order.array()[positions])
+        if len(self.parts) == 1:
+            part = self.parts[0]
+            return Frame((Part(part.cells, part.rows.take(Rows.index(positions))),))
+        return _gather(self.parts, positions)
+
+    def repeat(self, times: int) -> Frame:
+        """Each row `times` (at least once) in succession."""
+        if times == 1:
+            return self
+        if self.order is not None:
+            return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))
+        repeated = (Part(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
+        return Frame(tuple(repeated))
+
+    def pick(self, slots: Sequence[int]) -> Frame:
+        """The same rows of the columns at `slots` alone."""
+        picked = (Part(tuple([part.cells[slot] for slot in slots]), part.rows) for part in self.parts)
+        return Frame(tuple(picked), self.order)
+
+    def beside(self, other: Frame) -> Frame | None:
+        """One frame of the columns of both, or None where they do not select alike."""
+        alike = len(self.parts) == len(other.parts) and self.order == other.order
+        if not (alike and all(a.rows == b.rows for a, b in zip(self.parts, other.parts, strict=True))):
+            return None
+        both = (Part(a.cells + b.cells, a.rows) for a, b in zip(self.parts, other.parts, strict=True))
+        return Frame(tuple(both), self.order)
+
+    def counts(self) -> list[int]:
+        """How many rows of the frame each part gives."""
+        lengths = [len(part.rows) for part in self.parts]
+        if self.order is None:
+            return lengths
+        owner = np.searchsorted(np.cumsum(lengths), self.order.array(), side="right")
+        counts: list[int] = np.bincount(owner, minlength=len(lengths)).tolist()
+        return counts
+
+    def in_order(self) -> tuple[Part, ...]:
+        """Parts whose rows one after another are the rows of the frame: where there is an order, a part a run."""
+        if self.order is None:
+            return self.parts
+        owner, numbers = _locate(self.parts, self.order.array())
+        return _runs(self.parts, owner, numbers)
+
+    def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
+        """Whether, for each (slot here, slot there), both mean the same rows of the same stored columns."""
+        pairs = list(slots)
+        if self.order == other.order and len(self.parts) == len(other.parts):
+            both = list(zip(self.parts, other.parts, strict=True))
+            if all(a.rows == b.rows and _same(a, b, pairs) for a, b in both):
+                return True
+        owner, numbers = self._located()
+        their_owner, their_numbers = other._located()
+        if not np.array_equal(numbers, their_numbers) or not len(numbers):
+            return len(numbers) == len(their_numbers) == 0
+        met = np.unique(np.stack([owner, their_owner]), axis=1).T.tolist()
+        return all(_same(self.parts[a], other.parts[b], pairs) for a, b in met)
+
+    def _located(self) -> tuple[Index, Index]:
+        """For each row, its part and its row number there."""
+        if self.order is not None:
+            return _locate(self.parts, self.order.array())
+        lengths = [len(part.rows) for part in self.parts]
+        numbers = [part.rows.array() for part in self.parts]
+        return np.repeat(np.arange(len(lengths)), lengths), np.concatenate([np.empty(0, np.int64), *numbers])
+
+
+def join(frames: Sequence[Frame]) -> Frame:
+    """The rows of each frame after those of the one before; all have the same columns in the same slots."""
+    parts = tuple([part for frame in frames for part in frame.parts])
+    if all(frame.order is None for frame in frames):
+        merged = _merged(parts)
+        rows = sum(len(part.rows) for part in merged)
+        if _worth_parts(len(merged), rows) or len(merged) <= 2 * len({part.cells for part in merged}):
+            return Frame(merged)
+        return _gather(merged, np.arange(rows, dtype=np.int64))
+    orders, first = [], 0
+    for frame in frames:
+        length = sum(len(part.rows) for part in frame.parts)
+        order = np.arange(length, dtype=np.int64) if frame.order is None else frame.order.array()
+        orders.append(order + first)
+        first += length
+    return _gather(parts, np.concatenate(orders))
+
+
+def _same(a: Part, b: Part, slots: Iterable[tuple[int, int]]) -> bool:
+    return all(a.cells[i] is b.cells[j] or a.cells[i][:2] == b.cells[j][:2] for i, j in slots)
+
+
+def _worth_parts(runs: int, rows: int) -> bool:
+    return runs <= 2 or runs * RUN <= rows
+
+
+def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The same rows in fewer parts: neighbours of one source in one, where their rows touch or are short."""
+    out: list[Part] = []
+    for cells, group in groupby(parts, key=lambda part: part.cells):
+        touching: list[Rows] = []
+        for _, rows in group:
+            last = touching[-1].slice if touching else None
+            if last is not None and rows.slice is not None and last.stop == rows.start:
+                touching[-1] = Rows(last.start, rows.stop)
+            else:
+                touching.append(rows)
+        for is_long, several in groupby(touching, key=lambda rows: rows.slice is not None and len(rows) >= RUN):
+            pieces = list(several)
+            if is_long or len(pieces) == 1:
+                out.extend(Part(cells, rows) for rows in pieces)
+            else:
+                out.append(Part(cells, Rows.index(np.concatenate([rows.array() for rows in pieces]))))
+    return tuple(out)
+
+
+def _locate(parts: Sequence[Part], positions: Index) -> tuple[Index, Index]:
+    """For each position among the rows of the parts, its part and the row number there."""
+    ends = np.cumsum([len(part.rows) for part in parts])
+    owner = np.searchsorted(ends, positions, side="right").astype(np.int64, copy=False)
+    numbers = np.empty_like(positions)
+    by_owner = np.argsort(owner, kind="stable")
+    for index, chosen in _split_at_changes(owner[by_owner], by_owner):
+        rows = parts[index].rows
+        inner = positions[chosen] - (int(ends[index]) - len(rows))
+        numbers[chosen] = inner + rows.start if rows.slice is not None else rows.array()[inner]
+    return owner, numbers
+
+
+def _split_at_changes(keys: Index, values: Index) -> Iterable[tuple[int, Index]]:
+    """The values in stretches of equal keys, each with its key."""
+    starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
+    bounds = [0, *starts.tolist(), len(keys)]
+    return [(int(keys[a]), values[a:b]) for a, b in pairwise(bounds) if a < b]
+
+
+def _runs(parts: Sequence[Part], owner: Index, numbers: Index) -> tuple[Part, ...]:
+    return tuple([Part(parts[index].cells, Rows.index(run)) for index, run in _split_at_changes(owner, numbers)])
+
+
+def _gather(parts: Sequence[Part], positions: Index) -> Frame:
+    """The rows at `positions` among the rows of the parts, in the form that costs least."""
+    if not len(positions):
+        return Frame(())
+    owner, numbers = _locate(parts, positions)
+    firsts: dict[tuple[Cell, ...], int] = {}
+    canonical = np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
+    owner = canonical[owner]
+    runs = 1 + int(np.count_nonzero(owner[1:] != owner[:-1]))
+    if _worth_parts(runs, len(positions)) or runs <= 2 * len(np.unique(owner)):
+        return Frame(_runs(parts, owner, numbers))
+    return _woven(parts, owner, numbers)
+
+
+def _woven(parts: Sequence[Part], owner: Index, numbers: Index) -> Frame:
+    """A part a source, its rows distinct and ascending, and the order that makes the wanted rows of them."""
+    ascending = np.lexsort((numbers, owner))
+    owner, numbers = owner[ascending], numbers[ascending]
+    new: npt.NDArray[np.bool_] = np.ones(len(owner), dtype=np.bool_)
+    new[1:] = (owner[1:] != owner[:-1]) | (numbers[1:] != numbers[:-1])
+    order = np.empty_like(owner)
+    order[ascending] = np.cumsum(new) - 1
+    return Frame(_runs(parts, owner[new], numbers[new]), Rows.index(order))

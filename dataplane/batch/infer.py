@@ -1,0 +1,215 @@
+"""Which kind of column a list of Python values is.
+
+A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
+rows that happen to be equally long. Lists of numbers, text, bytes and dicts become the columns that their name
+says; what no column of one type can hold exactly becomes objects. Numbers are converted only where nothing is
+lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch import objects, tensors
+from dataplane.batch.buffers import offsets_of
+from dataplane.batch.dtypes import is_bits, name_of, storage
+from dataplane.batch.field import MAX_DEPTH
+from dataplane.batch.layout import Index
+from dataplane.batch.values import (
+    Values,
+    byte_rows,
+    byte_run,
+    dense,
+    dtype_name,
+    leading,
+    mismatch,
+    ragged,
+    ragged_rows,
+    ragged_run,
+    struct,
+)
+from dataplane.errors import SchemaMismatch
+
+_MAX_KEYS = 1024  # dicts with more keys than this between them are maps, not records
+_BYTES_LIKE = frozenset((bytes, bytearray, memoryview, np.bytes_))
+_TEXT = frozenset((str, np.str_))
+
+
+def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
+    """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch."""
+    kinds = set(map(type, rows))
+    if kinds <= _TEXT and kinds:
+        return _text(column, rows)
+    if kinds <= _BYTES_LIKE and kinds:
+        return byte_rows("bytes", [_flat(row) for row in rows])
+    if kinds == {np.ndarray} or (kinds and all(isinstance(row, np.ndarray) for row in rows)):
+        return _arrays(column, rows)
+    if kinds == {list}:
+        return _lists(column, rows)
+    if kinds == {dict}:
+        return _dicts(column, rows, depth)
+    if kinds and tensors.is_tensor(rows[0]):
+        if all(tensors.is_tensor(row) for row in rows):
+            return tensors.values_of_rows(column, rows)
+        if all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
+            return _mixed_arrays(column, rows)
+    elif tensors.is_tensor(next((row for row in rows if not isinstance(row, np.ndarray)), None)):
+        return _mixed_arrays(column, rows)
+    numbers = _numbers(rows, kinds)
+    return _objects(column, rows) if numbers is None else dense(column, numbers)
+
+
+def _objects(column: str, rows: Sequence[Any]) -> Values:
+    return byte_rows("object", objects.encode_rows(column, rows))
+
+
+def _flat(row: Any) -> Any:
+    """A byte string of any kind as one whose length is its bytes."""
+    return row.tobytes() if type(row) is memoryview else row
+
+
+def _text(column: str, rows: Sequence[str]) -> Values:
+    joined = "".join(rows)
+    if joined.isascii():  # then bytes are characters, and one encoding serves all rows
+        return byte_run("text", np.frombuffer(joined.encode(), np.uint8), offsets_of(list(map(len, rows))))
+    encoded = []
+    for i, row in enumerate(rows):
+        try:
+            encoded.append(row.encode())
+        except UnicodeEncodeError as error:
+            found = "text with a lone surrogate"
+            raise mismatch(column, f"{found}: encode it to bytes", row=i, expected="text", found=found) from error
+    return byte_rows("text", encoded)
+
+
+def _numbers(values: Sequence[Any], kinds: set[type]) -> npt.NDArray[Any] | None:
+    """The values as an array that holds each of them exactly; None where none does."""
+    if kinds == {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            unsigned = min(values) >= 0 and max(values) < 1 << 64
+            return np.array(values, np.uint64) if unsigned else None
+    if kinds == {float}:
+        return np.array(values, np.float64)
+    if kinds == {bool}:
+        return np.array(values, np.bool_)
+    if kinds == {complex}:
+        return np.array(values, np.complex128)
+    if kinds == {int, float}:
+        exact = all(abs(value) <= 1 << 1023 and float(value) == value for value in values if type(value) is int)
+        return np.array(values, np.float64) if exact else None
+    if len(kinds) == 1 and issubclass(next(iter(kinds)), np.generic):
+        dtypes = {value.dtype for value in values}
+        dtype = dtypes.pop()
+        name = None if dtypes else name_of(dtype)
+        if name is not None and not is_bits(name):
+            return np.array(values, dtype)
+    return None
+
+
+def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
+    first = rows[0]
+    if len({(row.dtype, row.ndim) for row in rows}) > 1:
+        tensors.check_alike(column, [(name_of(row.dtype) or str(row.dtype), row.ndim) for row in rows])
+    for i, row in enumerate(rows):
+        if isinstance(row, np.ma.MaskedArray):
+            raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
+    if first.dtype.kind in "OSU" and first.ndim:
+        return infer(column, [row.tolist() for row in rows])
+    name = dtype_name(column, first.dtype, 0)
+    if is_bits(name):
+        rows = [row.view(storage(name)) for row in rows]
+    if not first.ndim:
+        return dense(column, np.array(rows, storage(name)), name)
+    return ragged_rows(column, name, rows)
+
+
+def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
+    """Arrays and tensors in one list, if that is all there is."""
+    if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
+        return _objects(column, rows)
+    bits = [
+        tensors.host_bits(column, row) if tensors.is_tensor(row) else (dtype_name(column, row.dtype, i), row)
+        for i, row in enumerate(rows)
+    ]
+    tensors.check_alike(column, [(name, array.ndim) for name, array in bits])
+    name = bits[0][0]
+    arrays = [array.view(storage(name)) for _, array in bits]
+    return ragged_rows(column, name, arrays) if arrays[0].ndim else dense(column, np.array(arrays), name)
+
+
+def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
+    kinds: set[type] = set()
+    for row in rows:
+        kinds.update(map(type, row))
+    if kinds == {list}:
+        return _nested_lists(column, rows)
+    numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else None
+    if numbers is None:
+        return _objects(column, rows)
+    head = ragged(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,))
+    return ragged_run(head.field, numbers, _offsets(head))
+
+
+def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
+    """Lists in lists: ragged where each row is a rectangle of numbers of equal depth, else objects."""
+    shapes = [_rectangle(row, 0) for row in rows]
+    ndim = max(len(shape) if shape else 0 for shape in shapes)
+    full = [shape for shape in shapes if shape is not None and len(shape) == ndim]
+    flat: Iterable[Any] = rows
+    # A row that ends early, as [] among [[1, 2]], has no elements; it takes the others' trailing dimensions.
+    whole = [(*shape, *full[0][len(shape) :]) for shape in shapes if shape and (len(shape) == ndim or not shape[-1])]
+    if len(whole) < len(rows) or ndim > MAX_DEPTH:
+        return _objects(column, rows)
+    for _ in range(ndim):
+        flat = chain.from_iterable(flat)
+    leaves = list(flat)
+    numbers = _numbers(leaves, set(map(type, leaves))) if leaves else None
+    if numbers is None:
+        return _objects(column, rows)
+    head = ragged(column, dtype_name(column, numbers.dtype), whole, leading(whole))
+    return ragged_run(head.field, numbers, _offsets(head), head.shapes)
+
+
+def _offsets(head: Values) -> Index:
+    assert head.offsets is not None
+    return head.offsets
+
+
+def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:
+    """The shape of lists in lists, or None where they are no rectangle."""
+    inner = [type(item) is list for item in value]
+    if not any(inner):
+        return (len(value),)
+    if not all(inner) or depth > MAX_DEPTH:
+        return None
+    shapes = {_rectangle(item, depth + 1) for item in value}
+    shape = shapes.pop()
+    return None if shapes or shape is None else (len(value), *shape)
+
+
+def _dicts(column: str, rows: Sequence[dict[Any, Any]], depth: int) -> Values:
+    keys = list(dict.fromkeys(chain.from_iterable(rows)))
+    if depth >= MAX_DEPTH or len(keys) > _MAX_KEYS or not all(type(key) is str for key in keys):
+        return _objects(column, rows)
+    presence, children = [], []
+    for key in keys:
+        flags = np.fromiter((key in row for row in rows), np.bool_, len(rows))
+        present = [row[key] for row in rows if key in row]
+        try:
+            children.append(infer(f"{column}.{key}", present, depth + 1))
+        except SchemaMismatch as error:
+            if error.row < 0:
+                raise
+            row = int(np.flatnonzero(flags)[error.row])  # of the column, where the child counts its own
+            raise SchemaMismatch(
+                str(error).replace(f"row {error.row}", f"row {row}", 1), **{**error.fields, "row": row}
+            ) from error
+        presence.append(flags)
+    return struct(keys, presence, children, len(rows))

@@ -1,0 +1,142 @@
+"""Stored columns as a reader holds them: pieces of shards, opened once, believed only after their tables are checked.
+
+A column that is read is the rows of a few pieces one after another, or those rows in an order. `Reading` brings
+both together: what lies in one run is found without copying, everything else as (piece, row) pairs.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.field import MAX_BYTES, Field, refuse
+from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_column, tables
+from dataplane.batch.rows import Rows
+
+
+class Memory(Protocol):
+    """The bytes of one extent. Any thread may call it. What it gives keeps the bytes in place while it lives."""
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """A read-only view of these bytes, uint8."""
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """A writable view of these bytes, uint8; what is written stays with whoever holds it (copy on write)."""
+
+
+class Piece(NamedTuple):
+    """Rows of a column as it is stored in one extent."""
+
+    layout: ColumnLayout
+    memory: Memory
+    rows: Rows
+
+
+class Stored:
+    """One stored column, opened. Its tables are copied and checked at the first use, and its values mapped."""
+
+    def __init__(self, name: str, layout: ColumnLayout, memory: Memory) -> None:
+        self.name = name
+        self.layout = layout
+        self._memory = memory
+
+    @cached_property
+    def tables(self) -> Tables:
+        """Copies of what the bytes say about the rows. Raises Corrupt where it is false."""
+        return tables(self.name, self.layout, self._memory.read)
+
+    @cached_property
+    def values(self) -> Bytes:
+        """The bytes of the values, read-only."""
+        return self._values(private=False)
+
+    @cached_property
+    def private(self) -> Bytes:
+        """The bytes of the values, writable; the same each time, so that two tensors of a column share memory."""
+        return self._values(private=True)
+
+    @cached_property
+    def children(self) -> tuple[Stored, ...]:
+        """The columns of a struct's keys, in their order."""
+        pairs = zip(self.layout.field.children, self.layout.children, strict=True)
+        return tuple(Stored(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
+
+    def _values(self, private: bool) -> Bytes:
+        offset, nbytes = self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
+        data = self._memory.private(offset, nbytes) if private else self._memory.read(offset, nbytes)
+        if len(data) != nbytes:
+            raise refuse(self.name, f"{len(data)} bytes at {offset}, not {nbytes}")
+        return data
+
+
+class Selection(NamedTuple):
+    """Rows of a stored column, its index not yet applied."""
+
+    stored: Stored
+    rows: Rows
+
+
+def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> tuple[Selection, ...]:
+    """The pieces as selections, for a column of this field. Raises Corrupt where a layout is false."""
+    selections = []
+    for layout, memory, rows in pieces:
+        check_column(name, layout, MAX_BYTES)
+        if len(rows) and rows.stop > layout.rows:
+            raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
+        if layout.field is not field and not _fits(layout.field, field):
+            raise refuse(name, f"a shard holds {layout.field!r} where {field!r} was put")
+        selections.append(Selection(Stored(name, layout, memory), rows))
+    return tuple(selections)
+
+
+def _fits(part: Field, whole: Field) -> bool:
+    """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys."""
+    if part.kind == "struct" and whole.kind == "struct":
+        keys = dict(whole.children)
+        return all(name in keys and _fits(child, keys[name]) for name, child in part.children)
+    if part.kind != whole.kind or part.dtype != whole.dtype or len(part.shape) != len(whole.shape):
+        return False
+    return all(size is None or size == own for size, own in zip(whole.shape, part.shape, strict=True))
+
+
+class Reading:
+    """The rows of several selections one after another, in `order` where there is one (positions among them).
+
+    `parts` are the selections with their index applied: rows as they are stored.
+    """
+
+    def __init__(self, selections: tuple[Selection, ...], order: Index | None) -> None:
+        self.parts = tuple(Selection(stored, _resolved(stored, rows)) for stored, rows in selections if len(rows))
+        self.order = order
+        self.rows = sum(len(part.rows) for part in self.parts) if order is None else len(order)
+
+    @cached_property
+    def run(self) -> tuple[Stored, slice] | None:
+        """The one stored column and the run of its rows that this is; None where it is not so simple."""
+        if len(self.parts) != 1 or self.order is not None:
+            return None
+        stored, rows = self.parts[0]
+        return None if rows.slice is None else (stored, rows.slice)
+
+    @cached_property
+    def bounds(self) -> Index:
+        """Where each part begins among the rows before they are put in order, and where the last ends."""
+        return np.cumsum([0, *(len(part.rows) for part in self.parts)], dtype=np.int64)
+
+    def places(self) -> tuple[npt.NDArray[np.int64], Index]:
+        """For each row, in order: which part it is in, and which of its stored rows it is."""
+        part = np.repeat(np.arange(len(self.parts)), np.diff(self.bounds))
+        rows = np.concatenate([np.empty(0, np.int64), *(part.rows.array() for part in self.parts)])
+        return (part, rows) if self.order is None else (part[self.order], rows[self.order])
+
+
+def _resolved(stored: Stored, rows: Rows) -> Rows:
+    """The stored rows that these rows are."""
+    if not stored.layout.indexed:
+        return rows
+    index = stored.tables.stored_row
+    assert index is not None
+    return Rows.index(index[rows.slice] if rows.slice is not None else index[rows.array()])

@@ -1,0 +1,228 @@
+"""The values of a reading, brought together: in place where they lie in one run, else gathered by NumPy.
+
+Each function gives the same form whatever the pieces are, so that views for NumPy, torch, Arrow and Python are
+made from one form a kind: an array for dense rows, items with offsets for ragged rows, text, bytes and objects.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.buffers import offsets_of
+from dataplane.batch.dtypes import storage
+from dataplane.batch.field import Field
+from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.pieces import Reading, Selection, Stored
+from dataplane.batch.rows import Rows
+
+_BYTE = np.dtype(np.uint8)
+
+
+class Items(NamedTuple):
+    """Rows of any length: row i is values[offsets[i]:offsets[i + 1]], in the shape shapes[i] where there are shapes.
+
+    `shared` says that the values are read in place.
+    """
+
+    values: npt.NDArray[Any]
+    offsets: Index
+    shapes: Index | None
+    shared: bool
+
+
+def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
+    """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
+    dtype, shape = storage(field.dtype), field.item_shape
+    unit = field.item_nbytes
+    if not unit or not reading.rows:
+        return np.empty((reading.rows, *shape), dtype)
+    if (run := reading.run) is not None:
+        one, span = run
+        data = one.private if private else one.values
+        return data[span.start * unit : span.stop * unit].view(dtype).reshape(-1, *shape)
+    out = np.empty((reading.rows, unit), np.uint8)
+    wanted = _wanted(reading)
+    for i, (stored, rows) in enumerate(reading.parts):
+        source = stored.values.reshape(-1, unit)
+        if wanted is not None:
+            inside = np.flatnonzero(wanted[0] == i)
+            out[inside] = source[wanted[1][inside]]
+            continue
+        target = out[reading.bounds[i] : reading.bounds[i + 1]]
+        if rows.slice is not None:
+            np.copyto(target, source[rows.slice])
+        else:  # "clip" because "raise" copies through a buffer; the rows are in range
+            np.take(source, rows.array(), axis=0, out=target, mode="clip")
+    return out.reshape(-1).view(dtype).reshape(-1, *shape)
+
+
+def _wanted(reading: Reading) -> tuple[Index, Index] | None:
+    return None if reading.order is None else reading.places()
+
+
+def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
+    """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
+    dtype = storage(field.dtype) if field.dtype else _BYTE
+    shape, unit = field.item_shape, field.item_nbytes
+    if (run := reading.run) is not None and run[0].layout.field.varying == field.varying:
+        stored, rows = run
+        offsets, shapes = _offsets(stored)[rows.start : rows.stop + 1], stored.tables.shapes
+        first, last = int(offsets[0]), int(offsets[-1])
+        data = (stored.private if private else stored.values)[first * unit : last * unit]
+        values = _shaped(data, dtype, last - first, shape)
+        return Items(values, offsets - first if first else offsets, None if shapes is None else shapes[rows], True)
+    lengths, runs = _runs(reading)
+    total = int(lengths.sum())
+    joined = np.empty(total, np.uint8)
+    if total:
+        np.concatenate(runs, out=joined)
+    shapes = _shapes(reading, field) if field.varying > 1 else None
+    counts = lengths // unit if unit else _lengths(reading)
+    offsets = offsets_of(counts)
+    return Items(_shaped(joined, dtype, int(offsets[-1]), shape), offsets, shapes, False)
+
+
+def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
+    """Each row of a ragged column as a read-only array over the pieces. No copies."""
+    dtype = storage(field.dtype)
+    per_part = [_part_rows(stored, rows, dtype) for stored, rows in reading.parts]
+    rows = [row for part in per_part for row in part]
+    return rows if reading.order is None else [rows[i] for i in reading.order.tolist()]
+
+
+def spans(reading: Reading) -> list[Bytes]:
+    """Each row of a text, bytes or object column as a read-only run of bytes. No copies."""
+    return [row for stored, rows in in_order(reading) for row in _part_rows(stored, rows, _BYTE)]
+
+
+def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
+    """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
+    shapes = _shapes(reading, field) if field.varying > 1 else None
+    return offsets_of(_lengths(reading) if shapes is None else shapes.prod(axis=1)), shapes
+
+
+def in_order(reading: Reading) -> tuple[Selection, ...]:
+    """The parts, cut so that their rows one after another are the reading's."""
+    if reading.order is None:
+        return reading.parts
+    part, rows = reading.places()
+    edges = np.flatnonzero(np.diff(part)) + 1
+    return tuple(
+        Selection(reading.parts[int(part[chunk[0]])].stored, Rows.index(rows[chunk]))
+        for chunk in np.split(np.arange(len(part)), edges)
+        if len(chunk)
+    )
+
+
+def presence(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
+    """A key of a struct column: which rows have it; where its rows are, and in which order."""
+    flags, selections = [np.empty(0, np.bool_)], []
+    for stored, rows in reading.parts:
+        position = next((i for i, (name, _) in enumerate(stored.layout.field.children) if name == key), None)
+        if position is None:
+            flags.append(np.zeros(len(rows), np.bool_))
+            continue
+        own = stored.tables.presence[position]
+        chosen = rows.array()
+        flags.append(own[chosen])
+        rank = np.cumsum(own) - 1
+        selections.append(Selection(stored.children[position], Rows.index(rank[chosen[flags[-1]]])))
+    present = np.concatenate(flags)
+    if reading.order is None:
+        return present, tuple(selections), None
+    rank = np.cumsum(present) - 1
+    return present[reading.order], tuple(selections), rank[reading.order[present[reading.order]]]
+
+
+def nbytes(reading: Reading, field: Field) -> int:
+    """The bytes of the rows' values, a row that comes twice counted twice."""
+    if field.kind == "dense":
+        return reading.rows * field.item_nbytes
+    if field.kind == "struct":
+        total = 0
+        for key, child in field.children:
+            _, selections, order = presence(reading, key)
+            total += nbytes(Reading(selections, order), child)
+        return total
+    return int(_lengths(reading, scaled=True).sum())
+
+
+def _shaped(data: Bytes, dtype: np.dtype[Any], count: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    return data.view(dtype).reshape(count, *shape)
+
+
+def _offsets(stored: Stored) -> Index:
+    offsets = stored.tables.offsets
+    assert offsets is not None
+    return offsets
+
+
+def _part_rows(stored: Stored, rows: Rows, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+    """The rows of one part as views, each in its own shape."""
+    field, offsets, shapes = stored.layout.field, _offsets(stored), stored.tables.shapes
+    values = _shaped(stored.values, dtype, int(offsets[-1]), field.item_shape)
+    values.setflags(write=False)
+    if rows.slice is not None:
+        edges = offsets[rows.start : rows.stop + 1].tolist()
+        views = [values[a:b] for a, b in pairwise(edges)]
+    else:
+        index = rows.array()
+        pairs = zip(offsets[index].tolist(), offsets[index + 1].tolist(), strict=True)
+        views = [values[a:b] for a, b in pairs]
+    if shapes is None:
+        return views
+    return [view.reshape(shape) for view, shape in zip(views, shapes[rows.array()].tolist(), strict=True)]
+
+
+def _lengths(reading: Reading, *, scaled: bool = False) -> Index:
+    """How many items each row has, or bytes where `scaled`."""
+    parts = [np.empty(0, np.int64)]
+    for stored, rows in reading.parts:
+        offsets, index = _offsets(stored), rows.array()
+        parts.append((offsets[index + 1] - offsets[index]) * (stored.layout.field.item_nbytes if scaled else 1))
+    lengths = np.concatenate(parts)
+    return lengths if reading.order is None else lengths[reading.order]
+
+
+def _shapes(reading: Reading, field: Field) -> Index:
+    """The rows' shapes, also of pieces that store none because only their first dimension varies."""
+    parts = [np.empty((0, len(field.shape)), np.int64)]
+    for stored, rows in reading.parts:
+        own, index = stored.tables.shapes, rows.array()
+        if own is None:
+            offsets = _offsets(stored)
+            own = np.empty((len(offsets) - 1, len(field.shape)), np.int64)
+            own[:, 0] = np.diff(offsets)
+            own[:, 1:] = stored.layout.field.item_shape
+        parts.append(own[index])
+    shapes = np.concatenate(parts)
+    return shapes if reading.order is None else shapes[reading.order]
+
+
+def _runs(reading: Reading) -> tuple[Index, list[Bytes]]:
+    """The rows' lengths in bytes, and their bytes in as few runs as there are."""
+    part, rows = reading.places()
+    starts, stops = np.empty_like(rows), np.empty_like(rows)
+    for i, (stored, _) in enumerate(reading.parts):
+        inside, unit = part == i, stored.layout.field.item_nbytes
+        starts[inside] = _offsets(stored)[rows[inside]] * unit
+        stops[inside] = _offsets(stored)[rows[inside] + 1] * unit
+    if not len(rows):
+        return rows, []
+    broken = (part[1:] != part[:-1]) | (starts[1:] != stops[:-1])
+    first = np.concatenate(([0], np.flatnonzero(broken) + 1))
+    last = np.concatenate((first[1:] - 1, [len(rows) - 1]))
+    edges = zip(part[first].tolist(), starts[first].tolist(), stops[last].tolist(), strict=True)
+    return stops - starts, [reading.parts[i].stored.values[a:b] for i, a, b in edges]
+
+
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array as a view that cannot be written through."""
+    if array.flags.writeable:
+        array = array.view()
+        array.setflags(write=False)
+    return array

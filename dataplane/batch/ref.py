@@ -1,0 +1,359 @@
+"""`BatchRef`: a batch that is not here. A small immutable value that names rows and columns over shards.
+
+All reshaping of batches happens on references: each operation gives a new one, moves no bytes and asks no
+node. What a reference means is settled when it is made, and stays: shards never change. Holding one keeps
+nothing alive, so its rows may be gone (`Freed`) by the time they are asked for.
+
+Rows are counted like a Python sequence's. A position beyond the end raises IndexError, as sequences do and
+as iteration needs; everything else that cannot be done raises a `Misuse`, and where a column is to blame, a
+`SchemaMismatch` that names it.
+
+A reference with no rows has its columns' fields still, and names no shard.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane.batch import refcodec
+from dataplane.batch.field import Field
+from dataplane.batch.frame import Cell, Frame, Part, Shard
+from dataplane.batch.rows import Index, Rows
+from dataplane.batch.selector import Selector, positions_of
+from dataplane.errors import Misuse, SchemaMismatch
+
+#: A shard as the rest of the system names it: the node that holds it and its number there.
+ShardKey = tuple[bytes, int]
+
+
+class Piece(NamedTuple):
+    """Rows of one stored column: the `ordinal`-th of a shard."""
+
+    node: bytes
+    shard: int
+    ordinal: int
+    rows: Rows
+
+
+class Place(NamedTuple):
+    """What a column of a reference is, and where its cells are: in which frame, in which slot of its parts."""
+
+    field: Field
+    frame: int
+    slot: int
+
+
+class BatchRef:
+    """Rows and columns over shards. `len(ref)` rows; see the module for what holds of every one."""
+
+    __slots__ = ("_columns", "_frames", "_rows")
+
+    _rows: int
+    _columns: dict[str, Place]
+    _frames: tuple[Frame, ...]
+
+    def __init__(self, rows: int, columns: dict[str, Place], frames: tuple[Frame, ...]) -> None:
+        """Not for callers: `of`, `decode` and the operations make references. Takes what it is given for true."""
+        self._rows = rows
+        self._columns = columns
+        self._frames = frames
+
+    @classmethod
+    def of(cls, node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
+        """All `rows` of columns that `node` (8 bytes) stores.
+
+        Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError where that
+        describes nothing storable.
+        """
+        if len(node) != refcodec.NODE_BYTES or rows < 0:
+            raise ValueError(f"{rows} rows on node {node.hex()!r}")
+        named: dict[str, Place] = {}
+        cells: list[Cell] = []
+        for slot, (name, field, nbytes, shard, ordinal) in enumerate(columns):
+            named[name] = Place(field, 0, slot)
+            cells.append(Cell(Shard(node, shard, rows), ordinal, nbytes))
+        if not cells or len(named) != len(cells):
+            raise ValueError("a reference has at least one column, and each name once")
+        parts = (Part(tuple(cells), Rows.range(0, rows)),) if rows else ()
+        return cls(rows, named, (Frame(parts),))
+
+    # what it is
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        return tuple(self._columns)
+
+    @property
+    def schema(self) -> Mapping[str, Field]:
+        """What each column is, by name, in order. Read-only."""
+        return MappingProxyType({name: column.field for name, column in self._columns.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the rows meant, each as often as it is meant, wherever and however often they are stored.
+
+        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share.
+        """
+        total = 0
+        for frame in self._frames:
+            for part, count in zip(frame.parts, frame.counts(), strict=True):
+                total += sum(cell.nbytes * count // cell.shard.rows for cell in part.cells)
+        return total
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both mean the same rows of the same stored columns, in the same order under the same names."""
+        if not isinstance(other, BatchRef):
+            return NotImplemented
+        if self is other:
+            return True
+        if self._rows != other._rows or list(self.schema.items()) != list(other.schema.items()):
+            return False
+        return self._means(other, self._columns)
+
+    def __hash__(self) -> int:
+        return hash((self._rows, tuple(self._columns), frozenset(self.shards())))
+
+    def __repr__(self) -> str:
+        shown = [f"{name}: {column.field!r}" for name, column in self._columns.items()]
+        more = [f"{len(shown) - 6} more"] if len(shown) > 7 else []
+        rows = f"{self._rows} row{'' if self._rows == 1 else 's'}"
+        return f"BatchRef({rows}, {_spell_bytes(self.nbytes)}; {', '.join((shown[:6] + more) if more else shown)})"
+
+    def __reduce__(self) -> tuple[Callable[[bytes], BatchRef], tuple[bytes]]:
+        return decode, (self.encode(),)
+
+    def encode(self) -> bytes:
+        """The reference as bytes, for any channel. `decode` makes it again."""
+        columns = [(name, column.field, column.frame, column.slot) for name, column in self._columns.items()]
+        return refcodec.pack(self._rows, columns, self._frames)
+
+    @classmethod
+    def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
+        """The reference that `encode` gave. Raises ProtocolMismatch where these bytes are none; runs nothing."""
+        rows, columns, frames = refcodec.unpack(encoded)
+        return cls(rows, {name: Place(field, frame, slot) for name, field, frame, slot in columns}, frames)
+
+    # rows
+
+    def __getitem__(self, rows: Selector) -> BatchRef:
+        """The rows that a position, a slice, or a list, array or tensor of positions or flags picks.
+
+        Positions may repeat, come in any order, and be negative, as in NumPy. One position gives a reference of
+        one row.
+        """
+        picked = positions_of(rows, self._rows)
+        if isinstance(picked, range):
+            return self._slice(picked.start, max(picked.start, picked.stop))
+        return self._with(len(picked), tuple([frame.take(picked) for frame in self._frames]))
+
+    def __iter__(self) -> Iterator[BatchRef]:
+        """The rows, a reference each."""
+        return (self._slice(row, row + 1) for row in range(self._rows))
+
+    def repeat(self, times: int) -> BatchRef:
+        """Each row `times` in succession, as the responses of a group follow one another. Moves no bytes."""
+        if times < 0:
+            raise Misuse(f"a row cannot be repeated {times} times")
+        if times == 0:
+            return self._slice(0, 0)
+        return self._with(self._rows * times, tuple([frame.repeat(times) for frame in self._frames]))
+
+    def chunk(self, count: int) -> list[BatchRef]:
+        """`count` consecutive parts of nearly equal length, the longer ones first; empty ones where rows are few."""
+        if count < 1:
+            raise Misuse(f"a batch cannot be cut into {count} parts")
+        least, longer = divmod(self._rows, count)
+        return self._cut([least + (part < longer) for part in range(count)])
+
+    def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
+        """Consecutive parts of these sizes, which add up to all rows; of an int, that many each, the last fewer."""
+        if isinstance(sizes, int | np.integer):
+            if sizes < 1:
+                raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
+            return [self._slice(row, min(row + int(sizes), self._rows)) for row in range(0, self._rows, int(sizes))]
+        counts = [operator.index(size) for size in sizes]
+        if sum(counts) != self._rows or min(counts, default=0) < 0:
+            raise Misuse(f"parts of {counts} rows do not make {self._rows} rows")
+        return self._cut(counts)
+
+    # columns
+
+    def select(self, *names: str) -> BatchRef:
+        """These columns, in this order."""
+        for name in names:
+            self._require(name)
+        if not names or len(set(names)) != len(names):
+            raise SchemaMismatch("select names at least one column, and each once", found=", ".join(names))
+        kept: dict[int, list[int]] = {}  # of each frame that is still used: its slots that are
+        columns = {}
+        for name in names:
+            field, frame, slot = self._columns[name]
+            slots = kept.setdefault(frame, [])
+            columns[name] = Place(field, list(kept).index(frame), len(slots))
+            slots.append(slot)
+        frames = tuple([self._frames[frame].pick(slots) for frame, slots in kept.items()])
+        return BatchRef(self._rows, columns, frames)
+
+    def drop(self, *names: str) -> BatchRef:
+        """All columns but these."""
+        for name in names:
+            self._require(name)
+        return self.select(*(name for name in self._columns if name not in names))
+
+    def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
+        """The same columns in the same order; those named here, old to new, under their new names."""
+        renaming = {**(names or {}), **more}
+        for name in renaming:
+            self._require(name)
+        renamed: dict[str, Place] = {}
+        for name, column in self._columns.items():
+            new = renaming.get(name, name)
+            if new in renamed:
+                raise SchemaMismatch(f"two columns would be called {new!r}", column=new)
+            renamed[new] = column
+        return BatchRef(self._rows, renamed, self._frames)
+
+    def union(self, other: BatchRef) -> BatchRef:
+        """The columns of both, ours first, side by side: row i of one is row i of the other.
+
+        A column that both have must be the same rows of the same stored column, and is kept once.
+        """
+        if self._rows != other._rows:
+            raise SchemaMismatch(
+                f"columns of {other._rows} rows do not fit beside columns of {self._rows}",
+                column=next(iter(other._columns)),
+                expected=f"{self._rows} rows",
+                found=f"{other._rows} rows",
+            )
+        for name in self._columns:
+            if name in other._columns and not self._means(other, [name]):
+                raise SchemaMismatch(f"both have a column {name!r}, and they are not the same", column=name)
+        new = [name for name in other._columns if name not in self._columns]
+        return self._beside(other.select(*new)) if new else self
+
+    # where it is
+
+    def sources(self, name: str) -> tuple[tuple[Piece, ...], Index | None]:
+        """Where a column's rows are, in as few pieces as can be, and in which order they are wanted.
+
+        Row i of the column is row `order[i]` of the rows of all pieces one after another; no order: row i of
+        them. This is what a reader wants, which fetches each piece once and then puts rows in order.
+        """
+        column = self._require(name)
+        frame = self._frames[column.frame]
+        order = None if frame.order is None else frame.order.array()
+        return _pieces(frame.parts, column.slot), order
+
+    def pieces(self, name: str) -> tuple[Piece, ...]:
+        """Where a column's rows are: the rows of these pieces one after another. May be one a row: see `sources`."""
+        column = self._require(name)
+        return _pieces(self._frames[column.frame].in_order(), column.slot)
+
+    def shards(self) -> tuple[ShardKey, ...]:
+        """The shards meant, each once, in order of first use."""
+        cells = (cell for frame in self._frames for part in frame.parts for cell in part.cells)
+        return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
+
+    def footprint(self) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
+        """Exactly what is meant, shard by shard: columns by ordinal, and their distinct rows, ascending.
+
+        A column comes once a shard, unless the reference has it under two names with different rows.
+        """
+        found: dict[ShardKey, dict[tuple[int, ...], list[Rows]]] = {}
+        for frame in self._frames:
+            for part in frame.parts:
+                ordinals: dict[ShardKey, set[int]] = {}
+                for cell in part.cells:
+                    ordinals.setdefault(cell.shard[:2], set()).add(cell.ordinal)
+                for key, chosen in ordinals.items():
+                    found.setdefault(key, {}).setdefault(tuple(sorted(chosen)), []).append(part.rows)
+        return {
+            key: [(ordinals, _distinct(several)) for ordinals, several in by_columns.items()]
+            for key, by_columns in found.items()
+        }
+
+    # inside
+
+    def _require(self, name: str) -> Place:
+        try:
+            return self._columns[name]
+        except (KeyError, TypeError):
+            there = ", ".join(self._columns)
+            raise SchemaMismatch(
+                f"there is no column {name!r}; there are {there}",
+                column=str(name),
+                expected=f"one of {there}",
+                found=repr(name),
+            ) from None
+
+    def _with(self, rows: int, frames: tuple[Frame, ...]) -> BatchRef:
+        return BatchRef(rows, self._columns, frames)
+
+    def _slice(self, start: int, stop: int) -> BatchRef:
+        if (start, stop) == (0, self._rows):
+            return self
+        return self._with(stop - start, tuple([frame.slice(start, stop) for frame in self._frames]))
+
+    def _cut(self, sizes: Sequence[int]) -> list[BatchRef]:
+        return [self._slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def _means(self, other: BatchRef, names: Iterable[str]) -> bool:
+        """Whether each of these columns is, in both, the same rows of the same stored columns."""
+        slots: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for name in names:
+            ours, theirs = self._columns[name], other._columns[name]
+            slots.setdefault((ours.frame, theirs.frame), []).append((ours.slot, theirs.slot))
+        return all(self._frames[a].means(other._frames[b], pairs) for (a, b), pairs in slots.items())
+
+    def _beside(self, other: BatchRef) -> BatchRef:
+        """The columns of both, no name in both: frames that select alike become one."""
+        frames = list(self._frames)
+        places: list[tuple[int, int]] = []  # of each frame of the other: its frame here, and its first slot there
+        for theirs in other._frames:
+            for index, ours in enumerate(frames):
+                both = ours.beside(theirs)
+                if both is not None:
+                    places.append((index, ours.width))
+                    frames[index] = both
+                    break
+            else:
+                places.append((len(frames), 0))
+                frames.append(theirs)
+        columns = dict(self._columns)
+        for name, (field, frame, slot) in other._columns.items():
+            index, first = places[frame]
+            columns[name] = Place(field, index, first + slot)
+        return BatchRef(self._rows, columns, tuple(frames))
+
+
+#: Also what a pickle names, so that it is short.
+decode = BatchRef.decode
+
+
+def _pieces(parts: Iterable[Part], slot: int) -> tuple[Piece, ...]:
+    found = []
+    for part in parts:
+        shard, ordinal, _ = part.cells[slot]
+        found.append(Piece(shard.node, shard.id, ordinal, part.rows))
+    return tuple(found)
+
+
+def _distinct(several: Sequence[Rows]) -> Rows:
+    if len(several) == 1:
+        return several[0].distinct()[0]
+    return Rows.index(np.unique(np.concatenate([rows.array() for rows in several])))
+
+
+def _spell_bytes(nbytes: int) -> str:
+    power = min(max(nbytes.bit_length() - 1, 0) // 10, 4)
+    return f"{nbytes / (1 << 10 * power):.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,0 +1,117 @@
+"""Which rows of a stored column a reference means: a range where it can be one, else an array of row numbers.
+
+A `Rows` is a value. Its row numbers are never negative and may repeat and come in any order. A range costs
+a few bytes wherever it goes; an index costs its rows, in the smallest unsigned integers that hold them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Index = npt.NDArray[np.int64]
+
+_CODES = "BHIQ"  # the numpy codes of the unsigned integers of 1, 2, 4 and 8 bytes
+
+
+class Rows:
+    """An immutable sequence of row numbers, either `range(start, stop)` or an index array."""
+
+    __slots__ = ("_index", "start", "stop")
+
+    start: int
+    stop: int
+
+    def __init__(self, start: int, stop: int, index: Index | None = None) -> None:
+        self.start = start
+        self.stop = stop
+        self._index = index
+
+    @classmethod
+    def range(cls, start: int, stop: int) -> Rows:
+        """The rows from `start` up to, not including, `stop`. Raises ValueError where they are not a range."""
+        if not 0 <= start <= stop:
+            raise ValueError(f"rows {start}:{stop} are not a range")
+        return cls(start, stop)
+
+    @classmethod
+    def index(cls, index: npt.ArrayLike) -> Rows:
+        """The rows that `index` (1-D, integers, none negative) lists; a range where they happen to be one."""
+        array = np.array(index, dtype=np.int64, copy=True).reshape(-1)
+        if not len(array):
+            return cls(0, 0)
+        low, high = int(array.min()), int(array.max())
+        if low < 0:
+            raise ValueError(f"row {low} is negative")
+        if high - low == len(array) - 1 and (len(array) == 1 or bool((np.diff(array) == 1).all())):
+            return cls(low, high + 1)
+        array.setflags(write=False)
+        return cls(low, high + 1, array)
+
+    def __len__(self) -> int:
+        return self.stop - self.start if self._index is None else len(self._index)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rows):
+            return NotImplemented
+        return self is other or (len(self) == len(other) and bool((self.array() == other.array()).all()))
+
+    def __hash__(self) -> int:
+        return hash((len(self), self.start, self.stop))
+
+    def __repr__(self) -> str:
+        return f"Rows({self.start}:{self.stop})" if self._index is None else f"Rows({self._index.tolist()})"
+
+    @property
+    def slice(self) -> slice | None:
+        """The rows as a slice, or None where they are an index."""
+        return slice(self.start, self.stop) if self._index is None else None
+
+    def array(self) -> Index:
+        """The row numbers, int64. Read-only where it is an index."""
+        return np.arange(self.start, self.stop, dtype=np.int64) if self._index is None else self._index
+
+    def take(self, inner: Rows) -> Rows:
+        """The rows at the positions `inner` of this sequence. Raises IndexError beyond its end."""
+        if inner.stop > len(self) and len(inner):
+            raise IndexError(f"position {inner.stop - 1} of {len(self)} rows")
+        if self._index is None:
+            if inner._index is None:
+                return Rows(self.start + inner.start, self.start + inner.stop)
+            return Rows.index(inner._index + self.start)
+        part = self._index[inner.start : inner.stop] if inner._index is None else self._index[inner._index]
+        return Rows.index(part)
+
+    def distinct(self) -> tuple[Rows, Index | None]:
+        """The distinct rows, ascending, and where each of ours is among them (None: they are ours, in order)."""
+        if self._index is None:
+            return self, None
+        unique, inverse = np.unique(self._index, return_inverse=True)
+        return Rows.index(unique), inverse.astype(np.int64, copy=False)
+
+    def encode(self) -> tuple[int, int, bytes]:
+        """Plain values for a message: start, stop, and an index as little-endian bytes (empty: a range)."""
+        if self._index is None:
+            return self.start, self.stop, b""
+        code = _CODES[sum(self.stop > bound for bound in (1 << 8, 1 << 16, 1 << 32))]
+        packed = (self._index).astype(f"<{np.dtype(code).str[1:]}")
+        return self.start, self.stop, code.encode() + packed.tobytes()
+
+    @classmethod
+    def decode(cls, encoded: Sequence[int | bytes]) -> Rows:
+        """What `encode` gave. Raises ValueError where it did not."""
+        start, stop, packed = encoded
+        if not (isinstance(start, int) and isinstance(stop, int) and isinstance(packed, bytes)):
+            raise ValueError("rows are two integers and bytes")
+        if not packed:
+            return cls.range(start, stop)
+        code = chr(packed[0])
+        if code not in _CODES:
+            raise ValueError(f"rows with the unknown code {code!r}")
+        array = np.frombuffer(packed, dtype=f"<{np.dtype(code).str[1:]}", offset=1)
+        if code == "Q" and len(array) and int(array.max()) > sys.maxsize:
+            raise ValueError("a row number beyond 63 bits")
+        return cls.index(array.astype(np.int64))

@@ -1,0 +1,280 @@
+"""torch values in and out, without importing torch before somebody brings a tensor or asks for one.
+
+In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. What requires grad
+is detached, conjugate and negative views are resolved. Contiguous host memory is read in place; everything else is
+copied by torch straight into its destination. Sparse, quantized, meta and distributed tensors are refused.
+
+Out: tensors over memory given as bytes, which they keep alive.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.buffers import Job, RowSource, as_bytes, gathered, groups
+from dataplane.batch.dtypes import BITS, storage
+from dataplane.batch.layout import Bytes, Index
+from dataplane.batch.values import (
+    Values,
+    bounds_of,
+    dense,
+    leading,
+    mismatch,
+    ragged,
+    ragged_rows,
+    ragged_run,
+    typed_field,
+)
+
+# torch has strict types of its own that change from release to release, and may be absent.
+Tensor = Any
+
+_SIGNED = {1: "int8", 2: "int16", 4: "int32"}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a torch tensor. Where torch was never imported, nothing is."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def values_of(column: str, tensor: Tensor) -> Values:
+    """A tensor [rows, ...] as a dense column, a nested one as a ragged column. Raises SchemaMismatch."""
+    if getattr(tensor, "is_nested", False):
+        return _nested(column, tensor)
+    tensor, name = _plain(column, tensor)
+    if not tensor.ndim:
+        raise mismatch(
+            column, "a 0-d tensor has no rows: pass tensor[None]", expected="one value a row", found="a 0-d tensor"
+        )
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        return dense(column, _bits(tensor, name), name)
+    shape = tuple(tensor.shape)
+    return Values(typed_field(column, "dense", name, shape[1:]), shape[0], _Rectangle(tensor, name))
+
+
+def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
+    """Tensors of one dtype: dense where they are 0-d, else ragged. Raises SchemaMismatch naming the first other."""
+    arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
+    if arrays is None:
+        rows = [_plain(column, row, i)[0] for i, row in enumerate(rows)]
+        check_alike(column, [(str(row.dtype)[6:], row.ndim) for row in rows])
+        if rows[0].ndim and any(row.device.type != "cpu" for row in rows):
+            shapes = [tuple(row.shape) for row in rows]
+            head = ragged(column, name, shapes, leading(shapes))
+            assert head.offsets is not None
+            item_shape = None if head.field.varying > 1 else head.field.item_shape
+            joined = _Joined(rows, bounds_of(head.field, head.offsets), item_shape, name)
+            return msgspec.structs.replace(head, data=joined)
+        arrays = [_bits(row.cpu(), name) for row in rows]
+    if len({(array.dtype, array.ndim) for array in arrays}) > 1:
+        check_alike(column, [(str(row.dtype)[6:], row.ndim) for row in rows])
+    if not arrays[0].ndim:
+        return dense(column, np.array(arrays, storage(name)), name)
+    return ragged_rows(column, name, arrays)
+
+
+def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
+    """The tensors as arrays of their storage types; None where one is not plain memory of this host.
+
+    Arrays, since NumPy then joins them in one call: torch.cat of 4096 rows of 32 KiB took as long with one thread,
+    half as long again with two, and every thread that calls it starts a team of its own.
+    """
+    torch = _torch()
+    if not set(map(type, rows)) <= {torch.Tensor, torch.nn.Parameter}:
+        return None
+    dtypes = {row.dtype for row in rows}
+    name = str(rows[0].dtype)[6:]
+    if (name in BITS and len(dtypes) > 1) or not _known(name):
+        return None
+    try:
+        return [row.numpy() for row in rows] if name not in BITS else [_bits(row, name) for row in rows]
+    except (TypeError, RuntimeError):  # on a device, sparse, requires grad, a lazy conjugate: `_plain` sees to each
+        return None
+
+
+def check_alike(column: str, looks: Sequence[tuple[str, int]]) -> None:
+    """Raises SchemaMismatch where (dtype, number of dimensions) are not the same in all rows."""
+    for i, look in enumerate(looks):
+        if look != looks[0]:
+            (dtype, ndim), (other, dims) = looks[0], look
+            expected, found = f"{dtype} with {ndim} dimensions", f"{other} with {dims} dimensions"
+            raise mismatch(column, f"{found}, rows before it are {expected}", row=i, expected=expected, found=found)
+
+
+def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:
+    """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch."""
+    tensor, name = _plain(column, tensor)
+    return name, _bits(tensor.cpu(), name)
+
+
+def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
+    """A tensor over a writable array of the storage type of the dtype `name`. Imports torch.
+
+    Raises SchemaMismatch where torch has no such dtype.
+    """
+    torch = _torch()
+    dtype = getattr(torch, name, None) if name.isidentifier() else None
+    if dtype is None:
+        raise mismatch(column, f"torch has no {name}: use .numpy()", expected="a dtype of torch", found=name)
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    if name not in BITS:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(_SIGNED[array.itemsize])).view(dtype)
+
+
+def jagged(values: Tensor, offsets: Index) -> Tensor:
+    """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy."""
+    torch = _torch()
+    return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets))
+
+
+def _plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
+    """A strided tensor that can be read, and its dtype's name."""
+    torch = _torch()
+    name, why = str(tensor.dtype)[6:], ""
+    if hasattr(tensor, "full_tensor"):
+        why, found = "pass tensor.to_local() or tensor.full_tensor()", "a distributed tensor"
+    elif tensor.is_nested:
+        why, found = "pass tensor.unbind()", "a nested tensor"
+    elif tensor.layout != torch.strided:
+        why, found = "pass tensor.to_dense()", f"a tensor with the layout {tensor.layout}"
+    elif tensor.is_quantized:
+        why, found = "pass tensor.int_repr() or tensor.dequantize()", f"a quantized tensor ({name})"
+    elif tensor.is_meta:
+        why, found = "it has no values", "a meta tensor"
+    elif not _known(name):
+        why, found = "pass a view of its bits", f"a tensor of {name}"
+    if why:
+        raise mismatch(column, f"{found} cannot be stored: {why}", row=row, expected="a dense tensor", found=found)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.resolve_conj().resolve_neg(), name
+
+
+def _known(name: str) -> bool:
+    try:
+        storage(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _bits(tensor: Tensor, name: str) -> npt.NDArray[Any]:
+    """A tensor in host memory as an array of its storage type; no copy, any strides."""
+    if name not in BITS:
+        return tensor.numpy()  # type: ignore[no-any-return]  # torch is typed as Any here
+    bits = storage(name)
+    return tensor.view(getattr(_torch(), _SIGNED[bits.itemsize])).numpy().view(bits)  # type: ignore[no-any-return]
+
+
+def _nested(column: str, tensor: Tensor) -> Values:
+    tensor = tensor.detach()
+    jagged = tensor.layout == _torch().jagged
+    if not (jagged and tensor._ragged_idx == 1 and tensor.lengths() is None):
+        rows = list(tensor.unbind())
+        if rows:
+            return values_of_rows(column, rows)
+        raise mismatch(column, "a nested tensor without rows", expected="the jagged layout", found=str(tensor.layout))
+    offsets = tensor.offsets().cpu().numpy().astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    values, name = _plain(column, tensor.values()[first:last])
+    field = typed_field(column, "ragged", name, (None, *values.shape[1:]))
+    offsets = offsets - first
+    if values.device.type == "cpu" and values.is_contiguous():
+        return ragged_run(field, _bits(values, name), offsets)
+    rows = [values[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    return Values(field, len(rows), _Joined(rows, bounds_of(field, offsets), field.item_shape, name), offsets)
+
+
+def _target(memory: Bytes, name: str, shape: Sequence[int]) -> Tensor:
+    """The bytes of a destination as a tensor of this shape."""
+    torch = _torch()
+    return torch.from_numpy(memory).view(getattr(torch, name)).view(*shape)
+
+
+class _Rectangle(msgspec.Struct, frozen=True, eq=False):
+    """A tensor [rows, *shape] on another device or of any strides."""
+
+    tensor: Tensor
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        if self.nbytes:
+            target = _target(memory, self.dtype, self.tensor.shape)
+            step = max(1, piece * len(target) // self.nbytes)
+            for start in range(0, len(target), step):
+                yield partial(target[start : start + step].copy_, self.tensor[start : start + step])
+
+    def row(self, i: int) -> Bytes:
+        return as_bytes(_bits(self.tensor[i].cpu(), self.dtype))
+
+    def identity(self, i: int) -> Hashable:
+        return 0 if self.tensor.stride(0) == 0 else None
+
+    def take(self, index: Index) -> RowSource:
+        return _Rectangle(self.tensor[_torch().from_numpy(index).to(self.tensor.device)], self.dtype)
+
+
+class _Joined(msgspec.Struct, frozen=True, eq=False):
+    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `buffers.Joined`."""
+
+    rows: Sequence[Tensor]
+    bounds: Index
+    item_shape: tuple[int, ...] | None
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bounds[-1])
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        if self.nbytes:
+            for first, last in groups(self.bounds, piece):
+                part = memory[self.bounds[first] : self.bounds[last]]
+                if len(part):
+                    yield partial(self._join, part, first, last)
+
+    def _join(self, memory: Bytes, first: int, last: int) -> None:
+        torch = _torch()
+        rows = self.rows[first:last]
+        if self.item_shape is None:
+            rows = [row.reshape(-1) for row in rows]
+        target = _target(memory, self.dtype, (-1, *(self.item_shape or ())))
+        devices = {row.device for row in rows}
+        with torch.no_grad():  # it is a state of the thread, and jobs run in any
+            if len(devices) > 1:
+                rows = [row.cpu() for row in rows]
+            if len(devices) == 1 and rows[0].device.type != "cpu":
+                target.copy_(torch.cat(rows))
+            else:
+                torch.cat(rows, out=target)
+
+    def row(self, i: int) -> Bytes:
+        return as_bytes(_bits(self.rows[i].detach().resolve_neg().cpu(), self.dtype))
+
+    def identity(self, i: int) -> Hashable:
+        row = self.rows[i]
+        return row.data_ptr(), row.device, row.shape, row.stride()
+
+    def take(self, index: Index) -> RowSource:
+        rows = [self.rows[i] for i in index.tolist()]
+        return _Joined(rows, gathered(self.bounds, index), self.item_shape, self.dtype)

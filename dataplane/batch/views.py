@@ -1,0 +1,130 @@
+"""A column as plain Python values, NumPy arrays or torch tensors.
+
+NumPy and Python views of dtypes that NumPy lacks: `numpy` gives their bits, as unsigned integers; `python` the
+numbers they mean. What is a view and what a copy is said at `batch.Column`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch import objects, reading, tensors
+from dataplane.batch.dtypes import decoded
+from dataplane.batch.field import Field, refuse
+from dataplane.batch.pieces import Reading
+from dataplane.batch.values import mismatch
+
+#: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children.
+RowView = Callable[[str, Field, Reading], list[Any]]
+
+
+def numpy(name: str, field: Field, rows: Reading) -> Any:
+    """An array [rows, ...] for dense, text, bytes and object; a list of a value a row for ragged and struct."""
+    if field.kind == "dense":
+        return reading.read_only(reading.dense(rows, field))
+    values = numpy_rows(name, field, rows)
+    if field.kind in ("ragged", "struct"):
+        return values
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):  # one by one: NumPy would take a list of lists for a second dimension
+        array[i] = value
+    return array
+
+
+def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
+    """A read-only array or NumPy scalar a row; Python values of text, bytes and object."""
+    if field.kind == "dense":
+        return list(reading.read_only(reading.dense(rows, field)))
+    if field.kind == "ragged":
+        return reading.rows_of(rows, field)
+    if field.kind == "struct":
+        return _records(name, field, rows, numpy_rows)
+    return python(name, field, rows)
+
+
+def python(name: str, field: Field, rows: Reading) -> list[Any]:
+    """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put."""
+    if field.kind == "dense":
+        values: list[Any] = decoded(field.dtype, reading.dense(rows, field)).tolist()
+        return values
+    if field.kind == "ragged":
+        return _lists(field, rows)
+    if field.kind == "struct":
+        return _records(name, field, rows, python)
+    if field.kind == "text":
+        return _text(name, field, rows)
+    if field.kind == "bytes":
+        return [row.tobytes() for row in reading.spans(rows)]
+    return [objects.decode_row(name, row.data) for row in reading.spans(rows)]
+
+
+def torch(name: str, field: Field, rows: Reading) -> Any:
+    """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct."""
+    if field.kind == "dense":
+        return tensors.from_bits(name, field.dtype, _writable(reading.dense(rows, field, private=True)))
+    if field.kind == "ragged" and field.varying == 1:
+        values, offsets, _, _ = reading.items(rows, field, private=True)
+        return tensors.jagged(tensors.from_bits(name, field.dtype, values), _writable(offsets))
+    if field.kind in ("ragged", "struct"):
+        return torch_rows(name, field, rows)
+    raise mismatch(name, f"{field.kind} is no tensor: use .to_list()", expected="numbers", found=field.kind)
+
+
+def torch_rows(name: str, field: Field, rows: Reading) -> list[Any]:
+    """A tensor a row, 0-d for a scalar; Python values of text, bytes and object."""
+    if field.kind == "dense":
+        return list(torch(name, field, rows).unbind())
+    if field.kind == "ragged":
+        values, offsets, shapes, _ = reading.items(rows, field, private=True)
+        flat, edges = tensors.from_bits(name, field.dtype, values), offsets.tolist()
+        parts = [flat[a:b] for a, b in pairwise(edges)]
+        return parts if shapes is None else [p.view(s) for p, s in zip(parts, shapes.tolist(), strict=True)]
+    if field.kind == "struct":
+        return _records(name, field, rows, torch_rows)
+    return python(name, field, rows)
+
+
+def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array that torch can wrap: it warns of one that cannot be written."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _lists(field: Field, rows: Reading) -> list[Any]:
+    values, offsets, shapes, _ = reading.items(rows, field)
+    values, edges = decoded(field.dtype, values), offsets.tolist()
+    if shapes is None:
+        flat = values.tolist()
+        return [flat[a:b] for a, b in pairwise(edges)]
+    spans = zip(edges[:-1], edges[1:], shapes.tolist(), strict=True)
+    return [values[a:b].reshape(shape).tolist() for a, b, shape in spans]
+
+
+def _text(name: str, field: Field, rows: Reading) -> list[str]:
+    values, offsets, _, _ = reading.items(rows, field)
+    raw, edges = values.tobytes(), offsets.tolist()
+    if raw.isascii():  # then characters are bytes, and one decoding serves all rows
+        text = raw.decode("ascii")
+        return [text[a:b] for a, b in pairwise(edges)]
+    try:
+        return [raw[a:b].decode() for a, b in pairwise(edges)]
+    except UnicodeDecodeError as error:
+        raise refuse(name, f"text that is not UTF-8: {error}") from error
+
+
+def _records(name: str, field: Field, rows: Reading, view: RowView) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = [{} for _ in range(rows.rows)]
+    for key, child in field.children:
+        present, selections, order = reading.presence(rows, key)
+        values = view(f"{name}.{key}", child, Reading(selections, order))
+        if len(values) == len(records):
+            for record, value in zip(records, values, strict=True):
+                record[key] = value
+        else:
+            for i, value in zip(np.flatnonzero(present).tolist(), values, strict=True):
+                records[i][key] = value
+    return records

@@ -1,0 +1,1 @@
+"""A user's process: the plane and what it hands out."""

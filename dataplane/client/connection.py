@@ -1,0 +1,236 @@
+"""The connection of this process to its node: requests out, replies in, segments and pins in between.
+
+What always holds: a request ends with its reply, with the node's typed error, or, where the node does not answer in
+time or has gone, with `PeerUnavailable`. What a cancelled request was granted all the same is given back. While
+something is reserved, a sign of life goes out several times a lease. In a forked child every use raises `Forked`,
+and the socket there is replaced, so that the child neither keeps the parent's pins nor disturbs its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import weakref
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from dataplane.client.memory import Mapping, Segment
+from dataplane.client.pins import Pins
+from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.wire import messages as m
+from dataplane.wire.local import Channel, connect, parse_address
+
+R = TypeVar("R", bound=m.Reply)
+
+_decoder = msgspec.msgpack.Decoder(m.Reply)
+_ANSWER_S = 5.0
+"""Seconds on top of a request's own timeout after which a node that has not answered counts as gone."""
+
+_PREWARM_STEP = 4 << 20
+
+
+class Connection:
+    """A greeted connection. Made by `open`; to be used from its loop alone, but for what says otherwise."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.segments: dict[int, Segment] = {}
+        self.pins = Pins(self._flush_soon)
+        self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
+        self._process = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._requests = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
+        self._gone: DataplaneError | None = None
+        self._closing = False
+        self._reserved = 0
+        self._prewarm: list[Mapping] = []
+        self._heartbeat: asyncio.TimerHandle | None = None
+        connected = connect(parse_address(address))
+        self._socket = connected
+        self._channel = Channel(connected, _decoder, self._received, self._closed, descriptors=True)
+        _connections.add(self)
+
+    @classmethod
+    async def open(cls, address: str, label: str = "") -> Connection:
+        """Connect and greet. Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address)."""
+        connection = cls(address)
+        label = label or os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+        hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label)
+        try:
+            connection.welcome = await connection.request(hello, m.Welcome, 0.0)
+        except BaseException:
+            connection.close()
+            raise
+        granted = connection.welcome.grants
+        connection._prewarm = [connection.segments[grant.segment].mapping(writable=True) for grant in granted]
+        return connection
+
+    def check(self) -> None:
+        """Raises Forked, Closed, or what the connection ended with. May be called from any thread."""
+        if self.in_child:
+            raise Forked(
+                f"this plane was connected in process {self._process}; after a fork, connect again in the child",
+                connected_in=self._process,
+            )
+        if self._closing:
+            raise Closed("the plane is closed")
+        if self._gone is not None:
+            raise type(self._gone)(str(self._gone), **self._gone.fields)
+
+    @property
+    def in_child(self) -> bool:
+        """Whether this is a forked child of the process that connected."""
+        return os.getpid() != self._process
+
+    def next_id(self) -> int:
+        """A number for a request."""
+        return next(self._requests)
+
+    async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
+        """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
+        self.check()
+        future: asyncio.Future[m.Reply] = self._loop.create_future()
+        self._pending[request.id] = future
+        self._channel.send(request)
+        try:
+            async with asyncio.timeout(timeout_s + _ANSWER_S):
+                reply = await future
+        except BaseException as error:
+            self._abandon(request.id, future)
+            if isinstance(error, TimeoutError):
+                raise PeerUnavailable(
+                    f"the node at {self.address} has not answered for {timeout_s + _ANSWER_S:.0f} s",
+                    address=self.address,
+                ) from None
+            raise
+        if not isinstance(reply, kind):
+            raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
+        return reply
+
+    def _abandon(self, identifier: int, future: asyncio.Future[m.Reply]) -> None:
+        if identifier in self._pending:
+            self._pending[identifier] = None
+            self._channel.send(m.Cancel(identifier))
+        elif future.done() and not future.cancelled() and future.exception() is None:
+            self._undo(future.result())
+
+    def _undo(self, reply: m.Reply) -> None:
+        """Give back what a reply granted to somebody who no longer waits for it."""
+        match reply:
+            case m.Reserved():
+                self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
+            case m.Held():
+                self._channel.send(m.Unpin([shard for shard, *_ in reply.shards]))
+            case m.Stored():
+                self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
+
+    def tell(self, message: m.Message) -> None:
+        """Send a message whose answer, if it has one, nobody needs."""
+        identifier = getattr(message, "id", 0)
+        if identifier:
+            self._pending[identifier] = None
+        self._channel.send(message)
+
+    def _received(self, reply: m.Reply) -> None:
+        for grant in getattr(reply, "grants", ()):
+            (fd,) = self._channel.take_descriptors(1)
+            segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size))
+            segment.grant(fd, writable=grant.writable)
+        if isinstance(reply, m.Failure) and reply.id == 0:
+            self._gone = revive(reply.name, reply.message, reply.fields)
+            return
+        if reply.id not in self._pending:
+            raise ProtocolMismatch(f"the node answered request {reply.id}, which nobody made")
+        future = self._pending.pop(reply.id)
+        if future is None or future.done():
+            self._undo(reply)
+        elif isinstance(reply, m.Failure):
+            future.set_exception(revive(reply.name, reply.message, reply.fields))
+        else:
+            future.set_result(reply)
+
+    def _closed(self, error: DataplaneError | None) -> None:
+        if self._gone is None:
+            self._gone = error or PeerUnavailable(f"the node at {self.address} has gone", address=self.address)
+        pending, self._pending = self._pending, {}
+        for future in pending.values():
+            if future is not None and not future.done():
+                future.set_exception(type(self._gone)(str(self._gone), **self._gone.fields))
+
+    # Signs of life
+
+    def reserved(self, change: int) -> None:
+        """So many reservations more (or fewer) are open; while there is one, signs of life go out."""
+        self._reserved += change
+        if self._reserved and self._heartbeat is None:
+            self._beat()
+
+    def _beat(self) -> None:
+        self._heartbeat = None
+        if self._reserved and self._channel.open:
+            self._channel.send(m.Alive())
+            self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
+
+    # Pins
+
+    def _flush_soon(self) -> None:
+        """From any thread: send what was dropped, as soon as the loop gets to it."""
+        with suppress(RuntimeError):  # the loop was closed without closing the plane; the process's end unpins
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        dropped = self.pins.take()
+        if dropped:
+            self._channel.send(m.Unpin(dropped))
+
+    # Warm pages
+
+    def prewarm(self) -> None:
+        """Populate what the node asked this client to make ready. Blocks; for a thread. Stops when it is closed."""
+        for mapping in self._prewarm:
+            for start in range(0, self.welcome.prewarm, _PREWARM_STEP):
+                size = min(_PREWARM_STEP, self.welcome.prewarm - start)
+                if self._closing or not self._channel.open or not mapping.populate(start, size):
+                    return
+
+    # The end
+
+    def close(self) -> None:
+        """Close, but leave the pins of views that still exist to those. Idempotent; never blocks."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._channel.open and self.pins.live:
+            self._flush()
+            connected = self._channel.detach()
+            self._closed(Closed("the plane is closed"))
+            self.pins.inherit(connected)
+        else:
+            self._gone = self._gone or Closed("the plane is closed")
+            self._channel.close()
+
+    def forked(self) -> None:
+        """In the child: put nothing in the socket's place, without telling the node anything."""
+        if self._socket.fileno() >= 0:
+            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, self._socket.fileno(), inheritable=False)
+            os.close(null)
+
+
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for connection in list(_connections):
+        connection.forked()
+    _connections.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,216 @@
+"""Drafts: columns written by the caller straight into shared memory, and sealed in place.
+
+A draft is one shard, in a mapping of its own. What always holds: nobody sees it before it is sealed; sealing turns the
+mapping into a private copy-on-write one at the same addresses, so arrays that are out already can be read, and
+writing through them changes nothing that others see; they keep the shard's bytes in place as a get would. A draft
+that is dropped, or left by an exception, gives its memory back.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.dtypes import storage
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
+from dataplane.batch.ref import BatchRef
+from dataplane.client.connection import Connection
+from dataplane.client.memory import Mapping as MemoryMapping
+from dataplane.errors import Closed, SchemaMismatch
+from dataplane.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A column that will be written: what a row of it is, how many rows, and for a ragged one how long each is."""
+
+    field: Field
+    rows: int
+    lengths: tuple[int, ...] | None = None
+
+
+def dense(shape: Sequence[int], dtype: Any) -> Spec:
+    """A dense column of a draft: `shape` is [rows, ...], `dtype` a NumPy or torch dtype or the name of one.
+
+    Raises SchemaMismatch for what is no shape or dtype.
+    """
+    if not shape or any(not isinstance(n, int) or n < 0 for n in shape):
+        raise SchemaMismatch(f"a dense column's shape is [rows, ...], none negative, not {shape!r}")
+    return Spec(Field("dense", _dtype_name(dtype), tuple(shape[1:])), shape[0])
+
+
+def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
+    """A ragged column of a draft: row i is [lengths[i], *shape].
+
+    Raises SchemaMismatch for what are no lengths, shape or dtype.
+    """
+    sizes = tuple(int(n) for n in lengths)
+    if any(n < 0 for n in (*sizes, *shape)):
+        raise SchemaMismatch("lengths and shapes are not negative")
+    return Spec(Field("ragged", _dtype_name(dtype), (None, *shape)), len(sizes), sizes)
+
+
+def _dtype_name(dtype: Any) -> str:
+    spelled = str(dtype)
+    name = spelled.removeprefix("torch.")
+    try:
+        if not isinstance(dtype, str) and name == spelled:
+            name = np.dtype(dtype).name
+        storage(name)
+    except (TypeError, ValueError):
+        raise SchemaMismatch(f"{dtype!r} is no dtype that a column can have", expected="a dtype", found=name) from None
+    return name
+
+
+class Draft:
+    """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one a row."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        specs: Mapping[str, Spec],
+        layouts: Sequence[tuple[str, ColumnLayout]],
+        place: tuple[int, int, int],
+        scope: str,
+    ) -> None:
+        self._connection = connection
+        self._specs = dict(specs)
+        self._layouts = tuple(layouts)
+        self._shard, segment, self._offset = place
+        self._scope = scope
+        self._segment = connection.segments[segment]
+        self._size = max((o + n for _, layout in layouts for o, n in layout.buffers), default=0)
+        self._mapping: MemoryMapping | None = self._segment.shared(self._offset, max(1, self._size))
+        self._keeps: list[Any] = []  # what the arrays keep; the pin is put in once there is one
+        self._open = True
+        self._write_offsets()
+
+    @classmethod
+    async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
+        """Reserve room for the columns. Raises as `AsyncPlane.draft`."""
+        layouts, base = [], 0
+        rows = {name: spec.rows for name, spec in specs.items()}
+        for name, spec in specs.items():
+            if spec.rows != next(iter(rows.values())):
+                raise SchemaMismatch(
+                    f"column {name!r} has {spec.rows} rows, and {next(iter(rows))!r} {next(iter(rows.values()))}",
+                    column=name,
+                    expected=f"{next(iter(rows.values()))} rows",
+                    found=f"{spec.rows} rows",
+                )
+            layout, base = _layout(spec, base)
+            layouts.append((name, layout))
+        if not layouts or not base or not next(iter(rows.values())):
+            raise SchemaMismatch("a draft has at least one column, one row and one value; put() stores empty batches")
+        request = m.Reserve(connection.next_id(), [base], timeout)
+        reserved = await connection.request(request, m.Reserved, timeout)
+        connection.reserved(+1)
+        shard, segment, offset, _ = reserved.extents[0]
+        return cls(connection, specs, layouts, (shard, segment, offset), scope)
+
+    def _write_offsets(self) -> None:
+        for name, layout in self._layouts:
+            lengths = self._specs[name].lengths
+            if lengths is not None:
+                offsets = self._array(*layout.buffers[0]).view(np.int64)
+                offsets[0] = 0
+                np.cumsum(lengths, out=offsets[1:])
+
+    def _array(self, offset: int, nbytes: int) -> Any:
+        if self._mapping is None:
+            raise Closed("the draft was dropped")
+        return self._mapping.array(offset, nbytes, self._keeps)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __getitem__(self, name: str) -> Any:
+        """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
+
+        What NumPy has no dtype for (bfloat16, float8) appears as unsigned integers of its bits; `torch(name)` gives it
+        as it is. Raises SchemaMismatch where there is no such column, Closed after the draft was dropped.
+        """
+        if name not in self._specs:
+            raise SchemaMismatch(f"the draft has no column {name!r}; it has {', '.join(self._specs)}", column=name)
+        spec, layout = self._specs[name], dict(self._layouts)[name]
+        dtype = storage(spec.field.dtype)
+        if spec.lengths is None:
+            return self._array(*layout.buffers[0]).view(dtype).reshape(spec.rows, *spec.field.shape)
+        values = self._array(*layout.buffers[1]).view(dtype).reshape(sum(spec.lengths), *spec.field.shape[1:])
+        return np.split(values, np.cumsum(spec.lengths)[:-1]) if spec.lengths else []
+
+    def torch(self, name: str) -> Any:
+        """As `draft[name]`, as torch tensors. Imports torch."""
+        import torch
+
+        arrays = self[name]
+        dtype = getattr(torch, self._specs[name].field.dtype)
+        if isinstance(arrays, list):
+            return [torch.from_numpy(array).view(dtype) for array in arrays]
+        return torch.from_numpy(arrays).view(dtype)
+
+    async def seal(self) -> BatchRef:
+        """Make what was written visible, and unchangeable from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
+        self._connection.check()
+        if not self._open or self._mapping is None:
+            raise Closed("the draft was sealed or dropped before")
+        self._open = False
+        self._segment.unshare(self._mapping, self._offset)
+        try:
+            layout = ShardLayout(self._layouts).encode()
+            request = m.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
+            await self._connection.request(request, m.Done, 0.0)
+        except BaseException:
+            self._connection.tell(m.Abort([self._shard]))
+            raise
+        finally:
+            self._connection.reserved(-1)
+        self._keeps.append(self._connection.pins.hold(self._shard))
+        self._mapping, self._keeps = None, []
+        columns = [
+            (name, layout.field, layout.buffers[-1][1], self._shard, ordinal)
+            for ordinal, (name, layout) in enumerate(self._layouts)
+        ]
+        rows = next(iter(self._specs.values())).rows
+        return BatchRef.of(self._connection.welcome.node, rows, columns)
+
+    def drop(self) -> None:
+        """Give the memory back unsealed. Arrays that are out must not be used any more. Idempotent."""
+        if self._open:
+            self._open = False
+            if self._mapping is not None:
+                self._segment.unshare(self._mapping, self._offset)
+                self._mapping = None
+            self._connection.tell(m.Abort([self._shard]))
+            self._connection.reserved(-1)
+
+    async def __aenter__(self) -> Draft:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.drop()
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and not self._connection.in_child:
+            warnings.warn("a draft was neither sealed nor dropped", ResourceWarning, stacklevel=2, source=self)
+
+
+def _layout(spec: Spec, base: int) -> tuple[ColumnLayout, int]:
+    """Where the column's buffers lie from `base` on, and where the next column's may begin."""
+    width = storage(spec.field.dtype).itemsize
+    if spec.lengths is None:
+        sizes = [spec.rows * math.prod(n or 0 for n in spec.field.shape) * width]
+    else:
+        items = math.prod(n or 0 for n in spec.field.shape[1:])
+        sizes = [8 * (spec.rows + 1), sum(spec.lengths) * items * width]
+    buffers = []
+    for size in sizes:
+        buffers.append((base, size))
+        base += aligned(size)
+    return ColumnLayout(spec.field, spec.rows, spec.rows, tuple(buffers)), base

@@ -1,0 +1,113 @@
+"""A node started by the process that uses it: found by its children, gone when it is no longer needed.
+
+A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that
+its other planes and its children attach to it. What always holds: the node ends with this process, however that
+ends (it watches this process itself); earlier, once the plane that started it is closed, as soon as nobody is
+connected any more, views of closed planes included. A forked child never stops its parent's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+
+from dataplane.config import NodeConfig, export_address
+from dataplane.errors import PeerUnavailable
+
+_START_S = 20.0  # on a machine that is busy with other imports
+_STOP_S = 2.0
+
+
+class EmbeddedNode:
+    """A running node of this process's. `address` is what to connect to."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Start it and wait until it answers. Raises PeerUnavailable where it does not come up."""
+        said, says = os.pipe()
+        command = [sys.executable, "-m", "dataplane.node", json.dumps(asdict(config)), str(os.getpid()), str(says)]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[says], start_new_session=True)
+        finally:
+            os.close(says)
+        try:
+            self.address = self._first_words(said)
+        finally:
+            os.close(said)
+        self._starter = os.getpid()
+        _running.append(self)
+        export_address(self.address)
+
+    def _first_words(self, said: int) -> str:
+        readable, _, _ = select.select([said], [], [], _START_S)
+        words = os.read(said, 4096).decode() if readable else ""
+        if not words:
+            self._process.kill()
+            code = self._process.wait()
+            raise PeerUnavailable(f"the node did not start (exit code {code}); what it printed says why")
+        return words
+
+    async def retire(self) -> None:
+        """Let it end once nobody is connected; wait a moment for that."""
+        self._forget()
+        if os.getpid() != self._starter:
+            return
+        self._process.send_signal(signal.SIGUSR1)
+        _retired.append(self)
+        ended = asyncio.Event()
+        with suppress(ProcessLookupError, TimeoutError):
+            watched = os.pidfd_open(self._process.pid)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(watched, ended.set)
+            try:
+                async with asyncio.timeout(_STOP_S):
+                    await ended.wait()
+            finally:
+                loop.remove_reader(watched)
+                os.close(watched)
+        _reap()
+
+    def _forget(self) -> None:
+        if self in _running:
+            _running.remove(self)
+            export_address(_running[-1].address if _running else None)
+
+    def stop(self) -> None:
+        """End it now."""
+        if os.getpid() == self._starter and self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended (and is reaped)."""
+        return self._process.poll() is not None
+
+
+_running: list[EmbeddedNode] = []
+_retired: list[EmbeddedNode] = []
+
+
+def _reap() -> None:
+    _retired[:] = [node for node in _retired if not node.ended]
+
+
+def started_here(address: str) -> bool:
+    """Whether the address is that of a node which this process, or the one it was forked from, started."""
+    return any(node.address == address for node in _running)
+
+
+def _stop_all() -> None:
+    for node in (*_running, *_retired):
+        node.stop()
+
+
+atexit.register(_stop_all)

@@ -1,0 +1,162 @@
+"""The node's segments as this process maps them, and views of them that keep their pins.
+
+A segment is mapped at most once to read and at most once to write, whole, for as long as anything uses it, so that
+pages stay warm in this process's page tables. What must be writable without touching anybody else's data (a torch
+tensor has no read-only flag) is a private copy-on-write mapping of the one extent.
+
+What always holds: an array keeps the mapping it looks into and the pin that holds its bytes in place; both go when
+the last array, tensor or Arrow buffer made from it does, whether or not the plane is still open. Descriptors do not
+grow with views: a mapping needs none once it is made, and each segment keeps one of each kind.
+
+mmap is called through ctypes since Python's own duplicates the descriptor for each mapping.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_FAILED = ctypes.c_void_p(-1).value
+_MADV_POPULATE_WRITE = 23  # linux/mman.h, since Linux 5.14
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+
+
+class _Span:
+    """What NumPy makes an array of; the array's base, and so the owner of what the array needs."""
+
+    __slots__ = ("__array_interface__", "keeps")
+
+    def __init__(self, address: int, size: int, writable: bool, keeps: Any) -> None:
+        self.__array_interface__ = {
+            "data": (address, not writable),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        self.keeps = keeps
+
+
+class Mapping:
+    """Addresses of this process that show a part of a file. Unmapped with the last array that looks into it."""
+
+    __slots__ = ("__weakref__", "address", "size", "writable")
+
+    def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
+        """Raises OSError where the kernel refuses."""
+        address = _libc.mmap(None, size, protection, flags, fd, offset)
+        if address == _FAILED:
+            raise OSError(ctypes.get_errno(), f"mapping {size} bytes: {os.strerror(ctypes.get_errno())}")
+        self.address: int = address
+        self.size = size
+        self.writable = bool(protection & mmap.PROT_WRITE)
+        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+
+    def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
+        """`size` bytes from `offset`, writable where the mapping is. Keeps the mapping, and `keeps`."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise ValueError(f"bytes {offset} to {offset + size} of a mapping of {self.size}")
+        return np.asarray(_Span(self.address + offset, size, self.writable, (self, keeps)))
+
+    def populate(self, offset: int, size: int) -> bool:
+        """Give the range pages now, in the file and in this mapping; whether the kernel can do that."""
+        result: int = _libc.madvise(self.address + offset, size, _MADV_POPULATE_WRITE)
+        return result == 0
+
+    def make_private(self, fd: int, offset: int) -> None:
+        """Show the same file from `offset` at the same addresses, but copy what is written from
+        now on: writing through arrays that are out already changes nothing that others see."""
+        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+        if _libc.mmap(self.address, self.size, protection, flags, fd, offset) == _FAILED:
+            raise OSError(ctypes.get_errno(), f"mapping {self.size} bytes: {os.strerror(ctypes.get_errno())}")
+
+
+class _Descriptor:
+    """An open descriptor, closed with the last user of it."""
+
+    __slots__ = ("__weakref__", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
+
+
+class Segment:
+    """One segment of the node's arena, as much of it as the node let this process have."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.size = size
+        self._descriptors: dict[bool, _Descriptor] = {}
+        self._mappings: dict[bool, Mapping] = {}
+
+    def grant(self, fd: int, *, writable: bool) -> None:
+        """Take over a descriptor that the node passed."""
+        self._descriptors[writable] = _Descriptor(fd)
+
+    def mapping(self, *, writable: bool) -> Mapping:
+        """The whole segment, mapped once. Raises KeyError where the node never granted that."""
+        mapping = self._mappings.get(writable)
+        if mapping is None:
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            mapping = Mapping(self._descriptors[writable].fd, 0, self.size, protection, mmap.MAP_SHARED)
+            self._mappings[writable] = mapping
+        return mapping
+
+    def private(self, offset: int, size: int) -> Mapping:
+        """The range, writable, with every page copied when it is first written to."""
+        flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+        return Mapping(self._readable.fd, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+
+    def shared(self, offset: int, size: int) -> Mapping:
+        """The range, written through, in a mapping of its own."""
+        return Mapping(self._descriptors[True].fd, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
+
+    def unshare(self, mapping: Mapping, offset: int) -> None:
+        """Turn a mapping that `shared` made into one that `private` would make."""
+        mapping.make_private(self._readable.fd, offset)
+
+    @property
+    def _readable(self) -> _Descriptor:
+        return self._descriptors.get(False) or self._descriptors[True]
+
+
+class HeldShard:
+    """A pinned shard's bytes (`batch.Memory`): read-only in place, and writable as a private copy made page by page."""
+
+    __slots__ = ("_extent", "_pin", "_private", "_segment")
+
+    def __init__(self, segment: Segment, offset: int, size: int, pin: object) -> None:
+        self._segment = segment
+        self._extent = (offset, size)
+        self._pin = pin
+        self._private: Mapping | None = None
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """`nbytes` of the shard from `offset`, read-only, in place."""
+        self._check(offset, nbytes)
+        return self._segment.mapping(writable=False).array(self._extent[0] + offset, nbytes, self._pin)
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """The same bytes, writable. All calls look into one copy."""
+        self._check(offset, nbytes)
+        if self._private is None:
+            self._private = self._segment.private(*self._extent)
+        return self._private.array(offset, nbytes, self._pin)
+
+    def _check(self, offset: int, nbytes: int) -> None:
+        if offset < 0 or nbytes < 0 or offset + nbytes > self._extent[1]:
+            raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {self._extent[1]}")

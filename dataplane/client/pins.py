@@ -1,0 +1,89 @@
+"""The holds of this process on shards, and the connection that they live by.
+
+A pin is dropped when the last view of its shard is: from a finalizer, so in any thread, at any moment, also in the
+middle of the same code. So nothing here blocks or takes a lock that is not reentrant. A plane that is closed while
+views exist leaves its socket here, out of its loop; the last view closes it.
+
+What always holds: each pin is dropped once; in a forked child nothing is sent, since the connection is the parent's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+
+
+class Pin:
+    """One hold on one shard, dropped with the object."""
+
+    __slots__ = ("__weakref__", "shard")
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+
+
+class Pins:
+    """The live pins of one connection. `flush` is asked, from any thread, to call `take` soon."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._tokens = itertools.count()
+        self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
+        self._dropped: list[int] = []
+        self._socket: socket.socket | None = None
+
+    def hold(self, shard: int) -> Pin:
+        """A pin for a hold that the node has granted."""
+        pin, token = Pin(shard), next(self._tokens)
+        self._live.add(token)
+        weakref.finalize(pin, self._drop, shard, token).atexit = False
+        return pin
+
+    @property
+    def live(self) -> int:
+        """How many pins there are."""
+        return len(self._live)
+
+    def _drop(self, shard: int, token: int) -> None:
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._live.discard(token)
+            self._dropped.append(shard)
+            if self._socket is not None:
+                self._send()
+            elif len(self._dropped) == 1:
+                self._flush()
+
+    def take(self) -> list[int]:
+        """The shards whose holds were dropped since the last call, each as often as it was."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            return dropped
+
+    def inherit(self, connected: socket.socket) -> None:
+        """The plane is closed: own its socket until the last pin is dropped."""
+        with self._lock:
+            self._socket = connected
+            self._send()
+
+    def _send(self) -> None:
+        if self._socket is None:
+            return
+        dropped = self.take()
+        if not self._live:
+            self._socket.close()
+            self._socket = None
+        elif dropped:
+            with suppress(OSError):  # the node has gone, or does not read; the end of the connection drops all
+                self._socket.send(frame(m.Unpin(dropped)))

@@ -1,0 +1,51 @@
+"""What `plane.stats()` returns: a node's figures at one moment, as a frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A node's figures. Sizes in bytes, times in seconds; totals count from the node's start.
+
+    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident are
+    the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
+    waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
+    memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first.
+    """
+
+    memory_used: int = 0
+    memory_budget: int = 0
+    memory_peak: int = 0
+    memory_resident: int = 0
+    disk_used: int = 0
+    disk_budget: int = 0
+    shards: int = 0
+    spilled_shards: int = 0
+    pinned_bytes: int = 0
+    reserved_bytes: int = 0
+    waiting: int = 0
+    waiting_bytes: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+    put_bytes: int = 0
+    freed_bytes: int = 0
+    spilled_bytes: int = 0
+    restored_bytes: int = 0
+    spill_error: str = ""
+    holders: tuple[Mapping[str, Any], ...] = ()
+    clients: int = 0
+    node: str = ""
+    address: str = ""
+    pid: int = 0
+    uptime_s: float = 0.0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Stats:
+        """The figures that a node sent. Those that this version does not know are left out."""
+        known = {field.name for field in fields(cls)}
+        given = {name: value for name, value in values.items() if name in known}
+        return cls(**given | {"holders": tuple(given.get("holders", ()))})

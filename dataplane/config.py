@@ -1,0 +1,181 @@
+"""Settings: frozen, checked once when they are made, and the one place that reads the environment.
+
+Sizes are bytes, as `int` or as text such as `"2GiB"`. What is left `None` is derived from the machine when
+the settings are made, so that every field of a `NodeConfig` that exists is the value in force.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PAGE = 4096
+"""Bytes. Extents start and end at multiples of it, as O_DIRECT asks."""
+
+_UNITS = {"": 1, "B": 1} | {
+    prefix + suffix: base**power
+    for suffix, base in (("B", 1000), ("iB", 1024))
+    for power, prefix in enumerate(("K", "M", "G", "T"), 1)
+}
+_MIB = 1 << 20
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ValueError(f"a size is bytes as an integer or text like '2GiB', not {size!r}")
+    if isinstance(size, int):
+        value = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{size!r} is not a size; write bytes, or a number and one of {', '.join(_UNITS)}")
+        value = int(float(match[1]) * _UNITS[match[2]])
+    if value < 0:
+        raise ValueError(f"a size is not negative: {size!r}")
+    return value
+
+
+def format_size(nbytes: float) -> str:
+    """Bytes as text that people read: `"1.5 GiB"`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What one node may use, and when it spills.
+
+    memory: bytes of shared memory. None: 30 % of the host's memory, or of the container's limit if that is less.
+    spill: bytes on disk. 0 turns spilling off. None: four times `memory`, at most half of what is free there.
+    spill_dir: where spill files go, each node in a directory of its own. None: $DATAPLANE_SPILL_DIR, else /var/tmp.
+    prewarm: bytes made ready in the background for the first client. None: 512 MiB, at most half of `memory`.
+    high_watermark, low_watermark: parts of `memory`. Above the high one, shards are written to disk ahead of
+        need until those without a copy there are below the low one.
+    reservation_lease_s: seconds without a sign of life after which a client's unsealed bytes are taken back.
+    compression: "auto" compresses spill files with LZ4 when the disk is slower than LZ4; "never"; "always".
+    """
+
+    memory: int | str | None = None
+    spill: int | str | None = None
+    spill_dir: str | os.PathLike[str] | None = None
+    prewarm: int | str | None = None
+    high_watermark: float = 0.9
+    low_watermark: float = 0.75
+    reservation_lease_s: float = 60.0
+    compression: Literal["auto", "never", "always"] = "auto"
+
+    def __post_init__(self) -> None:
+        memory = parse_size(default_memory() if self.memory is None else self.memory) // PAGE * PAGE
+        if memory < _MIB:
+            raise ValueError(f"memory is at least 1 MiB, not {memory} bytes")
+        spill_dir = Path(environment().spill_dir if self.spill_dir is None else self.spill_dir).expanduser().absolute()
+        spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill)
+        prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm)
+        if prewarm > memory:
+            raise ValueError(f"prewarm ({format_size(prewarm)}) is more than memory ({format_size(memory)})")
+        if not 0 < self.low_watermark <= self.high_watermark <= 1:
+            raise ValueError(
+                f"watermarks are 0 < low <= high <= 1, not low={self.low_watermark} high={self.high_watermark}"
+            )
+        if not self.reservation_lease_s > 0:
+            raise ValueError(f"reservation_lease_s is more than 0, not {self.reservation_lease_s}")
+        if self.compression not in ("auto", "never", "always"):
+            raise ValueError(f"compression is 'auto', 'never' or 'always', not {self.compression!r}")
+        for name, value in (("memory", memory), ("spill", spill), ("spill_dir", str(spill_dir)), ("prewarm", prewarm)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory`, in bytes."""
+        return parse_size(self.memory or 0)
+
+    @property
+    def spill_bytes(self) -> int:
+        """`spill`, in bytes."""
+        return parse_size(self.spill or 0)
+
+    @property
+    def prewarm_bytes(self) -> int:
+        """`prewarm`, in bytes, a whole number of pages."""
+        return parse_size(self.prewarm or 0) // PAGE * PAGE
+
+    @property
+    def spill_path(self) -> Path:
+        """`spill_dir`, as an absolute path."""
+        return Path(self.spill_dir or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says: the address to attach to (or None), and the directories to use."""
+
+    address: str | None
+    spill_dir: str
+    runtime_dir: str
+
+
+def environment() -> Environment:
+    """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $XDG_RUNTIME_DIR, $TMPDIR."""
+    temporary = tempfile.gettempdir()
+    durable = "/var/tmp" if os.access("/var/tmp", os.W_OK) else temporary  # /tmp may be memory
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Environment(
+        address=os.environ.get("DATAPLANE_ADDRESS") or None,
+        spill_dir=os.environ.get("DATAPLANE_SPILL_DIR") or durable,
+        runtime_dir=runtime if os.access(runtime, os.W_OK) else temporary,
+    )
+
+
+def default_memory() -> int:
+    """30 % of the host's memory, or of the control group's limit where that is less, in bytes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(0.3 * min([total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]))
+
+
+def _cgroup_limits(own: Path, root: Path) -> list[int]:
+    """The memory limits, in bytes, of the control group that `own` names and of all that it is in (v1 and v2)."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the path may be the host's, and the limit at the root of what is mounted.
+        leaf = base / group.lstrip("/")
+        for folder in (leaf, *leaf.parents):
+            if not folder.is_relative_to(base):
+                break
+            try:
+                limits.append(int((folder / name).read_text()))
+            except (OSError, ValueError):
+                continue  # not there, or "max"
+    return limits
+
+
+def _default_spill(memory: int, spill_dir: Path) -> int:
+    existing = next(p for p in (spill_dir, *spill_dir.parents) if p.exists())
+    return min(4 * memory, shutil.disk_usage(existing).free // 2)
+
+
+def export_address(address: str | None) -> None:
+    """Put the address where this process's children and its other planes find it; None takes it away."""
+    if address is None:
+        os.environ.pop("DATAPLANE_ADDRESS", None)
+    else:
+        os.environ["DATAPLANE_ADDRESS"] = address

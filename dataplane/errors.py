@@ -1,0 +1,167 @@
+"""Every error that crosses the public interface, split by what the caller does next.
+
+    DataplaneError
+    ├── Retryable              try again, later or elsewhere; nothing was changed
+    │   ├── Backpressure       no room before the deadline; names who holds the bytes
+    │   ├── PeerUnavailable    the node does not answer or has gone
+    │   └── LeaseExpired       what was held went to somebody else in the meantime
+    ├── Lost                   the data are gone; make them again
+    │   ├── OwnerDied          the node that held them has died
+    │   ├── Corrupt            the bytes are not those that were written
+    │   └── Freed              somebody freed them
+    ├── Rejected               refused; the same call will be refused again
+    │   ├── Unauthenticated    not who may speak to this node
+    │   ├── ProtocolMismatch   the two sides speak different versions, or one speaks nonsense
+    │   └── LimitExceeded      larger than a configured limit, whatever the load
+    └── Misuse                 the calling code is wrong
+        ├── Closed             the plane, or what came from it, was closed before
+        ├── Forked             a plane was used in a child of the process that connected it
+        └── SchemaMismatch     values do not form the column, or a column is not there
+
+An error is a message and fields: `error.fields` is a dict of plain values, each of which is an attribute
+too. That makes any error of this tree picklable, and lets one cross a socket as a message (`describe`)
+and be raised again on the other side (`revive`) without anything being unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class DataplaneError(Exception):
+    """The root. Not raised itself."""
+
+    #: The fields an error of this class has, with the value each takes where it is not given.
+    FIELDS: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, message: str = "", /, **fields: Any) -> None:
+        unknown = fields.keys() - self.FIELDS.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        super().__init__(message)
+        self.fields: dict[str, Any] = {**self.FIELDS, **fields}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self).FIELDS and "fields" in self.__dict__:
+            return self.fields[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return revive, (type(self).__name__, str(self), self.fields)
+
+
+class Retryable(DataplaneError):
+    """Try again, later or elsewhere; nothing was changed."""
+
+
+class Backpressure(Retryable):
+    """There was no room before the deadline.
+
+    `needed` bytes were asked for and `waited_s` seconds waited. `holders` says who holds the memory, the
+    most first: dicts of `holder` (text), `bytes` and `how` ("pinned", "reserved" or "stored").
+    `spill_error` says why spilling did not help, or is empty.
+    """
+
+    FIELDS = {"needed": 0, "waited_s": 0.0, "holders": (), "spill_error": ""}
+
+
+class PeerUnavailable(Retryable):
+    """The node at `address` does not answer, or has gone."""
+
+    FIELDS = {"address": ""}
+
+
+class LeaseExpired(Retryable):
+    """What was held was taken back after `lease_s` seconds without a sign of life."""
+
+    FIELDS = {"lease_s": 0.0}
+
+
+class Lost(DataplaneError):
+    """The data are gone. Make them again."""
+
+
+class OwnerDied(Lost):
+    """The data were held by `node`, which has died or was restarted."""
+
+    FIELDS = {"node": ""}
+
+
+class Corrupt(Lost):
+    """The bytes of `shard` are not those that were written. They were not served."""
+
+    FIELDS = {"shard": -1, "path": ""}
+
+
+class Freed(Lost):
+    """The rows were freed. `shard` is the number of the first shard concerned."""
+
+    FIELDS = {"shard": -1}
+
+
+class Rejected(DataplaneError):
+    """Refused. The same call will be refused again."""
+
+
+class Unauthenticated(Rejected):
+    """The other side is not one that this side speaks to."""
+
+    FIELDS = {"peer": ""}
+
+
+class ProtocolMismatch(Rejected):
+    """The two sides speak different major versions, or a message was not one."""
+
+    FIELDS = {"ours": "", "theirs": ""}
+
+
+class LimitExceeded(Rejected):
+    """`asked` is more than `limit`, the bound called `what`; waiting would not help."""
+
+    FIELDS = {"what": "", "asked": 0, "limit": 0}
+
+
+class Misuse(DataplaneError):
+    """The calling code is wrong."""
+
+
+class Closed(Misuse):
+    """What was used had been closed before."""
+
+
+class Forked(Misuse):
+    """A plane was used in a child of the process that connected it. The child connects by itself."""
+
+    FIELDS = {"connected_in": 0}
+
+
+class SchemaMismatch(Misuse):
+    """Values do not form a column, or a column is not there.
+
+    `column` names it, `row` is the first row that does not fit (-1 where no row is to blame), `expected` and
+    `found` say what each side is.
+    """
+
+    FIELDS = {"column": "", "row": -1, "expected": "", "found": ""}
+
+
+def _tree(root: type[DataplaneError]) -> dict[str, type[DataplaneError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+_BY_NAME = _tree(DataplaneError)
+
+
+def describe(error: DataplaneError) -> tuple[str, str, dict[str, Any]]:
+    """The error as plain values: its class's name, its message, its fields."""
+    return type(error).__name__, str(error), error.fields
+
+
+def revive(name: str, message: str, fields: Mapping[str, Any]) -> DataplaneError:
+    """The error that `describe` described. Names and fields that this version lacks are left out."""
+    kind = _BY_NAME.get(name, Rejected)
+    return kind(message, **{k: v for k, v in fields.items() if k in kind.FIELDS})

@@ -1,0 +1,250 @@
+"""One connected client of a node: what it asks for, done; what it held, given back when it goes.
+
+What always holds: every request with an id gets exactly one reply; what can be done at once is done without a task,
+and what has to wait, waits in a task that ends with the connection; a client that breaks the protocol is cut off,
+and nobody else notices. Descriptors are passed once for each segment and right (read, or write as its owner).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NoReturn
+
+import msgspec
+
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch, Rejected, describe
+from dataplane.store.store import Pinned, Reservation, Store
+from dataplane.wire import messages as m
+from dataplane.wire.local import Channel, peer
+
+log = logging.getLogger(__name__)
+
+_decoder = msgspec.msgpack.Decoder(m.Request)
+_MAX_TIMEOUT_S = 365 * 86400.0
+
+
+class Client:
+    """A connection, from its acceptance to its end. `gone(client)` is called once, at the end."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        store: Store,
+        node: bytes,
+        figures: Callable[[], dict[str, Any]],
+        gone: Callable[[Client], None],
+    ) -> None:
+        self.pid, _ = peer(connected)
+        self.label = f"pid {self.pid}"
+        self._store = store
+        self._node = node
+        self._figures = figures
+        self._gone = gone
+        self._greeted = False
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._granted: set[tuple[int, bool]] = set()
+        self._channel = Channel(connected, _decoder, self._received, self._closed)
+
+    def __str__(self) -> str:
+        return self.label
+
+    def close(self, error: DataplaneError | None = None) -> None:
+        """Cut the client off, telling it why if there is an error. What it held is given back."""
+        if error is not None:
+            self._channel.send(m.Failure(0, *describe(error)))
+        self._channel.close()
+
+    def _closed(self, error: DataplaneError | None) -> None:
+        if error is not None:
+            log.warning("client %s was cut off: %s", self.label, error)
+        for task in self._waiting.values():
+            task.cancel()
+        self._store.leave(self)
+        self._gone(self)
+
+    # Requests
+
+    def _received(self, request: m.Request) -> None:
+        self._store.touch(self)
+        if not self._greeted and not isinstance(request, m.Hello):
+            self.close(ProtocolMismatch("a connection begins with hello"))
+            return
+        identifier = getattr(request, "id", 0)
+        try:
+            waiting = self._answer(request)
+            if waiting is not None:
+                self._wait(identifier, waiting)
+        except DataplaneError as error:
+            self._fail(identifier, error)
+        except Exception:  # the boundary: a fault of ours in one client's request is not the other clients' end
+            log.exception("a request of %s failed", self.label)
+            self.close(Rejected("the node failed on this request; its log says how"))
+
+    def _fail(self, identifier: int, error: DataplaneError) -> None:
+        if identifier == 0 or isinstance(error, ProtocolMismatch):
+            self.close(error)  # a message without an id has nobody who would hear of it
+        else:
+            self._channel.send(m.Failure(identifier, *describe(error)))
+
+    def _answer(self, request: m.Request) -> Coroutine[Any, Any, None] | None:
+        """Do what can be done at once; what has to wait is returned, to be awaited."""
+        match request:
+            case m.Put():
+                return self._put(request)
+            case m.Pin():
+                held = self._store.pin_now(self, request.shards)
+                if held is None:
+                    return self._pin_later(request)
+                self._send_held(request.id, held)
+            case m.Unpin():
+                self._store.unpin(self, request.shards)
+            case m.Reserve():
+                made = self._store.reserve_now(self, request.sizes)
+                if made is None:
+                    return self._reserve_later(request)
+                self._send_reserved(request.id, made)
+            case m.Seal():
+                if any(len(layout) > m.MAX_LAYOUT for _, layout in request.shards):
+                    self._too_large("layout", m.MAX_LAYOUT, max(len(layout) for _, layout in request.shards))
+                self._store.seal(self, request.shards, scope=request.scope, holder=self.label, hold=request.hold)
+                self._channel.send(m.Done(request.id))
+            case m.Abort():
+                self._store.abort(self, request.shards)
+            case m.Free():
+                self._free(request)
+            case m.Stats():
+                self._channel.send(m.Figures(request.id, self._figures()))
+            case m.Cancel():
+                task = self._waiting.get(request.request)
+                if task is not None:
+                    task.cancel()
+            case m.Hello():
+                self._hello(request)
+            case m.Alive():
+                pass
+        return None
+
+    def _hello(self, request: m.Hello) -> None:
+        if request.major != m.MAJOR:
+            self.close(
+                ProtocolMismatch(
+                    f"this node speaks protocol {m.MAJOR}.{m.MINOR}, the client {request.major}.{request.minor};"
+                    " install the same major version of rollout-dataplane on both sides",
+                    ours=f"{m.MAJOR}.{m.MINOR}",
+                    theirs=f"{request.major}.{request.minor}",
+                )
+            )
+            return
+        self._greeted = True
+        self.label = f"{request.label[:80]} (pid {self.pid})"
+        grants: list[m.Grant] = []
+        descriptors: list[int] = []
+        segment, nbytes = self._store.prewarm(self)
+        if segment is not None:
+            grants, descriptors = self._grants([segment], writable=True)
+        welcome = m.Welcome(
+            id=request.id,
+            major=m.MAJOR,
+            minor=min(m.MINOR, request.minor),
+            node=self._node,
+            capacity=self._store.budget.capacity,
+            lease_s=self._store.lease_s,
+            grants=grants,
+            prewarm=nbytes,
+        )
+        self._channel.send(welcome, descriptors)
+
+    def _put(self, request: m.Put) -> Coroutine[Any, Any, None] | None:
+        if len(request.payload) > m.MAX_INLINE:
+            self._too_large("payload in a message", m.MAX_INLINE, len(request.payload))
+        if len(request.layout) > m.MAX_LAYOUT:
+            self._too_large("layout", m.MAX_LAYOUT, len(request.layout))
+        shard = self._store.put_now(self, request.payload, request.layout, scope=request.scope, holder=self.label)
+        if shard is None:
+            return self._put_later(request)
+        self._channel.send(m.Stored(request.id, shard))
+        return None
+
+    def _too_large(self, what: str, limit: int, asked: int) -> NoReturn:
+        raise LimitExceeded(f"a {what} has {asked} bytes; {limit} is the most", what=what, asked=asked, limit=limit)
+
+    def _free(self, request: m.Free) -> None:
+        try:
+            parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
+            for shard, columns, rows in parts:
+                self._store.free_part(shard, columns, rows)
+        except (ValueError, IndexError) as error:
+            raise ProtocolMismatch(f"no part of a shard: {error}") from None
+        self._store.free(request.shards)
+        if request.scope:
+            self._store.free_scope(request.scope)
+        self._channel.send(m.Done(request.id))
+
+    # What has to wait
+
+    def _wait(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
+        if len(self._waiting) >= m.MAX_WAITING or identifier in self._waiting:
+            waiting.close()
+            self._too_large("client that waits for answers", m.MAX_WAITING, len(self._waiting))
+        task = asyncio.get_running_loop().create_task(self._run(identifier, waiting))
+        self._waiting[identifier] = task
+        task.add_done_callback(lambda _: self._waiting.pop(identifier, None))
+
+    async def _run(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
+        try:
+            await waiting
+        except DataplaneError as error:
+            self._fail(identifier, error)
+        except asyncio.CancelledError:
+            self._channel.send(m.Failure(identifier, m.CANCELLED, "", {}))
+            raise
+        except Exception:  # the boundary, as in `_received`
+            log.exception("a request of %s failed", self.label)
+            self.close(Rejected("the node failed on this request; its log says how"))
+
+    def _deadline(self, timeout_s: float) -> Deadline:
+        if not timeout_s >= 0:  # NaN too
+            raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
+        return Deadline.after(min(timeout_s, _MAX_TIMEOUT_S))
+
+    async def _put_later(self, request: m.Put) -> None:
+        deadline = self._deadline(request.timeout_s)
+        shard = await self._store.put(
+            self, request.payload, request.layout, deadline, scope=request.scope, holder=self.label
+        )
+        self._channel.send(m.Stored(request.id, shard))
+
+    async def _reserve_later(self, request: m.Reserve) -> None:
+        self._send_reserved(
+            request.id, await self._store.reserve(self, request.sizes, self._deadline(request.timeout_s))
+        )
+
+    async def _pin_later(self, request: m.Pin) -> None:
+        self._send_held(request.id, await self._store.pin(self, request.shards, self._deadline(request.timeout_s)))
+
+    # Replies that grant segments
+
+    def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
+        extents = [(r.shard, r.extent.segment, r.extent.offset, r.extent.size) for r in made]
+        grants, descriptors = self._grants((r.extent.segment for r in made), writable=True)
+        self._channel.send(m.Reserved(identifier, extents, grants), descriptors)
+
+    def _send_held(self, identifier: int, held: list[Pinned]) -> None:
+        shards = [(p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, p.live) for p in held]
+        grants, descriptors = self._grants((p.extent.segment for p in held), writable=False)
+        self._channel.send(m.Held(identifier, shards, grants), descriptors)
+
+    def _grants(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
+        grants, descriptors = [], []
+        for number in segments:
+            if (number, writable) not in self._granted:
+                self._granted.add((number, writable))
+                segment = self._store.arena[number]
+                grants.append(m.Grant(number, segment.size, writable))
+                descriptors.append(segment.fd if writable else segment.readonly_fd)
+        return grants, descriptors

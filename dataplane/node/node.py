@@ -1,0 +1,205 @@
+"""The node: one process a host, which listens for that host's clients and owns their store.
+
+It ends when it is told to (SIGTERM, or SIGINT where it was started by hand) or when the process that it was
+started for has ended. However it ends, nothing is left that the next node to start there does not remove: its
+socket and its spill files are in directories that it holds a lock on (`store.claim`), its memory has no name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dataplane.config import NodeConfig, environment
+from dataplane.errors import PeerUnavailable, Unauthenticated, describe
+from dataplane.node.clients import Client
+from dataplane.store.claim import Claim
+from dataplane.store.store import Store
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from dataplane.wire.local import format_address, listen, peer
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """A listening socket, its clients, and their store. `serve` runs it."""
+
+    def __init__(self, config: NodeConfig, path: Path | None = None) -> None:
+        """Listen at `path`, or in a directory of the node's own. Raises OSError where that can not be done."""
+        self.id = secrets.token_bytes(8)
+        self.config = config
+        self._claim: Claim | None = None
+        if path is None:
+            self._claim = Claim(Path(environment().runtime_dir) / f"dataplane-{os.getuid()}", "node")
+            path = self._claim.path / "node.sock"
+        self._path = path
+        self._store = Store(config)
+        self._listener = _listen(path)
+        self._clients: set[Client] = set()
+        self._started = time.monotonic()
+        self._idle: Callable[[], None] | None = None
+
+    @property
+    def address(self) -> str:
+        """What clients connect to."""
+        return format_address(self._path)
+
+    async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
+        """Answer clients until `stop` is set. `ready` is called once they can connect."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._listener.fileno(), self._accept)
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(self._store.run()), group.create_task(self._watch_leases())]
+                ready()
+                await stop.wait()
+                for task in background:
+                    task.cancel()
+        finally:
+            loop.remove_reader(self._listener.fileno())
+            await self._close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors, most likely: the others go on, this one tries again
+                log.warning("a client could not be accepted: %s", error)
+                self._pause_accepting()
+                return
+            connected.setblocking(False)
+            _, uid = peer(connected)
+            if uid != os.getuid():
+                refused = Unauthenticated(f"this node serves user {os.getuid()}, not {uid}", peer=str(uid))
+                with suppress(OSError):
+                    connected.send(frame(m.Failure(0, *describe(refused))))
+                connected.close()
+                continue
+            self._clients.add(Client(connected, self._store, self.id, self.figures, self._client_gone))
+
+    def _client_gone(self, client: Client) -> None:
+        self._clients.discard(client)
+        if self._idle is not None and not self._clients:
+            self._idle()
+
+    def when_idle(self, then: Callable[[], None]) -> None:
+        """Call `then` as soon as no client is connected."""
+        self._idle = then
+        if not self._clients:
+            then()
+
+    def _pause_accepting(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener.fileno())
+        loop.call_later(0.1, lambda: loop.add_reader(self._listener.fileno(), self._accept))
+
+    async def _watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.reservation_lease_s / 4)
+            for client in self._store.revoke_silent():
+                log.warning("client %s gave no sign of life: its unsealed bytes were taken back", client)
+
+    def figures(self) -> dict[str, Any]:
+        """The node's statistics, as plain values."""
+        store = self._store.statistics()
+        return {
+            "node": self.id.hex(),
+            "address": self.address,
+            "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._started,
+            "clients": len(self._clients),
+            "memory_used": store.budget.used,
+            "memory_budget": store.budget.capacity,
+            "memory_peak": store.peak,
+            "memory_resident": store.arena.resident,
+            "disk_used": store.disk.used,
+            "disk_budget": store.disk.quota,
+            "shards": store.shards,
+            "spilled_shards": store.spilled_shards,
+            "pinned_bytes": store.pinned,
+            "reserved_bytes": store.reserved,
+            "waiting": store.budget.waiting,
+            "waiting_bytes": store.budget.waiting_bytes,
+            "waits": store.budget.waits,
+            "waited_s": store.budget.waited_s,
+            "put_bytes": store.put,
+            "freed_bytes": store.freed,
+            "spilled_bytes": store.disk.written,
+            "restored_bytes": store.disk.read,
+            "spill_error": store.disk.error,
+            "holders": store.holders,
+        }
+
+    async def _close(self) -> None:
+        self._listener.close()
+        gone = PeerUnavailable("the node was stopped", address=self.address)
+        for client in list(self._clients):
+            client.close(gone)
+        await self._store.aclose()
+        if self._claim is not None:
+            self._claim.release()
+            with suppress(OSError):  # another node is in there
+                self._claim.path.parent.rmdir()
+        else:
+            self._path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen at `path`, in place of a node that died there. Raises OSError where one lives."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return listen(path)
+    except OSError:
+        if not path.is_socket():
+            raise
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise FileExistsError(f"a node listens at {path} already")
+    return listen(path)
+
+
+async def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    A node that was started for the process `starter` does not listen to SIGINT, which a terminal sends to both. It
+    serves until that process ends or, after SIGUSR1, until no client is connected.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    if starter is None:
+        loop.add_signal_handler(signal.SIGINT, stop.set)
+        await node.serve(stop, ready)
+        return
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: node.when_idle(stop.set))
+    try:
+        watched = os.pidfd_open(starter)  # readable once the process has ended
+    except ProcessLookupError:
+        return
+    loop.add_reader(watched, stop.set)
+    try:
+        await node.serve(stop, ready)
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)

@@ -1,0 +1,177 @@
+"""The one admission point for memory: whoever wants bytes reserves them here first, or waits in order.
+
+What always holds: `used` never exceeds `capacity`, and what is granted was asked for. Requests wait in the order
+they came, in two queues: restores, without which nobody can read and free anything, go before new bytes. A request
+that fits may pass an older one that does not, but only until the older one has waited `passing_s`; from then on
+everything that is freed is kept for it. Every wait ends: with the bytes, at its deadline, or when it is cancelled.
+
+The budget knows no shards. `on_demand` is called whenever somebody has to wait, so that the store can make room;
+`explain` is asked who holds the bytes when a wait ends in vain. Used from one event loop alone.
+
+Rejected: a semaphore of bytes (no order between large and small, no deadline that says who held them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.clock import Clock, Deadline, monotonic
+from dataplane.config import format_size
+from dataplane.errors import Backpressure, LimitExceeded
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Who holds the bytes, and why more of them cannot go to disk."""
+
+    holders: tuple[dict[str, Any], ...] = ()
+    spill_error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    nbytes: int
+    since: float
+    granted: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatistics:
+    """Bytes, but for the counts `waiting` and `waits` and the seconds `waited_s`."""
+
+    capacity: int
+    used: int
+    waiting: int
+    waiting_bytes: int
+    waits: int
+    waited_s: float
+
+
+class Budget:
+    """`capacity` bytes, given out in order."""
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        on_demand: Callable[[], None] = lambda: None,
+        explain: Callable[[], Holders] = Holders,
+        passing_s: float = 1.0,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._on_demand = on_demand
+        self._explain = explain
+        self._passing_s = passing_s
+        self._clock = clock
+        self._restores: deque[_Waiter] = deque()
+        self._puts: deque[_Waiter] = deque()
+        self._waits = 0
+        self._waited_s = 0.0
+
+    def try_reserve(self, nbytes: int, *, restore: bool = False) -> bool:
+        """Take the bytes now if they are there and nobody who waits would be passed unfairly.
+
+        Raises LimitExceeded where there will never be so many.
+        """
+        if nbytes > self.capacity:
+            raise LimitExceeded(
+                f"{format_size(nbytes)} at once is more than the memory budget of {format_size(self.capacity)};"
+                " raise NodeConfig.memory or put smaller batches",
+                what="memory",
+                asked=nbytes,
+                limit=self.capacity,
+            )
+        if self.used + nbytes > self.capacity:
+            return False
+        ahead = self._restores if restore else self._waiters()
+        if any(self._clock() - waiter.since > self._passing_s for waiter in ahead):
+            return False
+        self.used += nbytes
+        return True
+
+    def _waiters(self) -> Iterator[_Waiter]:
+        yield from self._restores
+        yield from self._puts
+
+    async def reserve(self, nbytes: int, deadline: Deadline, *, restore: bool = False) -> None:
+        """Take `nbytes`, waiting for them until the deadline.
+
+        Raises Backpressure at the deadline, LimitExceeded at once where no wait could help. Cancelled, it leaves
+        nothing reserved.
+        """
+        if self.try_reserve(nbytes, restore=restore):
+            return
+        queue = self._restores if restore else self._puts
+        waiter = _Waiter(nbytes, self._clock(), asyncio.get_running_loop().create_future())
+        queue.append(waiter)
+        self._waits += 1
+        self._on_demand()
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                await waiter.granted
+        except BaseException as error:
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self.release(nbytes)
+            else:
+                queue.remove(waiter)
+                self._grant()
+            if isinstance(error, TimeoutError):
+                raise self.backpressure(nbytes, deadline) from None
+            raise
+        finally:
+            self._waited_s += self._clock() - waiter.since
+
+    def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
+        """The error for a wait for `nbytes` that has ended in vain."""
+        why = self._explain()
+        held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}" for h in why.holders[:4])
+        return Backpressure(
+            f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
+            f" held by: {held or 'requests before this one'}" + (f"; {why.spill_error}" if why.spill_error else ""),
+            needed=nbytes,
+            waited_s=deadline.waited_s,
+            holders=why.holders,
+            spill_error=why.spill_error,
+        )
+
+    def release(self, nbytes: int) -> None:
+        """Give bytes back, to whoever waits first."""
+        if nbytes > self.used:
+            raise ValueError(f"{nbytes} bytes given back of {self.used} in use")
+        self.used -= nbytes
+        self._grant()
+
+    def _grant(self) -> None:
+        now = self._clock()
+        for queue in (self._restores, self._puts):
+            for waiter in list(queue):
+                if waiter.granted.done():
+                    continue  # cancelled, and about to leave the queue
+                if self.used + waiter.nbytes <= self.capacity:
+                    queue.remove(waiter)
+                    self.used += waiter.nbytes
+                    waiter.granted.set_result(None)
+                elif now - waiter.since > self._passing_s:
+                    self._on_demand()
+                    return
+        if self._restores or self._puts:
+            self._on_demand()
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes that must be freed before the first who waits can go on."""
+        first = next(self._waiters(), None)
+        return 0 if first is None else max(0, self.used + first.nbytes - self.capacity)
+
+    def statistics(self) -> BudgetStatistics:
+        """The budget's figures now."""
+        waiting = list(self._waiters())
+        return BudgetStatistics(
+            self.capacity, self.used, len(waiting), sum(w.nbytes for w in waiting), self._waits, self._waited_s
+        )

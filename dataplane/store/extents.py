@@ -1,0 +1,129 @@
+"""Free space and warm pages of one segment: ranges of addresses, nothing else.
+
+`FreeList` hands out ranges last-in first-out, since what was freed last is likeliest to be in a cache and in
+the page tables of whoever had it. Neighbouring free ranges are always merged. Ranges are binned by the power of
+two below their size (as in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
+
+`RangeSet` is a set of addresses: which bytes of a segment have pages behind them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+_TRIES = 32  # ranges of the request's own bin that are tried before a larger bin is cut
+
+
+class FreeList:
+    """The free ranges of the addresses 0 to `size`."""
+
+    def __init__(self, size: int) -> None:
+        self._bins: dict[int, dict[int, None]] = {}  # power of two -> starts, in the order they were freed
+        self._end_of: dict[int, int] = {}
+        self._start_of: dict[int, int] = {}
+        self._insert(0, size)
+
+    def _insert(self, start: int, end: int) -> None:
+        self._end_of[start] = end
+        self._start_of[end] = start
+        self._bins.setdefault((end - start).bit_length(), {})[start] = None
+
+    def _remove(self, start: int) -> int:
+        end = self._end_of.pop(start)
+        del self._start_of[end]
+        power = (end - start).bit_length()
+        starts = self._bins[power]
+        del starts[start]
+        if not starts:
+            del self._bins[power]
+        return end
+
+    def take(self, size: int) -> int | None:
+        """The start of `size` free addresses, now taken; None where no free range is that long."""
+        start = self._find(size)
+        if start is None:
+            return None
+        end = self._remove(start)
+        if end - start > size:
+            self._insert(start + size, end)
+        return start
+
+    def _find(self, size: int) -> int | None:
+        own = size.bit_length()
+        starts = self._bins.get(own, {})
+        for _, start in zip(range(_TRIES), reversed(starts), strict=False):
+            if self._end_of[start] - start >= size:
+                return start
+        larger = [power for power in self._bins if power > own]
+        if larger:
+            return next(reversed(self._bins[min(larger)]))
+        return next((s for s in reversed(starts) if self._end_of[s] - s >= size), None)
+
+    def give(self, start: int, size: int) -> None:
+        """Make the range free. Raises ValueError where a part of it is free already."""
+        end = start + size
+        before, after = self._start_of.get(start), self._end_of.get(end)
+        if start in self._end_of or end in self._start_of:
+            raise ValueError(f"the range {start}:{end} is free already")
+        if before is not None:
+            self._remove(before)
+            start = before
+        if after is not None:
+            self._remove(end)
+            end = after
+        self._insert(start, end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The free ranges, as (start, end), in no order."""
+        return iter(list(self._end_of.items()))
+
+    @property
+    def free(self) -> int:
+        """Addresses that are free."""
+        return sum(end - start for start, end in self)
+
+
+class RangeSet:
+    """A set of addresses, kept as disjoint ascending ranges."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def _touching(self, start: int, end: int) -> slice:
+        return slice(bisect_left(self._ends, start), bisect_right(self._starts, end))
+
+    def add(self, start: int, end: int) -> int:
+        """Put the addresses in; returns how many were not there before."""
+        added = end - start - self.covered(start, end)
+        where = self._touching(start, end)
+        if where.start < where.stop:
+            start = min(start, self._starts[where.start])
+            end = max(end, self._ends[where.stop - 1])
+        self._starts[where] = [start]
+        self._ends[where] = [end]
+        return added
+
+    def remove(self, start: int, end: int) -> int:
+        """Take the addresses out; returns how many were there."""
+        removed = self.covered(start, end)
+        where = self._touching(start, end)
+        held = zip(self._starts[where], self._ends[where], strict=True)
+        rest = [(a, b) for s, e in held for a, b in ((s, min(e, start)), (max(s, end), e)) if a < b]
+        self._starts[where] = [a for a, _ in rest]
+        self._ends[where] = [b for _, b in rest]
+        return removed
+
+    def covered(self, start: int, end: int) -> int:
+        """How many of the addresses are in the set."""
+        return sum(b - a for a, b in self.within(start, end))
+
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of the set that lie between `start` and `end`, cut at both."""
+        where = self._touching(start, end)
+        held = zip(self._starts[where], self._ends[where], strict=True)
+        return [(max(a, start), min(b, end)) for a, b in held if max(a, start) < min(b, end)]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(list(zip(self._starts, self._ends, strict=True)))

@@ -1,0 +1,61 @@
+"""Who holds which shard in place. A pin is counted for a client and a shard, and dies with the client.
+
+What always holds: a shard is held while, and only while, some client's count for it is above zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+
+class Pins:
+    """Counts of holds, by client and by shard."""
+
+    def __init__(self) -> None:
+        self._of: dict[Hashable, dict[int, int]] = {}
+        self._total: dict[int, int] = {}
+
+    def add(self, client: Hashable, shard: int) -> None:
+        """One more hold of the client on the shard."""
+        mine = self._of.setdefault(client, {})
+        mine[shard] = mine.get(shard, 0) + 1
+        self._total[shard] = self._total.get(shard, 0) + 1
+
+    def drop(self, client: Hashable, shard: int) -> bool:
+        """One hold less; whether that was the shard's last. A hold that is not there is no hold: False."""
+        mine = self._of.get(client, {})
+        count = mine.get(shard, 0)
+        if not count:
+            return False
+        if count == 1:
+            del mine[shard]
+        else:
+            mine[shard] = count - 1
+        self._total[shard] -= 1
+        if self._total[shard]:
+            return False
+        del self._total[shard]
+        return True
+
+    def drop_client(self, client: Hashable) -> list[int]:
+        """All holds of the client; the shards that nobody holds any more."""
+        mine = self._of.pop(client, {})
+        unheld = []
+        for shard, count in mine.items():
+            self._total[shard] -= count
+            if not self._total[shard]:
+                del self._total[shard]
+                unheld.append(shard)
+        return unheld
+
+    def holds(self, shard: int) -> bool:
+        """Whether anybody holds the shard."""
+        return shard in self._total
+
+    def shards(self) -> Iterable[int]:
+        """The shards that somebody holds."""
+        return self._total.keys()
+
+    def by_client(self) -> dict[Hashable, list[int]]:
+        """Which shards each client holds."""
+        return {client: list(shards) for client, shards in self._of.items() if shards}

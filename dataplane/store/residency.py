@@ -1,0 +1,231 @@
+"""Which sealed shards are in memory and which on disk: eviction, writing ahead, reading back.
+
+What always holds:
+
+- memory is taken from unpinned shards only, from clean ones first, and then from those read furthest in the future
+  (Belady's rule). Until something says when that is, shards are taken to be read in the order they were put, and after
+  being read to be read again only after all others. So of a queue its newest rows go, not its oldest;
+- above the high watermark the coldest shards are written ahead, down to the low one, but stay in memory until somebody
+  needs the room: a producer seldom waits for the disk, and nothing is read back that need not have gone;
+- a shard that moves is not touched until it has moved; freed meanwhile, it goes right after.
+
+Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is passed,
+which reads back up to a quarter more than had to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Iterable, Mapping
+
+from dataplane.clock import Deadline
+from dataplane.config import NodeConfig
+from dataplane.errors import Corrupt, Freed
+from dataplane.store.arena import Arena, Extent
+from dataplane.store.budget import Budget
+from dataplane.store.pins import Pins
+from dataplane.store.shard import Shard
+from dataplane.store.spill import Disk
+
+OWN = "node"
+"""The arena's owner of what the node itself writes: restored shards, and small ones that came in a message."""
+
+_RETRY_S = 0.5  # between attempts to write to a disk that refused
+_BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
+
+
+class Residency:
+    """Moves shards between the arena and the disk. `run` must be running for anything to be spilled."""
+
+    def __init__(
+        self, config: NodeConfig, budget: Budget, arena: Arena, disk: Disk, pins: Pins, shards: Mapping[int, Shard]
+    ) -> None:
+        self._high = int(config.high_watermark * budget.capacity)
+        self._low = int(config.low_watermark * budget.capacity)
+        self._budget = budget
+        self._arena = arena
+        self._disk = disk
+        self._pins = pins
+        self._shards = shards
+        self._uses = itertools.count(1)
+        self._dirty_heap: list[tuple[int, int]] = []  # of (-next_use, number), stale entries among them
+        self._clean_heap: list[tuple[int, int]] = []
+        self._clean_bytes = 0
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def wake_up(self) -> None:
+        """Something changed: see whether room has to be made, and can be."""
+        self._wake.set()
+
+    def used(self, shard: Shard) -> None:
+        """The shard was put or read just now, so its next use is after everybody else's."""
+        shard.next_use = next(self._uses)
+        self._push(shard)
+        self.wake_up()
+
+    def discard(self, shard: Shard) -> None:
+        """Give back what the shard has, in memory and on disk."""
+        self._drop_file(shard)
+        if shard.extent is not None:
+            extent, shard.extent = shard.extent, None
+            self._release(extent)
+
+    def _release(self, extent: Extent) -> None:
+        self._arena.release(extent)
+        self._budget.release(extent.size)
+
+    def _drop_file(self, shard: Shard) -> None:
+        if shard.file is not None:
+            if shard.clean:
+                self._clean_bytes -= shard.size
+            self._disk.remove(shard.file)
+            shard.file = None
+
+    # Reading back
+
+    async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
+        """Begin to read those back that are on disk, once there is room for all of them; `moving` says when each is
+        done. Raises Backpressure at the deadline."""
+        missing = {s.number: s for s in shards if s.extent is None and s.moving is None and s.damage is None}
+        if not missing:
+            return
+        await self._budget.reserve(sum(s.size for s in missing.values()), deadline, restore=True)
+        for shard in missing.values():
+            shard.moving = task = asyncio.create_task(self._read(shard))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, shard: Shard) -> None:
+        """Read the shard into memory that the budget has already given. Marks it damaged where that fails."""
+        extent = self._arena.allocate(OWN, shard.size)
+        try:
+            if shard.file is None:
+                raise Freed(f"shard {shard.number} was freed", shard=shard.number)
+            with self._arena.view(extent) as view:
+                await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
+        except (Corrupt, Freed) as error:
+            shard.damage = error
+            self._release(extent)
+        except BaseException:
+            self._release(extent)
+            raise
+        else:
+            shard.extent = extent
+            self._clean_bytes += shard.size
+        finally:
+            self._settle(shard)
+
+    def _settle(self, shard: Shard) -> None:
+        """A move has ended: what was waiting for that can happen now."""
+        shard.moving = None
+        if shard.freed and not self._pins.holds(shard.number):
+            self.discard(shard)
+        elif shard.extent is not None:
+            self._push(shard)
+        self.wake_up()
+
+    # Making room
+
+    def _push(self, shard: Shard) -> None:
+        heapq.heappush(self._clean_heap if shard.clean else self._dirty_heap, (-shard.next_use, shard.number))
+
+    def _pop(self, *, clean: bool) -> Shard | None:
+        """Of the shards whose memory can be taken, the one that is read furthest in the future."""
+        heap = self._clean_heap if clean else self._dirty_heap
+        while heap:
+            next_use, number = heapq.heappop(heap)
+            shard = self._shards.get(number)
+            if (
+                shard is not None
+                and shard.next_use == -next_use
+                and shard.extent is not None
+                and shard.clean == clean
+                and shard.moving is None
+                and not self._pins.holds(number)
+            ):
+                return shard
+        return None
+
+    async def run(self) -> None:
+        """Make room whenever there is need, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while await self._make_room():
+                pass
+
+    async def _make_room(self) -> bool:
+        """Take the memory of clean shards that somebody waits for, then write a batch of dirty ones if there is need;
+        whether there may be more to do."""
+        while self._budget.shortfall:
+            clean = self._pop(clean=True)
+            if clean is None:
+                break
+            self._evict(clean)
+        dirty = self._budget.used - self._clean_bytes
+        victims = self._victims(max(self._budget.shortfall, dirty - self._low if dirty > self._high else 0))
+        results = await asyncio.gather(*map(self._write, victims), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException) and not isinstance(error, OSError):
+                raise error
+        if any(results):  # the disk refused: its error is in the statistics, and in every Backpressure
+            asyncio.get_running_loop().call_later(_RETRY_S, self.wake_up)
+            return False
+        return bool(victims)
+
+    def _victims(self, need: int) -> list[Shard]:
+        """Dirty shards to write, the coldest first, of `need` bytes or what is worth writing at once."""
+        victims: list[Shard] = []
+        size = 0
+        while size < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
+            shard = self._pop(clean=False)
+            if shard is None:
+                break
+            if not self._fits_on_disk(size + shard.size):
+                self._push(shard)
+                break
+            victims.append(shard)
+            size += shard.size
+        return victims
+
+    def _fits_on_disk(self, size: int) -> bool:
+        """Whether the disk takes so much, after dropping files of shards that are in memory too, the warmest first."""
+        if not self._disk.fits(size):
+            for shard in sorted((s for s in self._shards.values() if s.clean), key=lambda s: s.next_use):
+                if shard.moving is None:
+                    self._drop_file(shard)
+                    self._push(shard)
+                if self._disk.fits(size):
+                    break
+        return self._disk.fits(size)
+
+    def _evict(self, shard: Shard) -> None:
+        extent, shard.extent = shard.extent, None
+        if extent is not None:
+            self._clean_bytes -= shard.size
+            self._release(extent)
+
+    async def _write(self, shard: Shard) -> None:
+        """Make the shard clean. Raises OSError where the disk refuses."""
+        extent = shard.extent
+        if extent is None:
+            return
+        shard.moving = moving = asyncio.get_running_loop().create_future()
+        try:
+            with self._arena.view(extent) as view:
+                shard.file = await self._disk.write(
+                    shard.number, view, lambda start, size: self._arena.forget(extent, start, size)
+                )
+            self._clean_bytes += shard.size
+        finally:
+            moving.set_result(None)
+            self._settle(shard)
+
+    async def aclose(self) -> None:
+        """Stop reading back. What was being read is not there."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,73 @@
+"""One sealed, immutable object of the store, and what is left of it after some of its rows were freed.
+
+Where its bytes are, by its two fields:
+
+    extent      file        the shard is
+    set         None        in memory only ("dirty": it must be written before its memory can be taken)
+    set         set         in both ("clean": its memory can be taken at once)
+    None        set         on disk only
+    None        None        gone; only a freed shard is
+
+While `moving` is set it is being written or read, and neither field changes until that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt, Freed
+from dataplane.store.arena import Extent
+from dataplane.store.spill import SpillFile
+
+
+@dataclass(slots=True, eq=False)
+class Shard:
+    """A shard's place and history. `size` is its extent's bytes; `next_use` is when it will be read again, as an
+    order: of two shards the one with the greater goes to disk first."""
+
+    number: int
+    size: int
+    rows: int
+    columns: int
+    layout: bytes
+    holder: str
+    scope: str
+    next_use: int
+    extent: Extent | None = None
+    file: SpillFile | None = None
+    moving: asyncio.Future[None] | None = None
+    freed: bool = False
+    damage: Corrupt | Freed | None = None
+    live: npt.NDArray[np.bool_] | None = field(default=None)
+    """Which [column, row] still counts; None while all do."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether its memory can be taken without writing first."""
+        return self.extent is not None and self.file is not None
+
+    def free_part(self, columns: Sequence[int], rows: Rows) -> bool:
+        """Count these columns of these rows as freed; whether nothing is left of the shard.
+
+        Raises IndexError where the shard has no such column or row.
+        """
+        if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
+            raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")
+        if self.live is None:
+            if len(set(columns)) == self.columns and rows.slice == slice(0, self.rows):
+                return True
+            self.live = np.ones((self.columns, self.rows), dtype=np.bool_)
+        chosen: slice | npt.NDArray[np.int64] = rows.slice or rows.array()
+        for column in columns:
+            self.live[column, chosen] = False
+        return not self.live.any()
+
+    def live_bits(self) -> bytes:
+        """`live`, one bit a cell, row-major; empty while all count."""
+        return b"" if self.live is None else np.packbits(self.live).tobytes()

@@ -1,0 +1,410 @@
+"""A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
+
+The store owns the budget, the arena, the pins and the disk; what moves between memory and disk is `residency`'s.
+What always holds:
+
+- a reservation is one client's, invisible to everybody else, and goes back when it is aborted, when its client
+  goes, or when its client gives no sign of life for the lease;
+- a sealed shard's bytes stay where a pin found them until the last pin is dropped, also when it is freed meanwhile;
+- the budget counts every extent: reserved, sealed, pinned, being read or written;
+- a read of several shards is admitted as one, and only the first of those that wait holds anything, so that two
+  readers can not each keep what the other needs.
+
+Used from one event loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.layout import ShardLayout, check, check_contents
+from dataplane.batch.rows import Rows
+from dataplane.clock import Clock, Deadline, monotonic
+from dataplane.config import NodeConfig, format_size
+from dataplane.errors import Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
+from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
+from dataplane.store.budget import Budget, BudgetStatistics, Holders
+from dataplane.store.pins import Pins
+from dataplane.store.residency import OWN, Residency
+from dataplane.store.shard import Shard
+from dataplane.store.spill import Disk, DiskStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Bytes that one client may write, and the number of the shard that they will be."""
+
+    shard: int
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Where a pinned shard's bytes are. `live` as `Shard.live_bits`."""
+
+    shard: int
+    extent: Extent
+    layout: bytes
+    live: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What the store holds and has done. Bytes, but for the counts `shards` and `spilled_shards`."""
+
+    budget: BudgetStatistics
+    arena: ArenaStatistics
+    disk: DiskStatistics
+    shards: int
+    spilled_shards: int
+    pinned: int
+    reserved: int
+    put: int
+    freed: int
+    peak: int
+    holders: tuple[dict[str, Any], ...]
+
+
+class Store:
+    """The shards of one node."""
+
+    def __init__(self, config: NodeConfig, *, clock: Clock = monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self.budget = Budget(
+            config.memory_bytes, on_demand=lambda: self._residency.wake_up(), explain=self._explain, clock=clock
+        )
+        self.arena = Arena(config.memory_bytes)
+        self.disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
+        self.pins = Pins()
+        self._shards: dict[int, Shard] = {}
+        self._residency = Residency(config, self.budget, self.arena, self.disk, self.pins, self._shards)
+        self._scopes: defaultdict[str, set[int]] = defaultdict(set)
+        self._numbers = itertools.count(1)
+        self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
+        self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
+        self._seen: dict[Hashable, float] = {}
+        self._held_freed: dict[int, Shard] = {}
+        self._prewarmed = False
+        self._admission = asyncio.Lock()
+        self._put_bytes = 0
+        self._freed_bytes = 0
+        self._peak = 0
+
+    # Writing
+
+    def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
+        """As `reserve`, or None where it would have to wait."""
+        total = self._total(sizes)
+        return self._allocate(client, sizes) if self.budget.try_reserve(total) else None
+
+    async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
+        """Room for shards of these sizes in bytes, all or none, for the client to write and then seal.
+
+        Raises LimitExceeded at once where all of them together exceed the budget, Backpressure at the deadline.
+        """
+        await self.budget.reserve(self._total(sizes), deadline)
+        return self._allocate(client, sizes)
+
+    def _total(self, sizes: Sequence[int]) -> int:
+        if not sizes or min(sizes) < 0:
+            raise ProtocolMismatch(f"a reservation is of one or more sizes, none negative, not {list(sizes)[:8]}")
+        return sum(map(pages, sizes))
+
+    def _allocate(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation]:
+        self.touch(client)
+        made = [Reservation(next(self._numbers), self.arena.allocate(client, size)) for size in sizes]
+        self._reserved[client].update((r.shard, r.extent) for r in made)
+        self._peak = max(self._peak, self.budget.used)
+        return made
+
+    def seal(
+        self, client: Hashable, sealed: Sequence[tuple[int, bytes]], *, scope: str, holder: str, hold: bool = False
+    ) -> None:
+        """Make the client's reservations (shard, encoded layout) visible, all or none, and read-only from now on.
+
+        With `hold` the client pins them in the same moment, so that they stay where it wrote them.
+
+        Raises LeaseExpired where one was taken back meanwhile, ProtocolMismatch or Corrupt where a layout is false;
+        nothing is visible then, and the reservations are gone.
+        """
+        try:
+            made = [self._seal_one(client, number, layout, scope, holder) for number, layout in sealed]
+        except BaseException:
+            self.abort(client, [number for number, _ in sealed])
+            raise
+        for shard in made:
+            del self._reserved[client][shard.number]
+            if hold:
+                self.pins.add(client, shard.number)
+            self._add(shard)
+
+    def _seal_one(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
+        if number in self._revoked[client]:
+            raise LeaseExpired(
+                f"no sign of life for {self.lease_s} s, so the memory was given to others; put again",
+                lease_s=self.lease_s,
+            )
+        extent = self._reserved[client].get(number)
+        if extent is None:
+            raise ProtocolMismatch(f"shard {number} is no reservation of this client")
+        layout = ShardLayout.decode(encoded)
+        check(layout, extent.size)
+        with self.arena.view(extent) as view:
+            check_contents(layout, np.frombuffer(view, dtype=np.uint8))
+        rows, columns = layout.columns[0][1].rows if layout.columns else 0, len(layout.columns)
+        return Shard(number, extent.size, rows, columns, encoded, holder, scope, 0, extent)
+
+    def _add(self, shard: Shard) -> None:
+        self._shards[shard.number] = shard
+        if shard.scope:
+            self._scopes[shard.scope].add(shard.number)
+        self._put_bytes += shard.size
+        self._residency.used(shard)
+
+    def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
+        """A shard whose bytes came in a message, or None where it would have to wait for room."""
+        if not self.budget.try_reserve(pages(len(payload))):
+            return None
+        return self._store(client, payload, layout, scope, holder)
+
+    async def put(
+        self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
+    ) -> int:
+        """As `put_now`, waiting until the deadline. Raises as `reserve` and `seal` do."""
+        await self.budget.reserve(pages(len(payload)), deadline)
+        return self._store(client, payload, layout, scope, holder)
+
+    def _store(self, client: Hashable, payload: bytes, layout: bytes, scope: str, holder: str) -> int:
+        number = next(self._numbers)
+        extent = self.arena.allocate(OWN, len(payload))
+        self._reserved[client][number] = extent
+        self._peak = max(self._peak, self.budget.used)
+        with self.arena.view(extent) as view:
+            view[: len(payload)] = payload
+        self.seal(client, [(number, layout)], scope=scope, holder=holder)
+        return number
+
+    def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
+        """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
+        for number in numbers:
+            extent = self._reserved[client].pop(number, None)
+            if extent is not None:
+                self._release(extent)
+            revoked = self._revoked[client].pop(number, None)
+            if revoked is not None:
+                self.arena.readmit(revoked)
+
+    def _release(self, extent: Extent) -> None:
+        self.arena.release(extent)
+        self.budget.release(extent.size)
+
+    # Reading
+
+    def pin_now(self, client: Hashable, numbers: Sequence[int]) -> list[Pinned] | None:
+        """As `pin`, or None where a shard has to be read from disk first."""
+        shards = [self._find(number) for number in numbers]
+        if any(shard.extent is None for shard in shards):
+            return None
+        for shard in shards:
+            self.pins.add(client, shard.number)
+        return self._pinned(shards)
+
+    async def pin(self, client: Hashable, numbers: Sequence[int], deadline: Deadline) -> list[Pinned]:
+        """Hold the shards in memory for the client, reading back those that are on disk; all or none.
+
+        Raises Freed or Corrupt for a shard that is gone, LimitExceeded where they can not all be in memory at
+        once, Backpressure at the deadline. Then, and when cancelled, none is held.
+        """
+        total = sum(shard.size for shard in {number: self._find(number) for number in numbers}.values())
+        if total > self.budget.capacity:
+            raise LimitExceeded(
+                f"{format_size(total)} to be read at once is more than the memory budget of"
+                f" {format_size(self.budget.capacity)}; get fewer rows or columns at a time",
+                what="memory",
+                asked=total,
+                limit=self.budget.capacity,
+            )
+        shards: list[Shard] = []
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                async with self._admission:  # whoever waits for it holds nothing
+                    shards = self._hold(client, numbers)
+                    await self._residency.restore(shards, deadline)
+                    self._peak = max(self._peak, self.budget.used)
+                for shard in shards:
+                    if shard.extent is None and shard.moving is not None:
+                        await asyncio.shield(shard.moving)
+            for shard in shards:
+                if shard.extent is None:
+                    raise shard.damage or _freed(shard.number)
+            return self._pinned(shards)
+        except BaseException as error:
+            self.unpin(client, [shard.number for shard in shards])
+            if isinstance(error, TimeoutError):
+                raise self.budget.backpressure(total, deadline) from None
+            raise
+
+    def _hold(self, client: Hashable, numbers: Sequence[int]) -> list[Shard]:
+        shards = [self._find(number) for number in numbers]
+        for shard in shards:
+            self.pins.add(client, shard.number)
+        return shards
+
+    def _pinned(self, shards: Iterable[Shard]) -> list[Pinned]:
+        return [Pinned(s.number, s.extent, s.layout, s.live_bits()) for s in shards if s.extent is not None]
+
+    def _find(self, number: int) -> Shard:
+        shard = self._shards.get(number)
+        if shard is None:
+            raise _freed(number)
+        if shard.damage is not None:
+            raise shard.damage
+        return shard
+
+    def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:
+        """Drop one hold of the client on each shard. Holds that are not there are passed over."""
+        self._unheld(number for number in numbers if self.pins.drop(client, number))
+
+    def _unheld(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            freed = self._held_freed.pop(number, None)
+            if freed is None:
+                self._residency.used(self._shards[number])
+            elif freed.moving is None:
+                self._residency.discard(freed)
+        self._residency.wake_up()
+
+    # Freeing
+
+    def free(self, numbers: Iterable[int]) -> None:
+        """Free whole shards. Those that are gone already are passed over, so a retry does no harm."""
+        for number in numbers:
+            shard = self._shards.pop(number, None)
+            if shard is None:
+                continue
+            if shard.scope:
+                self._scopes[shard.scope].discard(number)
+                if not self._scopes[shard.scope]:
+                    del self._scopes[shard.scope]
+            shard.freed = True
+            self._freed_bytes += shard.size
+            if self.pins.holds(number):
+                self._held_freed[number] = shard
+            elif shard.moving is None:
+                self._residency.discard(shard)
+
+    def free_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
+        """Free these columns of these rows; the shard goes with the last of them. Raises as `Shard.free_part`."""
+        shard = self._shards.get(number)
+        if shard is not None and shard.free_part(columns, rows):
+            self.free([number])
+
+    def free_scope(self, scope: str) -> None:
+        """Free every shard that was put under the scope. A scope that is not there has none."""
+        self.free(list(self._scopes.get(scope, ())))
+
+    # Clients
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds of silence after which a client's reservations are taken back."""
+        return self._config.reservation_lease_s
+
+    def prewarm(self, client: Hashable) -> tuple[int | None, int]:
+        """A segment for the first client that comes, and how many bytes at its start it should make ready.
+
+        (None, 0) for all others: pages that nobody may ever write are not taken from the host.
+        """
+        if self._prewarmed or not self._config.prewarm_bytes:
+            return None, 0
+        self._prewarmed = True
+        segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)
+        return segment.number, nbytes
+
+    def touch(self, client: Hashable) -> None:
+        """The client gave a sign of life."""
+        self._seen[client] = self._clock()
+
+    def revoke_silent(self) -> list[Hashable]:
+        """Take the reservations of clients back that gave no sign of life for the lease; which clients."""
+        limit = self._clock() - self._config.reservation_lease_s
+        silent = [client for client, held in self._reserved.items() if held and self._seen.get(client, limit) < limit]
+        for client in silent:
+            for number, extent in self._reserved.pop(client).items():
+                self.arena.quarantine(extent)
+                self._revoked[client][number] = extent
+                self.budget.release(extent.size)
+        return silent
+
+    def leave(self, client: Hashable) -> None:
+        """The client has gone: its pins and reservations go too, and its segments wait for the next."""
+        self.abort(client, [*self._reserved[client], *self._revoked[client]])
+        del self._reserved[client], self._revoked[client]
+        self._seen.pop(client, None)
+        self._unheld(self.pins.drop_client(client))
+        self.arena.orphan(client)
+
+    # Statistics
+
+    def _explain(self) -> Holders:
+        return Holders(self.holders(), self.disk.error or self._disk_full())
+
+    def _disk_full(self) -> str:
+        if not self.disk.quota:
+            return "spilling is off"
+        used, quota = format_size(self.disk.used), format_size(self.disk.quota)
+        return f"the disk budget is full: {used} of {quota}" if not self.disk.fits(pages(1)) else ""
+
+    def holders(self) -> tuple[dict[str, Any], ...]:
+        """Who holds memory, and how: `holder`, `bytes`, `how` ("pinned", "reserved", "stored"), the most first."""
+        held: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for client, extents in self._reserved.items():
+            held[str(client), "reserved"] += sum(extent.size for extent in extents.values())
+        for client, numbers in self.pins.by_client().items():
+            held[str(client), "pinned"] += sum(self._any(number).size for number in numbers)
+        for shard in self._shards.values():
+            if shard.extent is not None and not self.pins.holds(shard.number):
+                held[shard.holder, "stored"] += shard.size
+        ordered = sorted(held.items(), key=lambda item: -item[1])
+        return tuple({"holder": who, "bytes": nbytes, "how": how} for (who, how), nbytes in ordered if nbytes)
+
+    def _any(self, number: int) -> Shard:
+        return self._shards.get(number) or self._held_freed[number]
+
+    async def run(self) -> None:
+        """Spill whenever there is need, until cancelled."""
+        await self._residency.run()
+
+    def statistics(self) -> StoreStatistics:
+        """The store's figures now."""
+        return StoreStatistics(
+            budget=self.budget.statistics(),
+            arena=self.arena.statistics(),
+            disk=self.disk.statistics(),
+            shards=len(self._shards),
+            spilled_shards=sum(shard.extent is None for shard in self._shards.values()),
+            pinned=sum(self._any(number).size for number in self.pins.shards()),
+            reserved=sum(extent.size for held in self._reserved.values() for extent in held.values()),
+            put=self._put_bytes,
+            freed=self._freed_bytes,
+            peak=self._peak,
+            holders=self.holders(),
+        )
+
+    async def aclose(self) -> None:
+        """Wait for the disk, then give everything back to the host. The store is of no use afterwards."""
+        await self._residency.aclose()
+        self.disk.close()
+        self.arena.close()
+
+
+def _freed(number: int) -> Freed:
+    return Freed(f"shard {number} was freed", shard=number)

@@ -1,0 +1,221 @@
+"""The channel between processes of one host: a unix stream socket that carries messages and descriptors.
+
+asyncio's own streams cannot pass descriptors, so the channel reads and writes its socket itself whenever the loop
+says it is ready; that also saves a copy and a hop. uvloop was measured and gave nothing here (a request and reply of
+200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both; waking the other process is what costs).
+
+What always holds: `closed` is called once, with why, and nothing is delivered after it; what waits to be sent is
+bounded, and a peer that lets more than that pile up is cut off; descriptors that nobody took are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.wire.framing import Framer, frame
+from dataplane.wire.messages import Message
+
+_READ = 256 << 10
+_MAX_DESCRIPTORS = 64  # in one message
+_MAX_UNSENT = 16 << 20  # bytes
+_SCHEME = "unix://"
+_UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
+
+
+def parse_address(address: str) -> Path:
+    """The socket's path of an address `unix:///path`. Raises ValueError for any other."""
+    if not address.startswith(_SCHEME + "/"):
+        raise ValueError(f"{address!r} is no address of a node; one looks like unix:///run/dataplane/node.sock")
+    return Path(address.removeprefix(_SCHEME))
+
+
+def format_address(path: Path) -> str:
+    """The address of the node that listens at `path`."""
+    return f"{_SCHEME}{path}"
+
+
+def listen(path: Path, backlog: int = 128) -> socket.socket:
+    """A non-blocking listening socket at `path`, mode 0600. Raises OSError where there is something already."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(path: Path) -> socket.socket:
+    """A non-blocking socket connected to the node at `path`.
+
+    Raises PeerUnavailable where none listens, Unauthenticated where the socket is another user's.
+    """
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.connect(str(path))
+        _, uid = peer(connected)
+        if uid != os.getuid():
+            raise Unauthenticated(
+                f"the node at {path} runs as user {uid}, this process as {os.getuid()}", peer=str(uid)
+            )
+        connected.setblocking(False)
+    except PermissionError:
+        connected.close()
+        raise Unauthenticated(f"the node at {path} is another user's", peer=str(path)) from None
+    except OSError as error:
+        connected.close()
+        address = format_address(path)
+        raise PeerUnavailable(f"no node answers at {address}: {error.strerror or error}", address=address) from None
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def peer(connected: socket.socket) -> tuple[int, int]:
+    """The process and user at the other end, as the kernel knows them."""
+    pid, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+class Channel:
+    """One end of a connected socket, which it owns. To be used from its loop alone.
+
+    `received(message)` is called for each message; it may take descriptors with `take_descriptors`.
+    `closed(error)` is called when the other side has gone (None) or has broken the protocol.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        decoder: msgspec.msgpack.Decoder[Any],
+        received: Callable[[Any], None],
+        closed: Callable[[DataplaneError | None], None],
+        *,
+        descriptors: bool = False,
+    ) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self._decoder = decoder
+        self._received = received
+        self._closed = closed
+        self._framer = Framer()
+        self._takes_descriptors = descriptors
+        self._descriptors: deque[int] = deque()
+        self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._unsent_bytes = 0
+        self._writing = False
+        self._open = True
+        self._loop.add_reader(connected.fileno(), self._readable)
+
+    @property
+    def open(self) -> bool:
+        """Whether messages still go through."""
+        return self._open
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message now or, if the socket is full, as soon as it takes it. A closed channel drops it.
+
+        The descriptors stay the caller's, who must keep them open; all that a node passes live as long as it does.
+        """
+        if not self._open:
+            return
+        data = memoryview(frame(message))
+        self._unsent.append((data, descriptors))
+        self._unsent_bytes += len(data)
+        self._flush()
+        if self._unsent_bytes > _MAX_UNSENT:
+            self.close(ProtocolMismatch("the other side does not read what it is sent"))
+
+    def _flush(self) -> None:
+        while self._unsent:
+            data, descriptors = self._unsent[0]
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [data], list(descriptors))
+                else:
+                    sent = self._socket.send(data)
+            except BlockingIOError:
+                if not self._writing:
+                    self._writing = True
+                    self._loop.add_writer(self._socket.fileno(), self._flush)
+                return
+            except OSError as error:
+                self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
+                return
+            self._unsent_bytes -= sent
+            if sent < len(data):
+                self._unsent[0] = (data[sent:], ())
+            else:
+                self._unsent.popleft()
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        try:
+            if self._takes_descriptors:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _READ, _MAX_DESCRIPTORS)
+                self._descriptors.extend(descriptors)
+            else:
+                data = self._socket.recv(_READ)  # the kernel closes descriptors that nobody asked for
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
+            return
+        if not data:
+            self.close(None)
+            return
+        try:
+            for body in self._framer.feed(data):
+                self._received(self._decoder.decode(body))
+                if not self._open:
+                    return
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+            self.close(ProtocolMismatch(f"not a message: {error}"))
+        except ProtocolMismatch as error:
+            self.close(error)
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch where there are fewer."""
+        if count > len(self._descriptors):
+            raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
+        return [self._descriptors.popleft() for _ in range(count)]
+
+    def detach(self) -> socket.socket:
+        """Take the socket out of the loop, still connected: it is the caller's now, and the channel is closed."""
+        self._leave_loop()
+        return self._socket
+
+    def close(self, error: DataplaneError | None = None) -> None:
+        """Close the socket, telling `closed` why. What was not sent yet is dropped. Idempotent."""
+        if self._open:
+            self._leave_loop()
+            self._socket.close()
+            self._closed(error)
+
+    def _leave_loop(self) -> None:
+        self._open = False
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._unsent.clear()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()

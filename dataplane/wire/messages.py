@@ -1,0 +1,195 @@
+"""Every message between a client and its node: typed, validated as it is decoded, never unpickled.
+
+A message is one MessagePack array that begins with its tag. Requests carry an `id` that the client chose; each
+gets exactly one reply with the same `id`, also when it was cancelled. Messages without an `id` get no reply.
+A receiver ignores fields that a later minor version added at the end.
+
+Descriptors travel beside a message: one for each `Grant` in it, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MAJOR, MINOR = 1, 0
+"""The protocol's version. Another major is refused; the lower of two minors is spoken."""
+
+MAX_FRAME = 4 << 20
+"""Bytes of the largest message that is read."""
+
+MAX_INLINE = 64 << 10
+"""Bytes of the largest payload that travels in a message; what is larger is written into the arena."""
+
+MAX_LAYOUT = 1 << 20
+"""Bytes of the largest encoded layout of one shard."""
+
+MAX_WAITING = 256
+"""Requests of one client that may wait in a node at a time."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """The root of all messages."""
+
+
+# What a client says
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """The first message. `label` is how the client is named to people, in `Backpressure` for one."""
+
+    id: int
+    major: int
+    minor: int
+    label: str
+
+
+class Reserve(Message, frozen=True, tag="reserve"):
+    """Room for shards of these sizes, in bytes. Answered by `Reserved`."""
+
+    id: int
+    sizes: list[int]
+    timeout_s: float
+
+
+class Seal(Message, frozen=True, tag="seal"):
+    """Make reservations visible: (shard, encoded layout), and pin them if `hold`. Answered by `Done`."""
+
+    id: int
+    shards: list[tuple[int, bytes]]
+    scope: str
+    hold: bool
+
+
+class Abort(Message, frozen=True, tag="abort"):
+    """Give reservations back."""
+
+    shards: list[int]
+
+
+class Put(Message, frozen=True, tag="put"):
+    """A small shard, with its bytes. Answered by `Stored`."""
+
+    id: int
+    payload: bytes
+    layout: bytes
+    scope: str
+    timeout_s: float
+
+
+class Pin(Message, frozen=True, tag="pin"):
+    """Hold shards in memory. Answered by `Held`."""
+
+    id: int
+    shards: list[int]
+    timeout_s: float
+
+
+class Unpin(Message, frozen=True, tag="unpin"):
+    """Drop one hold on each shard."""
+
+    shards: list[int]
+
+
+class Free(Message, frozen=True, tag="free"):
+    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and a scope. Answered by `Done`."""
+
+    id: int
+    shards: list[int]
+    parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
+    scope: str
+
+
+class Stats(Message, frozen=True, tag="stats"):
+    """Ask for the node's figures. Answered by `Figures`."""
+
+    id: int
+
+
+class Cancel(Message, frozen=True, tag="cancel"):
+    """The client no longer waits for the request `request`."""
+
+    request: int
+
+
+class Alive(Message, frozen=True, tag="alive"):
+    """A sign of life, sent while the client holds reservations."""
+
+
+Request = Hello | Reserve | Seal | Abort | Put | Pin | Unpin | Free | Stats | Cancel | Alive
+
+
+# What a node says
+
+
+class Grant(Message, frozen=True):
+    """A segment that the client has not seen: its number, its size in bytes, and whether it may write."""
+
+    segment: int
+    size: int
+    writable: bool
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready."""
+
+    id: int
+    major: int
+    minor: int
+    node: bytes
+    capacity: int
+    lease_s: float
+    grants: list[Grant]
+    prewarm: int
+
+
+class Reserved(Message, frozen=True, tag="reserved"):
+    """(shard, segment, offset, size) for each size asked for."""
+
+    id: int
+    extents: list[tuple[int, int, int, int]]
+    grants: list[Grant]
+
+
+class Stored(Message, frozen=True, tag="stored"):
+    """The number of the shard that was put."""
+
+    id: int
+    shard: int
+
+
+class Held(Message, frozen=True, tag="held"):
+    """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`."""
+
+    id: int
+    shards: list[tuple[int, int, int, int, bytes, bytes]]
+    grants: list[Grant]
+
+
+class Done(Message, frozen=True, tag="done"):
+    """It was done."""
+
+    id: int
+
+
+class Figures(Message, frozen=True, tag="figures"):
+    """The node's statistics, as plain values by name."""
+
+    id: int
+    values: dict[str, Any]
+
+
+class Failure(Message, frozen=True, tag="failure"):
+    """The request failed: an error as `errors.describe` gives it. `id` 0: the connection is about to close."""
+
+    id: int
+    name: str
+    message: str
+    fields: dict[str, Any]
+
+
+Reply = Welcome | Reserved | Stored | Held | Done | Figures | Failure
+
+CANCELLED = "Cancelled"
+"""The `Failure.name` that answers a request which its client cancelled."""

@@ -1,0 +1,210 @@
+"""The house: who may import whom.
+
+Two wings, `node` and `client`, stand on one ground floor. A module imports from its own package and from
+floors below it, never from its own floor's neighbours. Imports inside functions count as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
+
+#: From the ground up. Neighbours on a floor do not know each other.
+FLOORS = [
+    {"errors"},
+    {"config", "clock"},
+    {"batch"},
+    {"store", "stream"},
+    {"wire"},
+    {"transport"},
+    {"cluster"},
+    {"observe"},
+    {"node", "client"},
+    {"aio"},
+    {"dataplane"},  # the public names
+    {"integrations"},
+    {"cli", "__main__"},
+]
+FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
+
+#: Doors into other systems stand on the client alone.
+NARROWER = {"integrations": {"client", "batch", "errors", "config", "clock", "aio", "dataplane"}}
+
+#: A batch is a value: these would let it reach out of the process.
+IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
+
+#: Optional, heavy, or both: imported where they are used, never where a module is.
+LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "etcd3", "uvloop"}
+
+#: What unpickles does what the bytes tell it to.
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}
+
+#: What a node runs on is free of Arrow: it moves bytes and never looks into them.
+ARROWLESS = ["store", "wire", "node", "stream", "errors", "config", "clock"]
+ARROWLESS_MODULES = [
+    "dataplane.batch.field",
+    "dataplane.batch.layout",
+    "dataplane.batch.dtypes",
+    "dataplane.batch.rows",
+    "dataplane.batch.ref",
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(source: str, package: str, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, absolute name) of each import; `from a import b` gives `a.b`. `top_level`: only those run on import."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif top_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        elif top_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            pending.extend(node.orelse)
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def unit_of(name: str) -> str | None:
+    """The unit of the house that a name of this package belongs to; None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "dataplane":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in FLOOR else "dataplane"
+
+
+def violations(module: str, source: str, package: str) -> list[str]:
+    """What the module imports and should not, a line each."""
+    own = unit_of(module) or ""
+    found = []
+    for line, name in imported(source, package):
+        unit = unit_of(name)
+        if unit is None or unit == own:
+            continue
+        if FLOOR[unit] >= FLOOR[own] or unit not in NARROWER.get(own, FLOOR):
+            found.append(f"{module}:{line}: {own} imports {name}")
+    return found
+
+
+def package_of(path: Path) -> str:
+    name = module_name(path)
+    return name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+
+def roots(path: Path, *, top_level: bool) -> set[str]:
+    names = imported(path.read_text(), package_of(path), top_level=top_level)
+    return {name.split(".")[0] for _, name in names}
+
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=module_name)
+
+
+@each_module
+def test_every_module_has_its_place(path: Path) -> None:
+    parts = module_name(path).split(".")
+    assert len(parts) == 1 or parts[1] in FLOOR, "DESIGN section 10 has no place for it"
+
+
+@each_module
+def test_imports_run_downward(path: Path) -> None:
+    assert not violations(module_name(path), path.read_text(), package_of(path))
+
+
+@each_module
+def test_optional_packages_are_imported_where_they_are_used(path: Path) -> None:
+    assert not roots(path, top_level=True) & LAZY
+
+
+@each_module
+def test_nothing_is_unpickled(path: Path) -> None:
+    assert not roots(path, top_level=False) & UNPICKLERS
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if unit_of(module_name(p)) == "batch"], ids=module_name)
+def test_batch_is_pure(path: Path) -> None:
+    assert not roots(path, top_level=False) & IMPURE
+
+
+def arrowless() -> list[str]:
+    names = [module_name(path) for path in MODULES]
+    return [name for name in names if name in ARROWLESS_MODULES or unit_of(name) in ARROWLESS]
+
+
+@pytest.mark.parametrize("name", arrowless())
+def test_what_a_node_runs_on_does_not_name_arrow(name: str) -> None:
+    path = next(p for p in MODULES if module_name(p) == name)
+    assert "pyarrow" not in roots(path, top_level=False)
+
+
+def loaded_after(statement: str) -> set[str]:
+    """The top-level packages that a new interpreter has loaded after the statement."""
+    report = "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    command = [sys.executable, "-W", "error", "-c", f"import sys\n{statement}\n{report}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_what_a_node_runs_on_does_not_load_arrow() -> None:
+    importable = [name for name in arrowless() if not name.endswith("__main__")]  # those run when imported
+    loaded = loaded_after("".join(f"import {name}\n" for name in importable))
+    assert "dataplane" in loaded
+    assert not loaded & {"pyarrow", *LAZY}
+
+
+def test_importing_the_package_is_light() -> None:
+    assert not loaded_after("import dataplane") & {"pandas", "sklearn", "matplotlib", *LAZY}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("dataplane.batch.rows", "from dataplane.store import arena"),
+        ("dataplane.batch.rows", "from ..store.arena import Arena"),
+        ("dataplane.batch.rows", "def f():\n    import dataplane.wire.messages"),
+        ("dataplane.store.arena", "from dataplane import stream"),
+        ("dataplane.stream.home", "import dataplane.store"),
+        ("dataplane.store.spill", "from dataplane.wire.framing import Frame"),
+        ("dataplane.client.plane", "from dataplane.node import node"),
+        ("dataplane.node.node", "from dataplane.client.plane import Plane"),
+        ("dataplane.node.node", "import dataplane"),
+        ("dataplane.integrations.verl", "from dataplane.wire import local"),
+        ("dataplane.errors", "from dataplane.config import NodeConfig"),
+        ("dataplane.clock", "from .config import NodeConfig"),
+    ],
+)
+def test_an_import_upward_is_found(module: str, source: str) -> None:
+    assert len(violations(module, source, module.rpartition(".")[0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("dataplane.batch.ref", "from dataplane.batch.rows import Rows\nfrom .. import errors"),
+        ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
+        ("dataplane.node.node", "import dataplane.observe.metrics, os"),
+        ("dataplane.integrations.verl", "from dataplane import connect"),
+        ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),
+    ],
+)
+def test_an_import_downward_is_not(module: str, source: str) -> None:
+    assert violations(module, source, module.rpartition(".")[0]) == []

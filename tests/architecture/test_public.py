@@ -1,0 +1,63 @@
+"""The names that users may rely on. To change this list is to change the public interface."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import dataplane
+from dataplane import errors
+
+ERRORS = [
+    "DataplaneError",
+    "Retryable",
+    "Backpressure",
+    "PeerUnavailable",
+    "LeaseExpired",
+    "Lost",
+    "OwnerDied",
+    "Corrupt",
+    "Freed",
+    "Rejected",
+    "Unauthenticated",
+    "ProtocolMismatch",
+    "LimitExceeded",
+    "Misuse",
+    "Closed",
+    "Forked",
+    "SchemaMismatch",
+]
+NAMES = [
+    "connect",
+    "NodeConfig",
+    "Plane",
+    "Batch",
+    "BatchRef",
+    "Column",
+    "Stats",
+    "concat",
+    "dense",
+    "ragged",
+    "aio",
+]
+
+
+def test_the_public_names() -> None:
+    assert sorted(dataplane.__all__) == sorted(NAMES + ERRORS)
+
+
+@pytest.mark.parametrize("name", NAMES + ERRORS)
+def test_each_is_there(name: str) -> None:
+    assert getattr(dataplane, name) is not None
+    assert name in dir(dataplane)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = dataplane.no_such_name
+
+
+def test_every_error_is_public() -> None:
+    defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
+    assert defined == set(ERRORS)

@@ -1,0 +1,591 @@
+"""The algebra of references, against lists of labels: which stored row each row is."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from dataplane.batch.concat import concat
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.rows import Rows
+from dataplane.errors import Misuse, ProtocolMismatch, SchemaMismatch
+
+NODE = bytes(range(8))
+OTHER = bytes(range(8, 16))
+
+IDS = Field("ragged", "int64", (None,))
+MASK = Field("dense", "float32", (4,))
+PIXELS = Field("ragged", "float32", (None, 1176))
+TEXT = Field("text")
+
+#: What verl moves for a multimodal batch.
+VERL: list[tuple[str, Field, int]] = [
+    *((name, IDS, 9_437_184) for name in ("prompts", "responses", "input_ids", "position_ids")),
+    *((name, IDS, 4_718_592) for name in ("attention_mask", "response_mask")),
+    *((name, Field("ragged", "float32", (None,)), 4_718_592) for name in ("old_log_probs", "ref_log_prob")),
+    ("advantages", Field("ragged", "float32", (None,)), 4_718_592),
+    ("pixel_values", PIXELS, 4_932_501_504),
+    ("image_grid_thw", Field("dense", "int64", (1, 3)), 24_576),
+    ("uid", TEXT, 36_864),
+    ("reward_model", Field("struct", children=(("style", TEXT), ("ground_truth", TEXT))), 20_480),
+]
+
+
+def verl_ref(rows: int = 1024, shard: int = 77, node: bytes = NODE) -> BatchRef:
+    return BatchRef.of(node, rows, [(name, field, size, shard, k) for k, (name, field, size) in enumerate(VERL)])
+
+
+def one(rows: int = 10, shard: int = 1, name: str = "x", node: bytes = NODE, field: Field = MASK) -> BatchRef:
+    return BatchRef.of(node, rows, [(name, field, rows * 16, shard, 0)])
+
+
+Label = tuple[bytes, int, int, int]
+
+
+def labels(ref: BatchRef, name: str) -> list[Label]:
+    """Which stored row each row of a column is, by both ways of reading; they must agree."""
+    plain = [(p.node, p.shard, p.ordinal, row) for p in ref.pieces(name) for row in p.rows.array().tolist()]
+    sources, order = ref.sources(name)
+    listed = [(p.node, p.shard, p.ordinal, row) for p in sources for row in p.rows.array().tolist()]
+    assert plain == (listed if order is None else [listed[i] for i in order.tolist()])
+    return plain
+
+
+def numbers(ref: BatchRef, name: str = "x") -> list[int]:
+    return [row for _, _, _, row in labels(ref, name)]
+
+
+def copy(ref: BatchRef) -> BatchRef:
+    return pickle.loads(pickle.dumps(ref))  # type: ignore[no-any-return]
+
+
+class TestRows:
+    def test_a_slice_is_a_range(self) -> None:
+        ref = one()
+        assert numbers(ref[2:5]) == [2, 3, 4]
+        assert ref[2:5].pieces("x")[0].rows.slice == slice(2, 5)
+        assert ref[:] is ref
+        assert len(ref[5:2]) == 0
+
+    def test_a_slice_with_a_step_is_python_s(self) -> None:
+        assert numbers(one()[::-1]) == list(range(10))[::-1]
+        assert numbers(one()[8:1:-3]) == [8, 5, 2]
+        assert numbers(one()[1::4]) == [1, 5, 9]
+
+    @pytest.mark.parametrize("row", [3, -7, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)])
+    def test_a_position_is_one_row(self, row: Any) -> None:
+        assert numbers(one()[row]) == [3]
+
+    @pytest.mark.parametrize("row", [10, -11, [0, 10], [-11], np.array([2**63], dtype=np.uint64)])
+    def test_a_position_beyond_the_end_is_an_index_error(self, row: Any) -> None:
+        with pytest.raises(IndexError, match="of 10 rows"):
+            one()[row]
+
+    @pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda v: np.array(v, dtype=np.int16)])
+    def test_positions_in_any_order(self, make: Any) -> None:
+        assert numbers(one()[make([3, 1, -1, 3])]) == [3, 1, 9, 3]
+
+    @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+    def test_a_mask(self, make: Any) -> None:
+        flags = [row % 3 == 0 for row in range(10)]
+        assert numbers(one()[make(flags)]) == [0, 3, 6, 9]
+
+    def test_no_positions_are_no_rows(self) -> None:
+        assert len(one()[[]]) == 0
+        assert len(one()[np.zeros(10, dtype=bool)]) == 0
+
+    @pytest.mark.parametrize("rows", [True, "x", (1, 2), [0.5], [[1, 2]], np.zeros(9, dtype=bool), [None], {1: 2}, 1.5])
+    def test_what_picks_no_rows_is_misuse(self, rows: Any) -> None:
+        with pytest.raises(Misuse):
+            one()[rows]
+
+    def test_iteration_gives_a_ref_a_row(self) -> None:
+        assert [numbers(row) for row in one(3)] == [[0], [1], [2]]
+
+    def test_repeat_is_row_by_row(self) -> None:
+        assert numbers(one(3).repeat(2)) == [0, 0, 1, 1, 2, 2]
+        assert len(one(3).repeat(0)) == 0
+        with pytest.raises(Misuse):
+            one(3).repeat(-1)
+
+    @pytest.mark.parametrize(("rows", "count"), [(10, 3), (10, 1), (2, 5), (0, 2), (12, 4)])
+    def test_chunk_is_array_split(self, rows: int, count: int) -> None:
+        expected = [part.tolist() for part in np.array_split(np.arange(rows), count)]
+        assert [numbers(part) for part in one(rows).chunk(count)] == expected
+
+    def test_split(self) -> None:
+        assert [len(part) for part in one().split(4)] == [4, 4, 2]
+        assert [numbers(part) for part in one().split([3, 0, 7])] == [[0, 1, 2], [], [*range(3, 10)]]
+        for wrong in ([3, 5], [11, -1], 0, -2):
+            with pytest.raises(Misuse):
+                one().split(wrong)
+        with pytest.raises(Misuse):
+            one().chunk(0)
+
+
+class TestColumns:
+    def test_names_in_order(self) -> None:
+        ref = verl_ref()
+        assert ref.columns == tuple(name for name, _, _ in VERL)
+        assert dict(ref.schema) == {name: field for name, field, _ in VERL}
+        assert ref.select("uid", "prompts").columns == ("uid", "prompts")
+        assert ref.drop("uid", "prompts").columns == tuple(n for n, *_ in VERL if n not in ("uid", "prompts"))
+
+    def test_the_schema_cannot_be_changed(self) -> None:
+        with pytest.raises(TypeError):
+            one().schema["x"] = TEXT  # type: ignore[index]
+
+    def test_select_keeps_the_cells(self) -> None:
+        ref = verl_ref(4).select("uid", "prompts").select("uid")
+        assert labels(ref, "uid") == [(NODE, 77, 11, row) for row in range(4)]
+        assert ref.footprint() == {(NODE, 77): [((11,), Rows.range(0, 4))]}
+
+    def test_rename_by_mapping_and_by_keyword(self) -> None:
+        ref = verl_ref().rename({"prompts": "responses", "responses": "prompts"}, uid="id")
+        assert ref.columns[:2] == ("responses", "prompts")
+        assert "id" in ref.columns
+        assert labels(ref[:1], "prompts") == labels(verl_ref()[:1], "responses")
+
+    @pytest.mark.parametrize("operation", ["select", "drop", "rename", "pieces", "sources"])
+    def test_a_column_that_is_not_there_is_named(self, operation: str) -> None:
+        argument: Any = {"rewards": "r"} if operation == "rename" else "rewards"
+        with pytest.raises(SchemaMismatch, match="'rewards'") as caught:
+            getattr(verl_ref(), operation)(argument)
+        assert caught.value.column == "rewards"
+        assert "prompts" in caught.value.expected
+
+    def test_no_columns_or_one_twice_is_refused(self) -> None:
+        for wrong in ((), ("uid", "uid")):
+            with pytest.raises(SchemaMismatch):
+                verl_ref().select(*wrong)
+        with pytest.raises(SchemaMismatch):
+            one().drop("x")
+        with pytest.raises(SchemaMismatch, match="'uid'"):
+            verl_ref().rename(prompts="uid")
+
+    def test_union_of_columns_stored_apart(self) -> None:
+        both = verl_ref(8).union(one(8, shard=5, name="reward"))
+        assert both.columns[-1] == "reward"
+        assert labels(both, "reward") == [(NODE, 5, 0, row) for row in range(8)]
+        assert both.shards() == ((NODE, 77), (NODE, 5))
+        assert numbers(both[[5, 1]], "reward") == numbers(both[[5, 1]], "uid") == [5, 1]
+
+    def test_union_of_different_selections(self) -> None:
+        both = one(8)[2:6].union(one(4, shard=2, name="y"))
+        assert numbers(both[1:3]) == [3, 4]
+        assert numbers(both[1:3], "y") == [1, 2]
+
+    def test_union_keeps_a_shared_column_once(self) -> None:
+        ref = verl_ref(8)
+        assert ref.select("uid", "prompts").union(ref.select("prompts", "responses")).columns == (
+            "uid",
+            "prompts",
+            "responses",
+        )
+        assert ref.union(ref) is ref
+        with pytest.raises(SchemaMismatch, match="'prompts'") as caught:
+            ref[:4].union(ref[4:])
+        assert caught.value.column == "prompts"
+
+    def test_union_of_unequal_lengths_says_both(self) -> None:
+        with pytest.raises(SchemaMismatch) as caught:
+            one(3).union(one(4, name="y"))
+        assert (caught.value.column, caught.value.expected, caught.value.found) == ("y", "3 rows", "4 rows")
+
+
+class TestConcat:
+    def test_rows_follow_one_another(self) -> None:
+        ref = concat([one(2, shard=1), one(3, shard=2, node=OTHER)])
+        assert labels(ref, "x") == [(NODE, 1, 0, 0), (NODE, 1, 0, 1), *((OTHER, 2, 0, row) for row in range(3))]
+
+    def test_chunks_come_together_again(self) -> None:
+        ref = verl_ref()
+        again = concat(ref.chunk(7))
+        assert again == ref
+        assert again.encode() == ref.encode()
+        assert again.nbytes == ref.nbytes
+
+    def test_the_columns_of_the_first_give_the_order(self) -> None:
+        a, b = verl_ref(4), verl_ref(4, shard=2)
+        ref = concat([a.select("uid", "prompts"), b.select("prompts", "uid")])
+        assert ref.columns == ("uid", "prompts")
+        assert labels(ref, "uid")[4:] == [(NODE, 2, 11, row) for row in range(4)]
+
+    def test_columns_framed_differently(self) -> None:
+        apart = one(4, shard=1).union(one(4, shard=2, name="y")[::-1])
+        ref = concat([apart, BatchRef.of(NODE, 2, [("y", MASK, 32, 9, 1), ("x", MASK, 32, 9, 0)])])
+        assert labels(ref, "x") == [*((NODE, 1, 0, r) for r in range(4)), (NODE, 9, 0, 0), (NODE, 9, 0, 1)]
+        assert labels(ref, "y") == [*((NODE, 2, 0, r) for r in (3, 2, 1, 0)), (NODE, 9, 1, 0), (NODE, 9, 1, 1)]
+
+    def test_empty_ones_add_nothing_but_count_as_columns(self) -> None:
+        assert concat([one()[:0], one(), one()[:0]]) == one()
+        empty = concat([one()[:0], one(shard=2)[:0]])
+        assert len(empty) == 0
+        assert empty.columns == ("x",)
+        with pytest.raises(SchemaMismatch):
+            concat([one(), one(field=TEXT)[:0]])
+
+    def test_nothing_is_misuse(self) -> None:
+        with pytest.raises(Misuse):
+            concat([])
+
+    def test_ragged_dimensions_that_differ_vary(self) -> None:
+        ref = concat([one(field=PIXELS), one(shard=2, field=Field("ragged", "float32", (None, 588)))])
+        assert ref.schema["x"] == Field("ragged", "float32", (None, None))
+
+    def test_structs_have_the_keys_of_all(self) -> None:
+        a, b = Field("struct", children=(("a", TEXT),)), Field("struct", children=(("b", IDS), ("a", TEXT)))
+        merged = concat([one(field=a), one(field=b)]).schema["x"]
+        assert merged.children == (("a", TEXT), ("b", IDS))
+
+    @pytest.mark.parametrize(
+        ("ours", "theirs"),
+        [
+            (MASK, Field("dense", "float64", (4,))),
+            (MASK, Field("dense", "float32", (5,))),
+            (MASK, Field("ragged", "float32", (None,))),
+            (IDS, Field("ragged", "int64", (None, 2))),
+            (TEXT, Field("bytes")),
+        ],
+    )
+    def test_a_column_that_differs_is_named(self, ours: Field, theirs: Field) -> None:
+        with pytest.raises(SchemaMismatch) as caught:
+            concat([one(field=ours), one(field=theirs)])
+        error = caught.value
+        assert (error.column, error.expected, error.found) == ("x", repr(ours), repr(theirs))
+
+    def test_a_key_of_a_struct_that_differs_is_named(self) -> None:
+        fields = [Field("struct", children=(("a", kind),)) for kind in (TEXT, IDS)]
+        with pytest.raises(SchemaMismatch) as caught:
+            concat([one(field=field) for field in fields])
+        assert caught.value.column == "x.a"
+
+    def test_a_column_that_one_lacks_is_named(self) -> None:
+        for pair in ([verl_ref(), verl_ref().drop("uid")], [verl_ref().drop("uid"), verl_ref()]):
+            with pytest.raises(SchemaMismatch, match="uid") as caught:
+                concat(pair)
+            assert caught.value.column == "uid"
+
+
+class TestValue:
+    def test_equal_by_what_it_means(self) -> None:
+        a = concat([one(40, shard=1), one(40, shard=2)])
+        shuffled = a[np.random.default_rng(0).permutation(80)]
+        assert concat(shuffled.chunk(5)) == shuffled
+        assert hash(concat(shuffled.chunk(5))) == hash(shuffled)
+        assert one()[[0, 1, 2]] == one()[:3]
+        assert one() != one(shard=2)
+        assert one() != one(node=OTHER)
+        assert one()[:3] != one()[1:4]
+        assert one()[::-1] != one()
+        assert one() != one(name="y")
+        assert one() != "x"
+        assert one()[:0] == one(shard=3)[:0]
+
+    def test_nbytes_of_rows_meant(self) -> None:
+        ref = one(10)
+        assert ref.nbytes == 160
+        assert ref[3:5].nbytes == 32
+        assert ref.repeat(8).nbytes == 1280
+        assert ref[[1, 1, 1]].nbytes == 48
+        assert verl_ref().nbytes == sum(size for _, _, size in VERL)
+        assert ref[:0].nbytes == 0
+        shuffled = concat([one(40, shard=1), one(40, shard=2)])[np.arange(80)[::-1].reshape(2, 40).T.ravel()]
+        assert shuffled.nbytes == 80 * 16
+
+    def test_repr_is_short(self) -> None:
+        assert repr(one(1)) == "BatchRef(1 row, 16 B; x: dense float32 [4])"
+        text = repr(verl_ref())
+        assert text.startswith("BatchRef(1024 rows, 4.7 GiB; prompts: ragged int64 [*], ")
+        assert text.endswith("7 more)")
+        assert len(text) < 250
+
+    def test_shards_in_order_of_use(self) -> None:
+        ref = concat([one(shard=5), one(shard=2, node=OTHER), one(shard=5)])
+        assert ref.shards() == ((NODE, 5), (OTHER, 2))
+        assert one()[:0].shards() == ()
+
+    def test_of_refuses_what_is_not_stored(self) -> None:
+        for node, rows, columns in [
+            (b"short", 1, [("x", MASK, 16, 1, 0)]),
+            (NODE, -1, [("x", MASK, 16, 1, 0)]),
+            (NODE, 1, []),
+            (NODE, 1, [("x", MASK, 16, 1, 0), ("x", MASK, 16, 1, 1)]),
+        ]:
+            with pytest.raises(ValueError, match=r"rows|column"):
+                BatchRef.of(node, rows, columns)
+
+    def test_footprint_is_exact(self) -> None:
+        ref = concat(
+            [
+                verl_ref(100)[10:20],
+                verl_ref(100)[[3, 15, 3]],
+                one(9, shard=4, field=TEXT)
+                .rename(x="uid")
+                .union(verl_ref(9, shard=6).drop("uid"))[2:4]
+                .select(*verl_ref().columns),
+            ]
+        )
+        everything = tuple(range(13))
+        assert ref.footprint() == {
+            (NODE, 77): [(everything, Rows.index([3, *range(10, 20)]))],
+            (NODE, 6): [(tuple(k for k in everything if k != 11), Rows.range(2, 4))],
+            (NODE, 4): [((0,), Rows.range(2, 4))],
+        }
+
+    def test_footprint_of_repeated_rows_has_them_once(self) -> None:
+        assert one().repeat(3)[4:7].footprint() == {(NODE, 1): [((0,), Rows.range(1, 3))]}
+
+
+class TestBytes:
+    def test_a_contiguous_ref_is_small(self) -> None:
+        assert len(pickle.dumps(verl_ref())) < 600
+        assert len(pickle.dumps(verl_ref()[128:256])) < 600
+        assert len(pickle.dumps(verl_ref(rows=10**9, shard=2**63))) < 600
+
+    def test_an_index_costs_its_rows(self) -> None:
+        rng = np.random.default_rng(1)
+        for rows, width in ((250, 1), (60_000, 2), (1_000_000, 4)):
+            ref = verl_ref(rows)[rng.choice(rows, 200)]
+            assert len(pickle.dumps(ref)) < 600 + 200 * width
+
+    def test_a_shuffle_over_many_shards_costs_its_rows(self) -> None:
+        whole = concat([verl_ref(256, shard=k) for k in range(16)])
+        shuffled = whole[np.random.default_rng(2).permutation(4096)]
+        assert len(shuffled.encode()) < len(whole.encode()) + 4096 * 2 + 64
+        assert len(shuffled.sources("uid")[0]) == 16
+        few = shuffled[:64]
+        assert len(few.encode()) < len(whole.encode()) + 64 * 3 + 16 * 8
+
+    def test_interleaving_again_and_again_does_not_grow(self) -> None:
+        ref = concat([verl_ref(64, shard=k) for k in range(4)])
+        size = len(ref[np.random.default_rng(0).permutation(256)].encode())
+        for seed in range(20):
+            ref = concat(ref[np.random.default_rng(seed).permutation(256)].chunk(8))
+            assert len(ref.encode()) <= size + 64
+
+    def test_pickle_gives_it_back(self) -> None:
+        for ref in (verl_ref(), verl_ref()[[5, 2]], verl_ref()[:0], concat([one(), one(shard=2)])[[15, 2, 11, 4]]):
+            assert copy(ref) == ref
+            assert copy(ref).encode() == ref.encode()
+            assert copy(ref).nbytes == ref.nbytes
+
+    @given(st.binary(max_size=200))
+    def test_nonsense_is_refused(self, data: bytes) -> None:
+        with pytest.raises(ProtocolMismatch):
+            BatchRef.decode(data)
+
+    @given(st.data())
+    def test_mutated_bytes_are_refused_or_mean_something(self, data: st.DataObject) -> None:
+        whole = concat([verl_ref(40).select("uid", "pixel_values"), verl_ref(40, 3).select("uid", "pixel_values")])
+        good = data.draw(st.sampled_from([whole, whole[[3, 70, 5, 41]], whole[::-1], whole[np.arange(80) % 7 * 11]]))
+        mutated = bytearray(good.encode())
+        for _ in range(data.draw(st.integers(1, 4))):
+            mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            ref = BatchRef.decode(mutated[: data.draw(st.integers(0, len(mutated)))])
+        except ProtocolMismatch:
+            return
+        assert len(ref) == len(ref[:]) >= 0
+        assert BatchRef.decode(ref.encode()) == ref
+        assert ref.nbytes >= 0
+        repr(ref), ref.shards(), hash(ref)
+        for name in ref.columns:
+            assert sum(len(piece.rows) for piece in ref[:100].pieces(name)) == min(len(ref), 100)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {0: 2},
+            {1: 11},
+            {1: -1},
+            {2: [b"short"]},
+            {3: [[1, 1, 10]]},
+            {3: [[0, 1, 0]]},
+            {3: [[0, 1, 9]]},
+            {3: [[0, 1, 2**63]]},
+            {3: [[0, -1, 10]]},
+            {4: [["dense", "no such type", [4]]]},
+            {4: [["dense", "float32", [-1]]]},
+            {4: [["mystery", "", []]]},
+            {5: []},
+            {5: [["x", 0, 0, 0], ["x", 0, 0, 0]]},
+            {5: [["x", 1, 0, 0]]},
+            {5: [["x", 0, 1, 0]]},
+            {5: [["x", 0, 0, 1]]},
+            {5: [["x", 0, 0, -1]]},
+            {6: []},
+            {6: [[[[0, [0], [160], [0, 9, b""]]], None]]},
+            {6: [[[[0, [0], [160], [1, 11, b""]]], None]]},
+            {6: [[[[0, [0], [160], [-1, 9, b""]]], None]]},
+            {6: [[[[0, [0], [160], [0, 2**64 - 1, b""]]], None]]},
+            {6: [[[[0, [0, 1], [160], [0, 10, b""]]], None]]},
+            {6: [[[[1, [0], [160], [0, 10, b""]]], None]]},
+            {6: [[[[[0, 0], [0], [160], [0, 10, b""]]], None]]},
+            {6: [[[[0, [0], [-160], [0, 10, b""]]], None]]},
+            {6: [[[[0, [0], [160], [0, 10, b"X123"]]], None]]},
+            {6: [[[[0, [0], [160], [0, 10, b"H123"]]], None]]},
+            {6: [[[[0, [0], [160], [0, 10, b""]]], [0, 11, b""]]]},
+            {6: [[[[0, [0], [160], [0, 10, b""]]], [0, 10, b"B" + bytes(10)]]]},
+            {6: [[[[0, [0], [160], [0, 10, b""]]], [0, 2**64 - 1, b""]]]},
+            {6: [[[], None]]},
+            {6: [[[], [0, 10, b""]]]},
+        ],
+        ids=repr,
+    )
+    def test_every_lie_is_refused(self, change: dict[int, Any]) -> None:
+        import msgspec
+
+        honest = msgspec.msgpack.decode(one().encode())
+        assert BatchRef.decode(msgspec.msgpack.encode(honest)) == one()
+        for place, value in change.items():
+            honest[place] = value
+        with pytest.raises(ProtocolMismatch):
+            BatchRef.decode(msgspec.msgpack.encode(honest))
+
+    def test_other_versions_are_told_apart(self) -> None:
+        encoded = bytearray(one().encode())
+        encoded[1] = 9
+        with pytest.raises(ProtocolMismatch) as caught:
+            BatchRef.decode(encoded)
+        assert (caught.value.ours, caught.value.theirs) == ("1", "9")
+
+
+@dataclass
+class Model:
+    """A reference next to what it must mean."""
+
+    ref: BatchRef
+    columns: dict[str, list[Label]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def check(self) -> None:
+        assert len(self.ref) == len(self)
+        assert self.ref.columns == tuple(self.columns)
+        for name, expected in self.columns.items():
+            assert labels(self.ref, name) == expected
+        meant = {label for column in self.columns.values() for label in column}
+        found = {
+            (node, shard, ordinal, row)
+            for (node, shard), several in self.ref.footprint().items()
+            for ordinals, rows in several
+            for ordinal in ordinals
+            for row in rows.array().tolist()
+        }
+        assert found == meant
+        assert self.ref.nbytes == 16 * sum(len(column) for column in self.columns.values())
+        assert copy(self.ref) == self.ref
+
+    def rows(self, ref: BatchRef, picked: list[int]) -> Model:
+        return Model(ref, {name: [column[i] for i in picked] for name, column in self.columns.items()})
+
+
+ROWS = (0, 1, 17, 60)  # of the shards that a model starts from, and their numbers
+
+
+def stored(shard: int, rows: int, names: tuple[str, ...] = ("a", "b")) -> Model:
+    """Columns in the given order, `a` at ordinal 0 and so on."""
+    places = [(name, "abc".index(name)) for name in names]
+    ref = BatchRef.of(NODE, rows, [(name, MASK, rows * 16, shard, place) for name, place in places])
+    return Model(ref, {name: [(NODE, shard, place, row) for row in range(rows)] for name, place in places})
+
+
+@st.composite
+def models(draw: st.DrawFn, depth: int = 6) -> Model:
+    model = draw(st.sampled_from(ROWS).map(lambda rows: stored(rows, rows)))
+    for _ in range(draw(st.integers(0, depth))):
+        model = draw(st.sampled_from(STEPS))(draw, model)
+    return model
+
+
+def _slice(draw: st.DrawFn, model: Model) -> Model:
+    chosen = draw(st.slices(len(model)))
+    return model.rows(model.ref[chosen], list(range(len(model)))[chosen])
+
+
+def _index(draw: st.DrawFn, model: Model) -> Model:
+    if not len(model):
+        return model
+    rows = draw(st.lists(st.integers(-len(model), len(model) - 1), max_size=80))
+    return model.rows(model.ref[rows], rows)
+
+
+def _shuffle(draw: st.DrawFn, model: Model) -> Model:
+    rows = np.random.default_rng(draw(st.integers(0, 9))).permutation(len(model))
+    return model.rows(model.ref[rows], rows.tolist())
+
+
+def _mask(draw: st.DrawFn, model: Model) -> Model:
+    flags = draw(st.lists(st.booleans(), min_size=len(model), max_size=len(model)))
+    return model.rows(model.ref[np.array(flags, dtype=bool)], [i for i, flag in enumerate(flags) if flag])
+
+
+def _repeat(draw: st.DrawFn, model: Model) -> Model:
+    times = draw(st.integers(0, 3)) if len(model) < 200 else 1
+    return model.rows(model.ref.repeat(times), [i for i in range(len(model)) for _ in range(times)])
+
+
+def _concat(draw: st.DrawFn, model: Model) -> Model:
+    parts = [model]
+    for _ in range(draw(st.integers(1, 3))):
+        other = draw(st.sampled_from(ROWS).map(lambda rows: stored(rows, rows, tuple(model.columns))))
+        parts.append(draw(st.sampled_from([_slice, _index, _shuffle]))(draw, other))
+    if draw(st.booleans()):
+        parts.reverse()
+    together = {name: [label for part in parts for label in part.columns[name]] for name in model.columns}
+    return Model(concat([part.ref for part in parts]), together)
+
+
+def _cut(draw: st.DrawFn, model: Model) -> Model:
+    chunks = model.ref.chunk(draw(st.integers(1, 9)))
+    again = concat(chunks)
+    assert again == model.ref
+    assert hash(again) == hash(model.ref)
+    return Model(again, model.columns)
+
+
+def _union(draw: st.DrawFn, model: Model) -> Model:
+    if "c" in model.columns:
+        return model
+    new = stored(1000 + len(model), len(model), ("c",))
+    return Model(model.ref.union(new.ref), {**model.columns, **new.columns})
+
+
+def _select(draw: st.DrawFn, model: Model) -> Model:
+    names = draw(st.permutations(list(model.columns)))
+    if draw(st.booleans()) and len(names) > 1:
+        names = names[:-1]
+    return Model(model.ref.select(*names), {name: model.columns[name] for name in names})
+
+
+STEPS = [_slice, _index, _shuffle, _mask, _repeat, _concat, _cut, _union, _select]
+
+
+@given(models())
+def test_any_sequence_of_operations_means_what_lists_would(model: Model) -> None:
+    model.check()
+
+
+@given(models(), models())
+def test_two_refs_are_equal_when_they_mean_the_same(a: Model, b: Model) -> None:
+    same = list(a.columns.items()) == list(b.columns.items())
+    assert (a.ref == b.ref) == same
+
+
+@given(models())
+def test_the_same_rows_taken_one_by_one_are_equal(model: Model) -> None:
+    if len(model):
+        again = concat(list(model.ref))
+        assert again == model.ref
+        assert hash(again) == hash(model.ref)
+        assert len(again.encode()) <= 2 * len(model.ref.encode()) + 64

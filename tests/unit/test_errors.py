@@ -1,0 +1,83 @@
+"""The tree of errors: what each is, what it carries, and that it survives a pickle and a message."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import msgspec
+import pytest
+
+from dataplane import errors
+from dataplane.errors import Backpressure, DataplaneError, Freed, Rejected, SchemaMismatch, describe, revive
+
+
+def subclasses(root: type[DataplaneError]) -> list[type[DataplaneError]]:
+    return [root, *(found for child in root.__subclasses__() for found in subclasses(child))]
+
+
+EVERY = subclasses(DataplaneError)
+every = pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+
+
+def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
+    tree = {root.__name__: sorted(leaf.__name__ for leaf in root.__subclasses__()) for root in EVERY}
+    assert {root: leaves for root, leaves in tree.items() if leaves} == {
+        "DataplaneError": ["Lost", "Misuse", "Rejected", "Retryable"],
+        "Retryable": ["Backpressure", "LeaseExpired", "PeerUnavailable"],
+        "Lost": ["Corrupt", "Freed", "OwnerDied"],
+        "Rejected": ["LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
+        "Misuse": ["Closed", "Forked", "SchemaMismatch"],
+    }
+
+
+@every
+def test_the_tree_drawn_in_the_module_has_each(kind: type[DataplaneError]) -> None:
+    assert errors.__doc__ is not None
+    assert kind.__name__ in errors.__doc__
+    assert kind.__doc__
+
+
+@every
+def test_each_survives_pickle_copy_and_message(kind: type[DataplaneError]) -> None:
+    error = kind("no luck")
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(describe(error)))
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), revive(*message)):
+        assert type(again) is kind
+        assert str(again) == "no luck"
+        assert {name: getattr(again, name) for name in kind.FIELDS} == {
+            name: list(value) if isinstance(value, tuple) and again.fields[name] == [] else value
+            for name, value in kind.FIELDS.items()
+        }
+
+
+def test_fields_are_attributes() -> None:
+    error = SchemaMismatch("the column does not fit", column="uid", row=3, expected="text", found="int")
+    assert (error.column, error.row, error.expected, error.found) == ("uid", 3, "text", "int")
+    assert SchemaMismatch("no").row == -1
+    with pytest.raises(AttributeError, match="shard"):
+        _ = error.shard
+
+
+def test_fields_survive_a_pickle() -> None:
+    error = Backpressure("full", needed=5, waited_s=1.5, holders=({"holder": "a", "bytes": 3, "how": "pinned"},))
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.needed, again.waited_s, again.holders) == (error.needed, error.waited_s, error.holders)
+
+
+def test_a_field_that_an_error_lacks_is_refused() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        Freed("gone", colour="red")
+
+
+def test_an_error_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    again = revive("Freed", "gone", {"shard": 7, "since": "yesterday"})
+    assert isinstance(again, Freed)
+    assert again.fields == {"shard": 7}
+    unknown = revive("Evicted", "gone", {"shard": 7})
+    assert type(unknown) is Rejected
+    assert str(unknown) == "gone"
+
+
+def test_an_error_s_name_gives_no_other_class() -> None:
+    assert type(revive("SystemExit", "", {})) is Rejected
