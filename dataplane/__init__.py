@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from dataplane.batch.ref import BatchRef as BatchRef
     from dataplane.client.draft import dense as dense
     from dataplane.client.draft import ragged as ragged
-    from dataplane.client.stats import Stats as Stats
     from dataplane.client.sync import Draft as Draft
     from dataplane.client.sync import Plane as Plane
     from dataplane.client.sync import connect as connect
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from dataplane.errors import Retryable as Retryable
     from dataplane.errors import SchemaMismatch as SchemaMismatch
     from dataplane.errors import Unauthenticated as Unauthenticated
+    from dataplane.observe.stats import Stats as Stats
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ _HOMES = {
     "batch.field": ("Field",),
     "batch.ref": ("BatchRef",),
     "client.draft": ("dense", "ragged"),
-    "client.stats": ("Stats",),
+    "observe.stats": ("Stats",),
     "client.sync": ("Draft", "Plane", "connect"),
     "config": ("NodeConfig",),
     "errors": (

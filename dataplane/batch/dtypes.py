@@ -98,12 +98,15 @@ def decoded(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     Packed four-bit floats stay the bytes they are.
     """
     if name == "bfloat16":
-        return np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
+        wide: np.ndarray[Any, Any] = np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
+        return wide
     if name == "complex32":
-        pairs: np.ndarray[Any, Any] = np.ascontiguousarray(array)[..., None].view(np.float16).astype(np.float32)
-        return pairs.view(np.complex64)[..., 0]
+        pairs: np.ndarray[Any, Any] = np.ascontiguousarray(array)[..., None].view(np.float16)
+        whole: np.ndarray[Any, Any] = pairs.astype(np.float32).view(np.complex64)[..., 0]
+        return whole
     if name in _FLOAT8:
-        return _float8(name)[array]
+        means: np.ndarray[Any, Any] = _float8(name)[array]
+        return means
     return array
 
 

@@ -56,11 +56,11 @@ class Connection:
         _connections.add(self)
 
     @classmethod
-    async def open(cls, address: str, label: str = "") -> Connection:
+    async def open(cls, address: str, *, writes: bool = True) -> Connection:
         """Connect and greet. Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address)."""
         connection = cls(address)
-        label = label or os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
-        hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label)
+        label = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
+        hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label, writes)
         try:
             connection.welcome = await connection.request(hello, m.Welcome, 0.0)
         except BaseException:

@@ -40,7 +40,7 @@ def dense(shape: Sequence[int], dtype: Any) -> Spec:
 
     Raises SchemaMismatch for what is no shape or dtype.
     """
-    if not shape or any(not isinstance(n, int) or n < 0 for n in shape):
+    if not shape or min(shape) < 0:
         raise SchemaMismatch(f"a dense column's shape is [rows, ...], none negative, not {shape!r}")
     return Spec(Field("dense", _dtype_name(dtype), tuple(shape[1:])), shape[0])
 

@@ -12,9 +12,10 @@ nothing; whatever was handed out stays valid when the plane is closed.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import warnings
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -30,9 +31,9 @@ from dataplane.client import embedded
 from dataplane.client.connection import Connection
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.memory import HeldShard
-from dataplane.client.stats import Stats
 from dataplane.config import NodeConfig, environment
 from dataplane.errors import Freed, Misuse, OwnerDied
+from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
 
 TIMEOUT_S = 60.0
@@ -115,11 +116,9 @@ class AsyncPlane:
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
         if many or dedupe:
-            return await self._in_pool(lambda: plan(columns, dedupe=dedupe))
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, functools.partial(plan, columns, dedupe=dedupe))
         return plan(columns)
-
-    async def _in_pool(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _reference(self, planned: Plan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
@@ -325,9 +324,10 @@ def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -
 class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     """A plane that is being connected: `await` it, or enter it with `async with`."""
 
-    def __init__(self, address: str | None, config: NodeConfig | None) -> None:
+    def __init__(self, address: str | None, config: NodeConfig | None, *, writes: bool = True) -> None:
         self._address = address
         self._config = config
+        self._writes = writes
         self._plane: AsyncPlane | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncPlane]:
@@ -340,7 +340,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             node = await asyncio.to_thread(embedded.EmbeddedNode, self._config or NodeConfig())
             address = node.address
         try:
-            return AsyncPlane(await Connection.open(str(address)), node)
+            return AsyncPlane(await Connection.open(str(address), writes=self._writes), node)
         except BaseException:
             if node is not None:
                 await node.retire()

@@ -16,8 +16,8 @@ from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane
 from dataplane.client.plane import connect as connect_async
-from dataplane.client.stats import Stats
 from dataplane.config import NodeConfig
+from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
 

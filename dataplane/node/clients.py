@@ -144,7 +144,7 @@ class Client:
         self.label = f"{request.label[:80]} (pid {self.pid})"
         grants: list[m.Grant] = []
         descriptors: list[int] = []
-        segment, nbytes = self._store.prewarm(self)
+        segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)
         if segment is not None:
             grants, descriptors = self._grants([segment], writable=True)
         welcome = m.Welcome(

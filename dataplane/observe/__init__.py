@@ -1,0 +1,1 @@
+"""What a node does, made visible: its figures as a value and as text."""

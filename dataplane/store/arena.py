@@ -168,6 +168,11 @@ class Arena:
             self._warm_up(segment, 0, nbytes)
         return segment, nbytes
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether a segment waits for a new owner."""
+        return bool(self._orphans)
+
     def orphan(self, owner: Hashable) -> None:
         """The owner has gone. Its shards stay; its segments wait for the next that needs one."""
         self._orphans.extend(self._owned.pop(owner, ()))

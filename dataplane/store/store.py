@@ -321,9 +321,10 @@ class Store:
     def prewarm(self, client: Hashable) -> tuple[int | None, int]:
         """A segment for the first client that comes, and how many bytes at its start it should make ready.
 
-        (None, 0) for all others: pages that nobody may ever write are not taken from the host.
+        When that client has gone, the next that comes inherits its segment, warm. (None, 0) for all others: pages that
+        nobody may ever write are not taken from the host.
         """
-        if self._prewarmed or not self._config.prewarm_bytes:
+        if not self._config.prewarm_bytes or (self._prewarmed and not self.arena.abandoned):
             return None, 0
         self._prewarmed = True
         segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)

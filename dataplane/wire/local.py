@@ -1,8 +1,8 @@
 """The channel between processes of one host: a unix stream socket that carries messages and descriptors.
 
 asyncio's own streams cannot pass descriptors, so the channel reads and writes its socket itself whenever the loop
-says it is ready; that also saves a copy and a hop. uvloop was measured and gave nothing here (a request and reply of
-200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both; waking the other process is what costs).
+says it is ready; that also saves a copy and a hop. uvloop was measured and gave little here (a request and reply of
+200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: what costs is waking the other side).
 
 What always holds: `closed` is called once, with why, and nothing is delivered after it; what waits to be sent is
 bounded, and a peer that lets more than that pile up is cut off; descriptors that nobody took are closed.
@@ -71,9 +71,7 @@ def connect(path: Path) -> socket.socket:
         connected.connect(str(path))
         _, uid = peer(connected)
         if uid != os.getuid():
-            raise Unauthenticated(
-                f"the node at {path} runs as user {uid}, this process as {os.getuid()}", peer=str(uid)
-            )
+            raise Unauthenticated(f"the node at {path} is user {uid}'s, this process {os.getuid()}'s", peer=str(uid))
         connected.setblocking(False)
     except PermissionError:
         connected.close()
@@ -194,7 +192,7 @@ class Channel:
             self.close(error)
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch where there are fewer."""
+        """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch if there are fewer."""
         if count > len(self._descriptors):
             raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
         return [self._descriptors.popleft() for _ in range(count)]

@@ -37,12 +37,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """The first message. `label` is how the client is named to people, in `Backpressure` for one."""
+    """The first message. `label` is how the client is named to people, in `Backpressure` for one; `writes` whether it
+    may come to need memory, and so is worth warming some for. Answered by `Welcome`."""
 
     id: int
     major: int
     minor: int
     label: str
+    writes: bool
 
 
 class Reserve(Message, frozen=True, tag="reserve"):

@@ -1,0 +1,70 @@
+"""Equality of values to the last bit, and batches over memory that counts what is read of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.rows import Rows
+
+
+def bits(value: Any) -> Any:
+    """The value as something whose == is equality of type, shape and bits."""
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return "nested", tuple(bits(row) for row in value.unbind())
+        flat = value.detach().resolve_conj().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return "tensor", value.dtype, tuple(value.shape), data
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return "objects", value.shape, tuple(bits(item) for item in value.reshape(-1))
+        return "array", value.dtype, value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return "scalar", value.dtype, value.tobytes()
+    if type(value) is float:
+        return "float", struct.pack("d", value)
+    if type(value) is dict:
+        return "dict", frozenset((bits(key), bits(item)) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return type(value), tuple(bits(item) for item in value)
+    return type(value), value
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(bits(a) == bits(b))
+
+
+def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = False) -> Piece:
+    """The values as a piece of a shard of their own."""
+    planned = plan({name: values}, dedupe=[name] if dedupe else [])
+    memory = aligned_bytes(planned.nbytes)
+    for job in planned.jobs(memory, piece=64):
+        job()
+    layout = planned.layout().columns[0][1]
+    return Piece(layout, LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)
+
+
+def column(values: Any, *, dedupe: bool = False) -> Column:
+    """The values as a column that was stored."""
+    one = piece("x", values, dedupe=dedupe)
+    return Column("x", one.layout.field, [one])
+
+
+def batch_of(**columns: Any) -> Batch:
+    return Batch({name: column(values) for name, values in columns.items()})
+
+
+def rows_as(column: Column, view: str) -> Sequence[Any]:
+    """Each row of a column as one of its views gives it."""
+    values = getattr(column, view)()
+    if isinstance(values, torch.Tensor):
+        return list(values.unbind())
+    return list(values)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dataplane.batch.columns import plan
+from dataplane.batch.layout import check, check_contents
+from dataplane.batch.local import aligned_bytes, local_batch, materialise
+from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import batch_of, column, same
+
+_DTYPES = st.sampled_from(
+    ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8", "M8[ns]", "m8[D]", ">M8[s]"]
+)
+
+
+@st.composite
+def _arrays(draw: st.DrawFn, ndim: int | None = None, dtype: Any = None) -> np.ndarray[Any, Any]:
+    dims = draw(st.integers(1, 3)) if ndim is None else ndim
+    shape = draw(st.tuples(*[st.integers(0, 4)] * dims))
+    dtype = np.dtype(draw(_DTYPES) if dtype is None else dtype)
+    if dtype.kind == "b":
+        return draw(hnp.arrays(np.bool_, shape))
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = draw(st.binary(min_size=count, max_size=count))  # bits, so that NaN payloads come up
+    array = np.frombuffer(raw, dtype).reshape(shape)
+    if draw(st.booleans()):
+        array = np.asfortranarray(array)
+    return array[::-1] if draw(st.booleans()) else array
+
+
+@settings(max_examples=200, deadline=None)
+@given(_arrays())
+def test_an_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
+    found = column(array)
+    assert found.kind == "dense"
+    assert same(found.numpy(), np.ascontiguousarray(array))
+    assert not found.numpy().flags.writeable
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
+    dtype, ndim = data.draw(_DTYPES), data.draw(st.integers(1, 3))
+    rows = data.draw(st.lists(_arrays(ndim, dtype), min_size=1, max_size=5))
+    found = column(rows)
+    assert found.kind == "ragged"
+    assert same(found.numpy(), [np.ascontiguousarray(row) for row in rows])
+    assert not any(row.flags.writeable for row in found.numpy())
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (3, 0, 5), (0, 0)])
+def test_arrays_without_elements_keep_dtype_and_shape(shape: tuple[int, ...]) -> None:
+    array = np.zeros(shape, np.int16)
+    found = column(array)
+    assert same(found.numpy(), array)
+    assert same(found.torch(), torch.from_numpy(array))
+    assert found.to_list() == array.tolist()
+    assert len(found) == shape[0]
+
+
+def test_broadcast_and_sliced_arrays_are_read_as_they_look() -> None:
+    array = np.arange(24.0).reshape(4, 6)
+    for view in (array[::2], array[:, 1:3], array.T, np.broadcast_to(array[0], (5, 6)), array[::-1, ::-2]):
+        assert same(column(view).numpy(), np.ascontiguousarray(view))
+
+
+def test_arrays_of_text_bytes_and_objects_become_lists() -> None:
+    assert column(np.array(["a", "bc"])).to_list() == ["a", "bc"]
+    assert column(np.array([b"a", b"bc"])).to_list() == [b"a", b"bc"]
+    assert column(np.array(["a", None, 3], object)).to_list() == ["a", None, 3]
+    assert column(np.array([["a"], ["b"]])).to_list() == [["a"], ["b"]]
+    assert column(np.array([np.zeros(1), np.ones(2), None], object)[:2]).kind == "ragged"
+
+
+def test_text_and_bytes_of_every_length() -> None:
+    texts = ["", "a", "ü" * 3, "", "日本", "x" * 5000]
+    assert column(texts).to_list() == texts
+    blobs = [b"", b"\x00", b"x" * 5000, b""]
+    assert column(blobs).to_list() == blobs
+    assert column([""]).to_list() == [""]
+    assert list(column(texts).numpy()) == texts
+
+
+def test_any_sequence_is_a_column() -> None:
+    assert column(range(3)).to_list() == [0, 1, 2]
+    assert column(("a", "b")).to_list() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "says"),
+    [
+        ({}, "", "0 columns"),
+        ({"": [1]}, "", "name"),
+        ({1: [1]}, "1", "name"),
+        ({"a": [1], "b": [1, 2]}, "b", "2 rows, not 1 rows, as column 'a'"),
+        ({"a": 1}, "a", "no sequence"),
+        ({"a": "text"}, "a", "no sequence"),
+        ({"a": b"bytes"}, "a", "no sequence"),
+        ({"a": {1, 2}}, "a", "list"),
+        ({"a": np.array(1)}, "a", "0-d"),
+        ({"a": torch.tensor(1)}, "a", "0-d"),
+        ({"a": np.zeros(2, "i4,f4")}, "a", "cannot be stored"),
+        ({"a": np.zeros(2, np.longdouble)}, "a", "float64"),
+        ({"a": np.ma.masked_array([1, 2], [0, 1])}, "a", "masked"),
+        ({"a": np.zeros((1,) * 40)}, "a", "dimensions"),
+        ([1, 2], "", "no batch"),
+    ],
+)
+def test_what_is_no_batch_is_refused(columns: Any, name: str, says: str) -> None:
+    with pytest.raises(SchemaMismatch, match=says.replace("(", r"\(")) as caught:
+        plan(columns)
+    assert caught.value.column == name
+
+
+def test_a_column_to_deduplicate_must_be_there() -> None:
+    with pytest.raises(SchemaMismatch, match="deduplicated") as caught:
+        plan({"a": [1]}, dedupe=["b"])
+    assert caught.value.column == "b"
+
+
+_MIXED: dict[str, Any] = {
+    "dense": np.arange(4000.0).reshape(1000, 4),
+    "strided": np.arange(8000).reshape(1000, 8)[:, ::2],
+    "tensor": torch.arange(4000).view(4, 1000).t(),
+    "ragged": [np.arange(i % 17) for i in range(1000)],
+    "tensors": [torch.ones(i % 5, 3) * i for i in range(1000)],
+    "images": [np.full((i % 3, 2, i % 4), i) for i in range(1000)],
+    "text": [f"answer {i}" for i in range(1000)],
+    "bytes": [b"x" * (i % 2000) for i in range(1000)],
+    "object": [None if i % 2 else i for i in range(1000)],
+    "struct": [{"a": i} if i % 3 else {"b": [i] * (i % 4)} for i in range(1000)],
+    "twice": [f"prompt {i // 8}" for i in range(1000)],
+}
+
+
+@pytest.mark.parametrize("piece", [1, 100, 4096, 1 << 30])
+def test_jobs_write_every_byte_in_any_order_and_in_threads(piece: int) -> None:
+    planned = plan(_MIXED, dedupe=["twice"])
+    results = []
+    for fill in (0, 255):
+        memory = aligned_bytes(planned.nbytes)
+        memory[:] = fill
+        jobs = planned.jobs(memory, piece)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(job) for job in jobs[::-1]]:
+                done.result()
+        results.append(memory)
+    assert bool((results[0] == results[1]).all())
+    layout = planned.layout()
+    check(layout, planned.nbytes)
+    check_contents(layout, results[0])
+
+
+def test_large_buffers_are_cut_into_pieces_and_small_ones_share_a_job() -> None:
+    planned = plan({"x": np.zeros(1 << 20, np.uint8)}).columns[0]
+    assert len(planned.jobs(np.empty(planned.nbytes, np.uint8), 1 << 18)) == 4
+    planned = plan({"x": [{"a": 1, "b": "x", "c": [1]}]}).columns[0]
+    assert len(planned.jobs(np.empty(planned.nbytes, np.uint8))) == 1
+
+
+def test_memory_of_another_size_is_refused() -> None:
+    planned = plan({"x": [1, 2]}).columns[0]
+    with pytest.raises(ValueError, match="bytes of memory"):
+        planned.jobs(np.empty(8, np.uint8))
+
+
+def test_a_layout_is_the_same_anywhere_but_for_its_place() -> None:
+    planned = plan({"x": [[1], [2, 3]]}).columns[0]
+    assert [offset for offset, _ in planned.layout(640).buffers] == [
+        offset + 640 for offset, _ in planned.layout(0).buffers
+    ]
+
+
+def test_every_kind_comes_back_from_one_batch() -> None:
+    batch = materialise(plan(_MIXED, dedupe=["twice"]))
+    assert len(batch) == 1000
+    assert same(batch["dense"].numpy(), _MIXED["dense"])
+    assert same(batch["strided"].numpy(), np.ascontiguousarray(_MIXED["strided"]))
+    assert same(batch["tensor"].torch(), _MIXED["tensor"])
+    assert same(batch["ragged"].numpy(), _MIXED["ragged"])
+    assert same(list(batch["tensors"].torch().unbind()), _MIXED["tensors"])
+    assert same(batch["images"].numpy(), _MIXED["images"])
+    for name in ("text", "bytes", "object", "struct", "twice"):
+        assert batch[name].to_list() == _MIXED[name]
+
+
+def test_a_batch_can_be_put_again() -> None:
+    batch = materialise(plan(_MIXED, dedupe=["twice"]))
+    again = local_batch(batch)
+    assert again.schema == batch.schema
+    assert same(again.to_dict(), batch.to_dict())
+
+
+def test_a_column_whose_rows_repeat_is_stored_once_when_asked_to() -> None:
+    batch = batch_of(image=np.arange(4000.0).reshape(10, 400), tokens=[np.arange(i * 10) for i in range(10)])
+    rows = np.repeat(np.arange(10), 8)
+    for name in ("image", "tokens"):
+        repeated = batch[name]
+        repeated = repeated._bind(name, repeated.field, repeated._selections, rows)
+        planned = plan({"x": repeated}, dedupe=["x"]).columns[0]
+        assert planned.rows == 80
+        assert planned.values.rows == 10
+        assert planned.logical_nbytes == repeated.nbytes
+        assert same(column(repeated, dedupe=True).to_list(), repeated.to_list())
+        assert same(column(repeated).to_list(), repeated.to_list())
+
+
+def test_sizes_are_known_before_anything_is_written() -> None:
+    planned = plan({"x": np.zeros((3, 5), np.float32), "t": ["ab", "c", ""]})
+    assert [column.logical_nbytes for column in planned.columns] == [60, 3]
+    assert [column.nbytes for column in planned.columns] == [64, 128]
+    assert planned.nbytes == 192
+
+
+def test_planning_in_several_threads_at_once() -> None:
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(5):
+                assert local_batch(_MIXED)["text"].to_list() == _MIXED["text"]
+        except BaseException as error:  # reported by the test itself
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch import dedupe
+from dataplane.batch.columns import plan
+from tests.unit.batch.exact import column, same
+
+_ROW = np.arange(6.0)
+
+
+def _stored(values: Any) -> int:
+    planned = plan({"x": values}, dedupe=["x"]).columns[0]
+    assert planned.layout(0).indexed
+    return planned.values.rows
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        pytest.param(np.repeat(np.arange(12).reshape(4, 3), 5, axis=0), 4, id="dense"),
+        pytest.param(np.broadcast_to(_ROW, (9, 6)), 1, id="broadcast"),
+        pytest.param(np.repeat(np.arange(12).reshape(4, 3), 5, axis=0)[:, ::2], 4, id="strided"),
+        pytest.param(torch.zeros(7, 3).t().contiguous().t(), 1, id="strided tensor"),
+        pytest.param(torch.ones(3).expand(5, 3), 1, id="expanded tensor"),
+        pytest.param([_ROW, _ROW.copy(), _ROW[::-1], _ROW], 2, id="ragged"),
+        pytest.param([np.zeros((2, 3)), np.zeros((3, 2)), np.zeros((2, 3))], 2, id="equal bytes, other shape"),
+        pytest.param([torch.zeros(2), torch.ones(2), torch.zeros(2)], 2, id="tensors"),
+        pytest.param(["a", "b", "a"], 2, id="text"),
+        pytest.param([b"a", b"b", b"a"], 2, id="bytes"),
+        pytest.param([None, 1, None, True, 1.0], 4, id="object"),
+        pytest.param([{"a": 1}, {"a": 1}, {"b": 1}, {}, {"a": 2}, {}], 4, id="struct"),
+        pytest.param([{"p": [1, 2]}, {"p": [1, 2], "q": "x"}, {"p": [1, 2]}], 2, id="struct of ragged"),
+        pytest.param(np.array([0.0, -0.0, np.nan, np.nan]), 3, id="by bits"),
+        pytest.param([], 0, id="no rows"),
+        pytest.param(np.zeros((3, 0)), 1, id="no elements"),
+        pytest.param([np.zeros(0), np.zeros(0)], 1, id="empty rows"),
+    ],
+)
+def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
+    assert _stored(values) == stored
+    found, plain = column(values, dedupe=True), column(values)
+    assert found.field == plain.field
+    assert same(found.to_list(), plain.to_list())
+    assert same(found.numpy(), plain.numpy())
+    assert found.nbytes == plain.nbytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=12))
+def test_rows_come_back_whatever_repeats(rows: list[list[int]]) -> None:
+    arrays = [np.array(row, np.int64) for row in rows]
+    assert same(column(arrays, dedupe=True).numpy(), arrays)
+    assert _stored(arrays) == len({tuple(row) for row in rows})
+
+
+def test_rows_that_are_the_same_memory_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    real = dedupe.xxhash.xxh3_128_digest
+    monkeypatch.setattr(dedupe.xxhash, "xxh3_128_digest", lambda data: (hashed.append(1), real(data))[1])
+    images = [np.random.default_rng(i).random((4, 4)) for i in range(3)]
+    assert _stored([image for image in images for _ in range(8)]) == 3
+    assert len(hashed) == 3
+    hashed.clear()
+    tensors = [torch.rand(4) for _ in range(3)]
+    assert _stored([tensor for tensor in tensors for _ in range(8)]) == 3
+    assert len(hashed) == 3
+
+
+def test_rows_that_are_all_distinct_lie_in_place() -> None:
+    found = column(np.arange(5), dedupe=True)
+    assert found.numpy().base is not None
+    assert found.reading.run is not None

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch.columns import values_of
+from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import bits, column, same
+
+_PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(width=64)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text("abcé", max_size=3), inner, max_size=3)
+        | st.dictionaries(st.integers(0, 9) | st.booleans() | st.none() | st.tuples(st.integers(0, 3)), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(_PLAIN, max_size=6))
+def test_plain_values_come_back_equal_and_mixed_ones_exactly(rows: list[Any]) -> None:
+    found = column(rows)
+    back = found.to_list()
+    if found.kind in ("object", "text", "bytes"):
+        assert same(back, rows)
+    else:
+        assert repr(back) == repr(rows) or back == rows  # ints among floats are equal; repr is for NaN
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(width=64), min_size=1, max_size=8))
+def test_floats_keep_their_bits(rows: list[float]) -> None:
+    assert same(column(rows).to_list(), rows)
+    assert same(column([rows, []]).to_list(), [rows, []])
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "dtype", "shape"),
+    [
+        (["a", "", "ü"], "text", "", ()),
+        ([np.str_("a"), "b"], "text", "", ()),
+        ([b"a", bytearray(b"b"), memoryview(b"c")], "bytes", "", ()),
+        ([True, False], "dense", "bool", ()),
+        ([1, -2], "dense", "int64", ()),
+        ([1, 2**63], "dense", "uint64", ()),
+        ([-1, 2**63], "object", "", ()),
+        ([1, 2.5], "dense", "float64", ()),
+        ([2**53 + 1, 2.5], "object", "", ()),
+        ([2**4000 if False else 2**63, 0.5], "dense", "float64", ()),
+        ([1, True], "object", "", ()),
+        ([1j, 2 + 0j], "dense", "complex128", ()),
+        ([np.float32(1), np.float32(2)], "dense", "float32", ()),
+        ([np.float32(1), np.float64(2)], "object", "", ()),
+        ([np.array(1, np.int16), np.array(2, np.int16)], "dense", "int16", ()),
+        ([torch.tensor(1.0), torch.tensor(2.0)], "dense", "float32", ()),
+        ([np.zeros(3), np.zeros(3)], "ragged", "float64", (None,)),
+        ([np.zeros((3, 2)), np.zeros((1, 2))], "ragged", "float64", (None, 2)),
+        ([np.zeros((3, 4, 2)), np.zeros((3, 5, 2))], "ragged", "float64", (None, None, 2)),
+        ([torch.zeros(3, 2), torch.zeros(3, 2)], "ragged", "float32", (None, 2)),
+        ([torch.zeros(2), np.zeros(3, np.float32)], "ragged", "float32", (None,)),
+        ([np.zeros(2, np.float32), torch.zeros(3)], "ragged", "float32", (None,)),
+        ([[1, 2], []], "ragged", "int64", (None,)),
+        ([[], []], "object", "", ()),
+        ([[1, 2.5], [3]], "ragged", "float64", (None,)),
+        ([[True], []], "ragged", "bool", (None,)),
+        ([[np.int32(1)], [np.int32(2)]], "ragged", "int32", (None,)),
+        ([[[1, 2], [3, 4]], []], "ragged", "int64", (None, 2)),
+        ([[[1, 2], [3]], []], "object", "", ()),
+        ([[1, [2]], [3]], "object", "", ()),
+        ([["a"], ["b"]], "object", "", ()),
+        ([(1, 2), (3, 4)], "object", "", ()),
+        ([None, None], "object", "", ()),
+        ([None, np.zeros(2)], "object", "", ()),
+        ([], "object", "", ()),
+        ([{}, {}], "struct", "", ()),
+        ([{1: 2}], "object", "", ()),
+        ([{"a": 1}, None], "object", "", ()),
+        ([np.array(["a", "b"], object), np.array([], object)], "object", "", ()),
+    ],
+)
+def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str, shape: tuple[Any, ...]) -> None:
+    field = values_of("x", rows).field
+    assert (field.kind, field.dtype, field.shape) == (kind, dtype, shape)
+    if kind == "object":
+        expected = [row.tolist() if isinstance(row, np.ndarray) and row.dtype == object else row for row in rows]
+        assert same(column(rows).to_list(), expected)
+
+
+def test_a_struct_keeps_absent_keys_apart_from_none() -> None:
+    rows = [{"a": 1, "b": None}, {"b": 2}, {}, {"a": 3, "c": {"d": [1, 2]}}]
+    found = column(rows)
+    assert found.field.kind == "struct"
+    assert dict(found.field.children)["a"].dtype == "int64"
+    assert found.to_list() == rows
+
+
+def test_a_struct_too_deep_or_with_too_many_keys_becomes_objects() -> None:
+    deep: Any = 1
+    for _ in range(40):
+        deep = {"k": deep}
+    assert column([deep]).to_list() == [deep]
+    wide = [{str(i): i} for i in range(1100)]
+    assert column(wide).kind == "object"
+    assert column(wide).to_list() == wide
+
+
+class _Colour(enum.IntEnum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class _Record:
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "found"),
+    [
+        ([1, 2**64], 1, "int"),
+        ([None, {1, 2}], 1, "set"),
+        ([datetime.date(2020, 1, 1)], 0, "datetime.date"),
+        ([None, 1, _Record(1)], 2, "Record"),
+        ([_Colour.RED], 0, "Colour"),
+        ([OrderedDict(a=1)], 0, "OrderedDict"),
+        (["a", "\ud800"], 1, "surrogate"),
+        ([None, "\ud800"], 1, "surrogate"),
+        ([None, [object()]], 1, "object"),
+        ([None, np.longdouble(1)], 1, "NumPy"),
+        ([np.zeros(2), np.zeros(2, np.float32)], 1, "float32"),
+        ([np.zeros(2), np.zeros(2), np.zeros((2, 2))], 2, "2 dimensions"),
+        ([torch.zeros(2), torch.zeros(2, dtype=torch.int32)], 1, "int32"),
+        ([torch.zeros(2), torch.tensor(1.0)], 1, "0 dimensions"),
+        ([torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float16)], 1, "float16"),
+        ([torch.zeros(2), np.zeros(2)], 1, "float64"),
+        ([np.ma.masked_array([1, 2], [0, 1])], 0, "masked"),
+    ],
+)
+def test_a_value_that_cannot_be_held_is_named(rows: list[Any], row: int, found: str) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        values_of("answers", rows)
+    error = caught.value
+    assert error.column == "answers"
+    assert error.row == row
+    assert found in error.found
+    assert error.expected
+    assert f"row {row}" in str(error)
+
+
+def test_a_key_that_cannot_be_held_is_named_with_the_row_of_the_column() -> None:
+    with pytest.raises(SchemaMismatch, match=r"'x\.a', row 2") as caught:
+        values_of("x", [{"a": None}, {}, {"a": {1}}])
+    assert (caught.value.column, caught.value.row) == ("x.a", 2)
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(SchemaMismatch, match="nested"):
+        values_of("x", [None, loop])
+    with pytest.raises(SchemaMismatch, match="nested"):
+        values_of("x", [loop])
+
+
+def test_empty_rows_take_the_shape_of_the_others() -> None:
+    rows: list[Any] = [[], [[1, 2]], [[]], [[], []]]
+    assert column(rows).to_list() == rows
+    rows = [[[[1], [2]]], [], [[], []], [[[], []]]]
+    assert column(rows).to_list() == rows
+
+
+def test_bits_of_equal_looking_values_differ() -> None:
+    assert bits(1) != bits(True) != bits(1.0)

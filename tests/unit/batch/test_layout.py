@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned, check, check_contents
+from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
+
+_PLAN = plan(
+    {
+        "dense": np.arange(12, dtype=np.float32).reshape(4, 3),
+        "ragged": [np.arange(n) for n in (2, 0, 3, 1)],
+        "images": [np.ones((2, n, 3), np.float32) for n in (1, 2, 0, 3)],
+        "text": ["a", "bc", "", "ü"],
+        "object": [None, 1, (2,), {"k": 3}],
+        "struct": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
+        "repeated": ["r", "r", "s", "r"],
+    },
+    dedupe=["repeated"],
+)
+
+
+def _shard() -> tuple[ShardLayout, np.ndarray[Any, Any]]:
+    memory = aligned_bytes(_PLAN.nbytes)
+    for job in _PLAN.jobs(memory):
+        job()
+    return _PLAN.layout(), memory
+
+
+def _column(field: Field, rows: int, *buffers: tuple[int, int], stored: int | None = None, **more: Any) -> ShardLayout:
+    return ShardLayout((("c", ColumnLayout(field, rows, rows if stored is None else stored, buffers, **more)),))
+
+
+def _read_everything(layout: ShardLayout, memory: np.ndarray[Any, Any]) -> None:
+    held = LocalMemory(memory.copy())
+    rows = Rows.range(0, layout.columns[0][1].rows)
+    batch = Batch({name: Column(name, column.field, [Piece(column, held, rows)]) for name, column in layout.columns})
+    for column in batch.values():
+        column.to_list()
+        column.numpy()
+        column.arrow()
+
+
+def test_a_layout_survives_its_encoding_and_passes_its_checks() -> None:
+    layout, memory = _shard()
+    assert ShardLayout.decode(layout.encode()) == layout
+    check(layout, len(memory))
+    check_contents(layout, memory)
+    assert layout.column("text") is not None
+    assert layout.column("absent") is None
+
+
+def test_a_layout_passes_only_within_its_extent() -> None:
+    layout, memory = _shard()
+    with pytest.raises(Corrupt, match="not in an extent"):
+        check(layout, len(memory) - 64)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(ShardLayout(()), id="no columns"),
+        pytest.param(_column(Field("dense", "float32"), 4, (0, 12)), id="too few bytes"),
+        pytest.param(_column(Field("dense", "float32"), 4, (0, 20)), id="too many bytes"),
+        pytest.param(_column(Field("dense", "float32"), 4, (4, 16)), id="not aligned"),
+        pytest.param(_column(Field("dense", "float32"), 4, (-64, 16)), id="before the extent"),
+        pytest.param(_column(Field("dense", "float32"), 4), id="no buffer"),
+        pytest.param(_column(Field("dense", "float32"), 4, (0, 16), (64, 16)), id="one buffer more"),
+        pytest.param(_column(Field("dense", "float32"), -1, (0, -4)), id="negative rows"),
+        pytest.param(_column(Field("dense", "float32"), 1 << 62, (0, 1 << 64)), id="overflowing rows"),
+        pytest.param(_column(Field("dense", "float32", (1 << 40, 0, 1 << 40)), 1, (0, 0)), id="overflowing shape"),
+        pytest.param(_column(Field("dense", "float32", (0, 1 << 40)), 1 << 40, (0, 0)), id="overflowing product"),
+        pytest.param(_column(Field("dense", "float32", (-1,)), 1, (0, 4)), id="negative shape"),
+        pytest.param(_column(Field("dense", "float32", (None,)), 1, (0, 4)), id="dense that varies"),
+        pytest.param(_column(Field("dense", "O"), 1, (0, 8)), id="no such dtype"),
+        pytest.param(_column(Field("dense", ""), 1, (0, 8)), id="no dtype"),
+        pytest.param(_column(Field("dense", "int8", (1,) * 33), 1, (0, 1)), id="too many dimensions"),
+        pytest.param(_column(Field("ragged", "int64", (3,)), 1, (0, 16), (64, 0)), id="ragged that does not vary"),
+        pytest.param(_column(Field("ragged", "int64", (3, None)), 1, (0, 16), (64, 0)), id="varying last"),
+        pytest.param(_column(Field("ragged", "int64", (None,)), 1, (0, 16), (64, 7)), id="half an item"),
+        pytest.param(_column(Field("text", "int8"), 1, (0, 16), (64, 0)), id="text with a dtype"),
+        pytest.param(_column(Field("text"), 1, (0, 16), (64, 0), stored=2), id="stored without an index"),
+        pytest.param(_column(Field("struct", children=(("a", Field("text")),)), 1, (0, 1)), id="no child"),
+        pytest.param(ShardLayout(_column(Field("text"), 0, (0, 8), (64, 0)).columns * 2), id="one name twice"),
+    ],
+)
+def test_a_false_layout_is_refused(layout: ShardLayout) -> None:
+    with pytest.raises(Corrupt):
+        check(layout, 4096)
+
+
+def test_columns_of_different_rows_are_refused() -> None:
+    one = ColumnLayout(Field("dense", "int8"), 1, 1, ((0, 1),))
+    two = ColumnLayout(Field("dense", "int8"), 2, 2, ((0, 2),))
+    with pytest.raises(Corrupt, match="different numbers of rows"):
+        check(ShardLayout((("a", one), ("b", two))), 64)
+
+
+@pytest.mark.parametrize("depth", [17, 200, 5000])
+def test_structs_nested_too_deeply_are_refused(depth: int) -> None:
+    field: Any = ["dense", "int8", [], []]
+    column: Any = [field, 0, 0, [[0, 0]], [], False]
+    for _ in range(depth):
+        field = ["struct", "", [], [["k", field]]]
+        column = [field, 0, 0, [[0, 0]], [column], False]
+        if depth > 200:  # the field alone: encoding the column too would be quadratic
+            column = [field, 0, 0, [[0, 0]], [], False]
+    data = b"\x91\x91\x92\xa1c" + _packed(column)
+    with pytest.raises((Corrupt, ProtocolMismatch)):
+        check(ShardLayout.decode(data), 64)
+
+
+def _packed(value: Any) -> bytes:
+    """MessagePack of lists nested more deeply than an encoder would follow."""
+    out, stack = bytearray(), [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            out.append(0x90 | len(item))
+            stack += reversed(item)
+        else:
+            out += msgspec.msgpack.encode(item)
+    return bytes(out)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_layout_are_a_protocol_mismatch(data: bytes) -> None:
+    try:
+        ShardLayout.decode(data)
+    except ProtocolMismatch:
+        pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_layout_with_a_wrong_byte_is_refused_or_can_be_read(data: st.DataObject) -> None:
+    layout, memory = _shard()
+    raw = bytearray(layout.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        mutated = ShardLayout.decode(bytes(raw))
+        check(mutated, len(memory))
+        check_contents(mutated, memory)
+    except DataplaneError:
+        return
+    if max(column.rows for _, column in mutated.columns) <= 64:
+        try:
+            _read_everything(mutated, memory)
+        except Corrupt:
+            pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_false_tables_in_the_bytes_are_corrupt_or_can_be_read(data: st.DataObject) -> None:
+    layout, memory = _shard()
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(memory) // 8 - 1)) * 8
+        word = data.draw(st.one_of(st.integers(-4, 40), st.sampled_from([-(2**63), 2**63 - 1, 2**62, 2**61])))
+        memory[place : place + 8] = np.frombuffer(word.to_bytes(8, "little", signed=True), np.uint8)
+    try:
+        check_contents(layout, memory)
+        trusted = True
+    except Corrupt:
+        trusted = False
+    try:
+        _read_everything(layout, memory)
+        assert trusted, "a reader believed what the check refused"
+    except Corrupt:
+        pass  # an object that is none, text that is not UTF-8: values, which the check does not read
+
+
+@pytest.mark.parametrize(
+    ("name", "buffer", "words", "says"),
+    [
+        ("ragged", 0, [0, 3, 2, 5, 6], "do not rise"),
+        ("ragged", 0, [1, 2, 2, 5, 6], "do not rise"),
+        ("ragged", 0, [0, 2, 2, 5, 7], "end at"),
+        ("ragged", 0, [0, -(2**63), 2**63 - 1, 5, 6], "do not rise"),
+        ("images", 2, [2, -1, 3], "shape"),
+        ("images", 2, [2, 1, 4], "shape"),
+        ("images", 2, [1 << 32, 1 << 32, 3], "elements"),
+        ("repeated", 2, [2], "beyond"),
+        ("repeated", 2, [-1], "beyond"),
+    ],
+)
+def test_what_points_elsewhere_is_named(name: str, buffer: int, words: list[int], says: str) -> None:
+    layout, memory = _shard()
+    column = layout.column(name)
+    assert column is not None
+    start = column.buffers[buffer][0]
+    memory[start : start + 8 * len(words)] = np.array(words, np.int64).view(np.uint8)
+    with pytest.raises(Corrupt, match=says) as caught:
+        check_contents(layout, memory)
+    assert repr(name) in str(caught.value)
+
+
+def test_presence_that_does_not_fit_the_children_is_refused() -> None:
+    layout, memory = _shard()
+    column = layout.column("struct")
+    assert column is not None
+    memory[column.buffers[0][0]] = 2
+    with pytest.raises(Corrupt, match="neither 0 nor 1"):
+        check_contents(layout, memory)
+    memory[column.buffers[0][0]] = 0
+    with pytest.raises(Corrupt, match="present"):
+        check_contents(layout, memory)
+
+
+def test_memory_that_ends_early_is_corrupt() -> None:
+    layout, memory = _shard()
+    with pytest.raises(Corrupt, match="missing"):
+        check_contents(layout, memory[:0])
+
+
+def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:
+    layout, memory = _shard()
+    column = layout.column("ragged")
+    assert column is not None
+    read = Column("ragged", column.field, [Piece(column, LocalMemory(memory), Rows.range(0, 4))])
+    assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
+    memory.setflags(write=True)
+    memory[column.buffers[0][0] :][:40] = 255
+    assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
+
+
+@given(st.integers(0, 1 << 40))
+def test_aligned_is_the_next_multiple(nbytes: int) -> None:
+    assert nbytes <= aligned(nbytes) < nbytes + 64
+    assert aligned(nbytes) % 64 == 0
+
+
+def test_fields_show_what_they_are() -> None:
+    assert repr(Field("ragged", "float32", (None, 1176))) == "ragged float32 [*, 1176]"
+    assert repr(Field("struct", children=(("a", Field("text")),))) == "struct{a: text}"

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.errors import Corrupt, SchemaMismatch
+from tests.unit.batch.exact import same
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        -(2**63),
+        2**64 - 1,
+        float("nan"),
+        -0.0,
+        "",
+        b"\x00",
+        (),
+        (1, (2, [3])),
+        {1: "a", "b": (2,), None: 3, (1, 2): 4, 1.5: 5, b"x": 6},
+        np.float16(1.5),
+        np.datetime64("2020", "D"),
+        np.arange(6, dtype=">i4").reshape(2, 3),
+        np.array(3.5),
+        np.zeros((2, 0, 3), np.complex64),
+        np.arange(6).reshape(2, 3).T,
+        [np.ones(2), {"deep": np.bool_(True)}],
+        torch.arange(6).view(2, 3).t(),
+        torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
+        torch.tensor(2.0, dtype=torch.float8_e4m3fn),
+        torch.zeros(0, 3),
+        torch.tensor([1 + 2j]).conj(),
+        torch.ones(2, requires_grad=True),
+    ],
+    ids=repr,
+)
+def test_a_value_comes_back_exactly(value: Any) -> None:
+    [row] = encode_rows("x", [value])
+    assert same(decode_row("x", row), value)
+
+
+def test_what_comes_back_is_its_owners() -> None:
+    [row] = encode_rows("x", [[np.ones(2), torch.ones(2)]])
+    array, tensor = decode_row("x", row)
+    array += 1
+    tensor += 1
+    assert same(decode_row("x", row), [np.ones(2), torch.ones(2)])
+
+
+@pytest.mark.parametrize("value", [bytearray(b"x"), np.array(["a"]), np.str_("x"), torch.zeros(2).to_sparse(), range(3)])
+def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        encode_rows("x", [None, [value]])
+    assert caught.value.row == 1
+    assert caught.value.found
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_value_are_corrupt(data: bytes) -> None:
+    try:
+        decode_row("x", data)
+    except Corrupt:
+        pass
+
+
+@given(st.data())
+def test_a_value_with_wrong_bytes_is_corrupt_or_another_value(data: st.DataObject) -> None:
+    [row] = encode_rows("x", [[np.arange(4), (1, {2: 3}), np.float32(1)]])
+    raw = bytearray(row)
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_row("x", bytes(raw))
+    except Corrupt:
+        pass
+
+
+def test_nesting_without_end_is_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        decode_row("x", b"\x91" * 100_000 + b"\xc0")
