@@ -68,7 +68,7 @@ def _node(chosen: argparse.Namespace) -> int:
         sizes = f"memory {format_size(config.memory_bytes)}, spill {format_size(config.spill_bytes)}"
         print(f"{sizes} in {config.spill_dir}; stop with Ctrl-C", file=sys.stderr)
 
-    asyncio.run(run(node, ready=ready))
+    run(node, ready=ready)
     return 0
 
 

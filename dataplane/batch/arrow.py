@@ -11,6 +11,7 @@ shape under `dataplane.shape`.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ from dataplane.batch.field import Field
 
 DTYPE, SHAPE = b"dataplane.dtype", b"dataplane.shape"
 VARIABLE = "arrow.variable_shape_tensor"
+
+# Arrow's C++ has the type in later releases, of which pyarrow shows the parameters in its text alone.
+_UNIFORM = re.compile(r"uniform_shape=\[((?:null|\d+)(?:,(?:null|\d+))*)\]")
+_PERMUTATION = re.compile(r"permutation=\[(\d+(?:,\d+)*)\]")
 
 _UNITS = ("s", "ms", "us", "ns")
 
@@ -87,17 +92,14 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
         uniform_shape: tuple[int | None, ...] | None = None,
         permutation: tuple[int, ...] | None = None,
         dim_names: tuple[str, ...] | None = None,
-        *,
-        large: bool = False,
     ) -> None:
         self.value_type = value_type
         self.ndim = ndim
         self.uniform_shape = uniform_shape
         self.permutation = permutation
         self.dim_names = dim_names
-        # The specification says List, whose offsets have 32 bits; beyond their reach there is only LargeList.
-        data = pa.large_list(value_type) if large else pa.list_(value_type)
-        super().__init__(pa.struct([("data", data), ("shape", pa.list_(pa.int32(), ndim))]), VARIABLE)
+        stored = [("data", pa.list_(value_type)), ("shape", pa.list_(pa.int32(), ndim))]
+        super().__init__(pa.struct(stored), VARIABLE)
 
     def __arrow_ext_serialize__(self) -> bytes:
         parameters = {
@@ -107,6 +109,9 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
         }
         return json.dumps({key: value for key, value in parameters.items() if value is not None}).encode()
 
+    def __hash__(self) -> int:
+        return hash((self.value_type, self.ndim, self.uniform_shape))
+
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> VariableShapeTensorType:
         """Raises ValueError where the storage or the parameters are not of this type."""
@@ -114,8 +119,7 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
         if not pa.types.is_struct(storage_type) or names != ["data", "shape"]:
             raise ValueError(f"{storage_type} does not store {VARIABLE}")
         data, shape = storage_type.field(0).type, storage_type.field(1).type
-        large = pa.types.is_large_list(data)
-        if not ((large or pa.types.is_list(data)) and pa.types.is_fixed_size_list(shape)):
+        if not (pa.types.is_list(data) and pa.types.is_fixed_size_list(shape)):
             raise ValueError(f"{storage_type} does not store {VARIABLE}")
         parameters = json.loads(serialized or b"{}")
         uniform, permutation, names = (parameters.get(key) for key in ("uniform_shape", "permutation", "dim_names"))
@@ -125,14 +129,29 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
             None if uniform is None else tuple(uniform),
             None if permutation is None else tuple(permutation),
             None if names is None else tuple(names),
-            large=large,
         )
+
+
+def uniform_shape(kind: Any) -> tuple[int | None, ...] | None:
+    """The sizes that all rows of a variable-shape tensor type share, None elsewhere; None where it does not say."""
+    if hasattr(kind, "uniform_shape"):
+        return None if kind.uniform_shape is None else tuple(kind.uniform_shape)
+    found = _UNIFORM.findall(str(kind))
+    return tuple(None if size == "null" else int(size) for size in found[-1].split(",")) if found else None
+
+
+def permutation(kind: Any) -> list[int]:
+    """The order of a tensor type's dimensions; [] where they are in their own."""
+    if hasattr(kind, "permutation"):
+        return list(kind.permutation or [])
+    found = _PERMUTATION.search(str(kind))
+    return [int(axis) for axis in found[1].split(",")] if found else []
 
 
 def _register() -> None:
     try:
         pa.register_extension_type(VariableShapeTensorType(pa.float32(), 1))
-    except pa.ArrowKeyError:  # another library, or a later pyarrow, has registered the type; we read any of them
+    except pa.ArrowKeyError:  # another library has, or pyarrow itself; we read any of them
         return
 
 

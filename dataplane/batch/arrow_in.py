@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native
+from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
 from dataplane.batch.dtypes import storage
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import Index
@@ -86,7 +86,9 @@ def _whole(array: Any) -> Any:
         wider = pa.large_list(kind.value_field)
     if wider is not None:
         array = array.cast(wider)
-    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
 
 
 def _is_time(kind: Any) -> bool:
@@ -186,14 +188,14 @@ def _items(array: Any) -> tuple[Index, npt.NDArray[Any] | None]:
 
 def _extension(column: str, array: Any, declared: str) -> Values | None:
     kind = array.type
-    permutation = list(getattr(kind, "permutation", None) or [])
-    if kind.extension_name in ("arrow.fixed_shape_tensor", VARIABLE) and permutation != sorted(permutation):
-        found = f"a tensor type with the permutation {permutation}"
+    order = permutation(kind) if kind.extension_name in ("arrow.fixed_shape_tensor", VARIABLE) else []
+    if order != sorted(order):
+        found = f"a tensor type with the permutation {order}"
         raise mismatch(column, f"{found}: put the array in order first", expected="row-major rows", found=found)
     if array.null_count:
         return None
     if kind.extension_name == VARIABLE:
-        return _variable(column, array.storage, declared, kind.uniform_shape)
+        return _variable(column, array.storage, declared, uniform_shape(kind))
     if kind.extension_name != "arrow.fixed_shape_tensor":
         return None
     if not math.prod(kind.shape):

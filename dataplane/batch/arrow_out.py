@@ -95,20 +95,23 @@ def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
     items, offsets, shapes, _ = reading.items(rows, field)
     values = _values(kind, to_native(field.dtype, items), nullable)
     uniform = field.shape + kind.tail
-    if len(uniform) == 1:
+    elements = int(offsets[-1]) * math.prod(field.item_shape + kind.tail)
+    if len(uniform) == 1 or (field.varying == 1 and elements > _INT32_MAX):
+        for size in (field.item_shape + kind.tail)[::-1]:
+            values = pa.Array.from_buffers(pa.list_(values.type, size), len(values) // size, [None], children=[values])
         return _lists(values, offsets)
     if shapes is None:
         shapes = np.empty((len(offsets) - 1, len(field.shape)), np.int64)
         shapes[:, 0] = np.diff(offsets)
         shapes[:, 1:] = field.item_shape
-    if len(shapes) and int(shapes.max()) > _INT32_MAX:
-        raise mismatch(name, "a dimension beyond 32 bits, which Arrow has not", expected="at most 2**31 - 1")
+    largest = max(elements, int(shapes.max(initial=0)))
+    if largest > _INT32_MAX:
+        message = "rows of varying shapes have 32-bit offsets in Arrow: convert fewer rows at a time"
+        raise mismatch(name, message, expected=f"at most {_INT32_MAX} elements", found=str(largest))
     full = np.concatenate((shapes, np.full((len(shapes), len(kind.tail)), 2)), axis=1).astype(np.int32)
-    elements = offsets * math.prod(field.item_shape + kind.tail)
-    large = int(elements[-1]) > _INT32_MAX
     sizes = pa.Array.from_buffers(pa.int32(), full.size, [None, _buffer(full)])
-    extension = VariableShapeTensorType(kind.type, len(uniform), uniform, large=large)
-    data = _lists(values, elements, large=large)
+    extension = VariableShapeTensorType(kind.type, len(uniform), uniform)
+    data = _lists(values, offsets * math.prod(field.item_shape + kind.tail), large=False)
     shape = pa.Array.from_buffers(pa.list_(pa.int32(), len(uniform)), len(full), [None], children=[sizes])
     storage = pa.Array.from_buffers(extension.storage_type, len(full), [None], children=[data, shape])
     return pa.ExtensionArray.from_storage(extension, storage)

@@ -116,6 +116,9 @@ class Column:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
         `large_binary` of MessagePack. See `dataplane.batch.arrow` for how dtypes that Arrow lacks are held.
+
+        Ragged rows of more than 2**31 - 1 elements together are `large_list`s of `fixed_size_list`s; where more
+        than their first dimension varies, Arrow has no type for so many, and this raises SchemaMismatch.
         """
         from dataplane.batch import arrow_out  # pyarrow takes longer to import than all of this package
 
@@ -139,7 +142,7 @@ class Column:
         """The rows at these positions. Pieces are shared, so their memory is too."""
         column = Column.__new__(Column)
         if self._order is not None:
-            chosen = self._order[np.arange(rows.start, rows.stop, rows.step)]
+            chosen = self._order[_positions(rows)]
             return column._bind(self.name, self.field, self._selections, chosen)
         selections, start = [], 0
         for stored, own in self._selections:
@@ -147,9 +150,13 @@ class Column:
             inside = _within(rows, start, start + len(own))
             start += len(own)
             if len(inside):
-                positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(np.array(inside))
+                positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(_positions(inside))
                 selections.append(Selection(stored, own.take(positions)))
         return column._bind(self.name, self.field, tuple(selections if rows.step > 0 else selections[::-1]), None)
+
+
+def _positions(rows: range) -> Index:
+    return np.fromiter(rows, np.int64, len(rows))  # not arange: a step may be beyond 64 bits
 
 
 def _within(rows: range, start: int, stop: int) -> range:
@@ -239,7 +246,8 @@ class Batch:
 
     def to_tensordict(self) -> Any:
         """A `tensordict.TensorDict` with the batch size [rows]: dense columns and ragged ones of one varying
-        dimension as `torch()` gives them, everything else as a `NonTensorStack` of a value a row.
+        dimension as `torch()` gives them, everything else as a `NonTensorStack` of a value a row. A struct's are
+        dicts, also where it was put as a nested TensorDict: rows may differ in their keys from batch to batch.
 
         Raises SchemaMismatch for dtypes that torch lacks. Imports torch and tensordict.
         """

@@ -101,7 +101,8 @@ def plan(columns: Any, *, dedupe: Collection[str] = ()) -> Plan:
     """What storing `columns` takes: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
     Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, or sequences of what the
-    rows are. Of the columns named in `dedupe`, rows with equal content are stored once.
+    rows are (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the columns named in
+    `dedupe`, rows with equal content are stored once.
 
     Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
     different numbers of rows or a name is empty or absent.
@@ -109,9 +110,10 @@ def plan(columns: Any, *, dedupe: Collection[str] = ()) -> Plan:
     if isinstance(dedupe, str):
         dedupe = (dedupe,)
     planned = [_planned(name, values, name in dedupe) for name, values in _columns(columns)]
-    if not planned or len(planned) > MAX_COLUMNS:
-        found = f"{len(planned)} columns"
-        raise SchemaMismatch(f"a batch of {found}", expected=f"1 to {MAX_COLUMNS} columns", found=found)
+    count = sum(_count(column.field) for column in planned)
+    if not 1 <= count <= MAX_COLUMNS:
+        expected, found = f"1 to {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
+        raise SchemaMismatch(f"a batch of {found}, not {expected}", expected=expected, found=found)
     first = planned[0]
     for column in planned:
         if column.rows != first.rows:
@@ -168,6 +170,10 @@ def _columns(columns: Any) -> Iterator[tuple[str, Values]]:
         if not isinstance(name, str) or not name:
             raise mismatch(str(name), "a column's name is text", expected="a name", found=repr(name))
         yield name, values if isinstance(values, Values) else values_of(name, values)
+
+
+def _count(field: Field) -> int:
+    return 1 + sum(_count(child) for _, child in field.children)
 
 
 def _is_arrow(value: Any, *names: str) -> bool:

@@ -29,8 +29,7 @@ def digests(values: Values) -> list[bytes]:
     """For each row, what equals that of another where the rows are equal."""
     if values.data is None:
         return _of_struct(values)
-    source, shapes = values.data, None if values.shapes is None else values.shapes.tobytes()
-    width = 0 if values.shapes is None else values.shapes.shape[1] * 8
+    source, marks = values.data, _marks(values)
     seen: dict[Hashable, bytes] = {}
     result = []
     for i in range(values.rows):
@@ -38,12 +37,19 @@ def digests(values: Values) -> list[bytes]:
         digest = None if identity is None else seen.get(identity)
         if digest is None:
             digest = xxhash.xxh3_128_digest(source.row(i))
-            if shapes is not None:
-                digest += shapes[i * width : (i + 1) * width]
+            if marks is not None:
+                digest += marks[i].tobytes()
             if identity is not None:
                 seen[identity] = digest
         result.append(digest)
     return result
+
+
+def _marks(values: Values) -> Index | None:
+    """What tells apart rows of equal bytes: their shapes, or the lengths of rows whose items have no bytes."""
+    if values.offsets is not None and not values.field.item_nbytes:
+        return np.diff(values.offsets)
+    return values.shapes
 
 
 def _of_struct(values: Values) -> list[bytes]:

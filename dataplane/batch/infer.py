@@ -3,7 +3,8 @@
 A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
 rows that happen to be equally long. Lists of numbers, text, bytes and dicts become the columns that their name
 says; what no column of one type can hold exactly becomes objects. Numbers are converted only where nothing is
-lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects.
+lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists
+without any element are taken for token lists, int64, so that they go together with the rows of other batches.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dataplane.batch.values import (
 from dataplane.errors import SchemaMismatch
 
 _MAX_KEYS = 1024  # dicts with more keys than this between them are maps, not records
+_NO_NUMBERS = np.empty(0, np.int64)
 _BYTES_LIKE = frozenset((bytes, bytearray, memoryview, np.bytes_))
 _TEXT = frozenset((str, np.str_))
 
@@ -150,7 +152,7 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
         kinds.update(map(type, row))
     if kinds == {list}:
         return _nested_lists(column, rows)
-    numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else None
+    numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else _NO_NUMBERS
     if numbers is None:
         return _objects(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,))
@@ -170,7 +172,7 @@ def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
     for _ in range(ndim):
         flat = chain.from_iterable(flat)
     leaves = list(flat)
-    numbers = _numbers(leaves, set(map(type, leaves))) if leaves else None
+    numbers = _numbers(leaves, set(map(type, leaves))) if leaves else _NO_NUMBERS
     if numbers is None:
         return _objects(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), whole, leading(whole))

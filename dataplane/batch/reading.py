@@ -45,13 +45,13 @@ def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArr
         data = one.private if private else one.values
         return data[span.start * unit : span.stop * unit].view(dtype).reshape(-1, *shape)
     out = np.empty((reading.rows, unit), np.uint8)
-    wanted = _wanted(reading)
+    if reading.order is not None:
+        part, index = reading.places()
+        for stored, inside in _by_part(reading, part):
+            out[inside] = stored.values.reshape(-1, unit)[index[inside]]
+        return out.reshape(-1).view(dtype).reshape(-1, *shape)
     for i, (stored, rows) in enumerate(reading.parts):
         source = stored.values.reshape(-1, unit)
-        if wanted is not None:
-            inside = np.flatnonzero(wanted[0] == i)
-            out[inside] = source[wanted[1][inside]]
-            continue
         target = out[reading.bounds[i] : reading.bounds[i + 1]]
         if rows.slice is not None:
             np.copyto(target, source[rows.slice])
@@ -60,8 +60,11 @@ def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArr
     return out.reshape(-1).view(dtype).reshape(-1, *shape)
 
 
-def _wanted(reading: Reading) -> tuple[Index, Index] | None:
-    return None if reading.order is None else reading.places()
+def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
+    """Each part, and the positions at which its rows are wanted, where `part` says for every position which it is."""
+    positions = np.argsort(part, kind="stable")
+    edges = np.searchsorted(part[positions], np.arange(len(reading.parts) + 1)).tolist()
+    return [(one.stored, positions[a:b]) for one, (a, b) in zip(reading.parts, pairwise(edges), strict=True)]
 
 
 def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
@@ -207,8 +210,8 @@ def _runs(reading: Reading) -> tuple[Index, list[Bytes]]:
     """The rows' lengths in bytes, and their bytes in as few runs as there are."""
     part, rows = reading.places()
     starts, stops = np.empty_like(rows), np.empty_like(rows)
-    for i, (stored, _) in enumerate(reading.parts):
-        inside, unit = part == i, stored.layout.field.item_nbytes
+    for stored, inside in _by_part(reading, part):
+        unit = stored.layout.field.item_nbytes
         starts[inside] = _offsets(stored)[rows[inside]] * unit
         stops[inside] = _offsets(stored)[rows[inside] + 1] * unit
     if not len(rows):

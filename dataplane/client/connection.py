@@ -13,6 +13,7 @@ import itertools
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
 
 R = TypeVar("R", bound=m.Reply)
+Soon = Callable[[Callable[[], object]], object]
 
 _decoder = msgspec.msgpack.Decoder(m.Reply)
 _ANSWER_S = 5.0
@@ -36,8 +38,9 @@ _PREWARM_STEP = 4 << 20
 class Connection:
     """A greeted connection. Made by `open`; to be used from its loop alone, but for what says otherwise."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, soon: Soon) -> None:
         self.address = address
+        self._soon = soon
         self.segments: dict[int, Segment] = {}
         self.pins = Pins(self._flush_soon)
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
@@ -47,6 +50,9 @@ class Connection:
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
         self._gone: DataplaneError | None = None
         self._closing = False
+        self._detached = False
+        self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[Segment, int]] = weakref.WeakKeyDictionary()
+        """The mappings of drafts, each with its segment and offset there: what they show goes to others in the end."""
         self._reserved = 0
         self._prewarm: list[Mapping] = []
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -56,9 +62,12 @@ class Connection:
         _connections.add(self)
 
     @classmethod
-    async def open(cls, address: str, *, writes: bool = True) -> Connection:
-        """Connect and greet. Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address)."""
-        connection = cls(address)
+    async def open(cls, address: str, soon: Soon, *, writes: bool = True) -> Connection:
+        """Connect and greet. `soon` does what belongs to the loop for any thread, as `loop.call_soon_threadsafe` does.
+
+        Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address).
+        """
+        connection = cls(address, soon)
         label = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
         hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label, writes)
         try:
@@ -108,6 +117,8 @@ class Connection:
                     address=self.address,
                 ) from None
             raise
+        if self._detached:  # between the reply and now: what it granted has gone with the connection
+            self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
         return reply
@@ -128,6 +139,12 @@ class Connection:
                 self._channel.send(m.Unpin([shard for shard, *_ in reply.shards]))
             case m.Stored():
                 self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
+
+    def discard(self, shards: list[int]) -> None:
+        """Leave nothing of reservations of ours, be they sealed by now or not. Nobody else may know them."""
+        self._channel.send(m.Abort(shards))
+        self._channel.send(m.Unpin(shards))
+        self.tell(m.Free(self.next_id(), shards, [], ""))
 
     def tell(self, message: m.Message) -> None:
         """Send a message whose answer, if it has one, nobody needs."""
@@ -170,9 +187,14 @@ class Connection:
         if self._reserved and self._heartbeat is None:
             self._beat()
 
+    @property
+    def beating(self) -> bool:
+        """Whether signs of life are due."""
+        return bool(self._reserved) and self._channel.open
+
     def _beat(self) -> None:
         self._heartbeat = None
-        if self._reserved and self._channel.open:
+        if self.beating:
             self._channel.send(m.Alive())
             self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
 
@@ -181,7 +203,7 @@ class Connection:
     def _flush_soon(self) -> None:
         """From any thread: send what was dropped, as soon as the loop gets to it."""
         with suppress(RuntimeError):  # the loop was closed without closing the plane; the process's end unpins
-            self._loop.call_soon_threadsafe(self._flush)
+            self._soon(self._flush)
 
     def _flush(self) -> None:
         dropped = self.pins.take()
@@ -200,13 +222,19 @@ class Connection:
 
     # The end
 
+    def refuse(self) -> None:
+        """From now on every use raises Closed, and warming pages stops."""
+        self._closing = True
+
     def close(self) -> None:
         """Close, but leave the pins of views that still exist to those. Idempotent; never blocks."""
-        if self._closing:
+        if self._detached:
             return
-        self._closing = True
+        self._closing = self._detached = True
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+        for mapping, (segment, offset) in list(self.unsealed.items()):
+            segment.unshare(mapping, offset)
         if self._channel.open and self.pins.live:
             self._flush()
             connected = self._channel.detach()
@@ -215,6 +243,8 @@ class Connection:
         else:
             self._gone = self._gone or Closed("the plane is closed")
             self._channel.close()
+        self._prewarm.clear()
+        self.segments.clear()  # views have what they need of them
 
     def forked(self) -> None:
         """In the child: put nothing in the socket's place, without telling the node anything."""

@@ -87,6 +87,7 @@ class Draft:
         self._segment = connection.segments[segment]
         self._size = max((o + n for _, layout in layouts for o, n in layout.buffers), default=0)
         self._mapping: MemoryMapping | None = self._segment.shared(self._offset, max(1, self._size))
+        connection.unsealed[self._mapping] = self._segment, self._offset
         self._keeps: list[Any] = []  # what the arrays keep; the pin is put in once there is one
         self._open = True
         self._write_offsets()
@@ -161,13 +162,13 @@ class Draft:
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")
         self._open = False
-        self._segment.unshare(self._mapping, self._offset)
+        self._unshare(self._mapping)
         try:
             layout = ShardLayout(self._layouts).encode()
             request = m.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
-            self._connection.tell(m.Abort([self._shard]))
+            self._connection.discard([self._shard])
             raise
         finally:
             self._connection.reserved(-1)
@@ -185,10 +186,23 @@ class Draft:
         if self._open:
             self._open = False
             if self._mapping is not None:
-                self._segment.unshare(self._mapping, self._offset)
+                self._unshare(self._mapping)
                 self._mapping = None
             self._connection.tell(m.Abort([self._shard]))
             self._connection.reserved(-1)
+
+    def _unshare(self, mapping: MemoryMapping) -> None:
+        self._segment.unshare(mapping, self._offset)
+        self._connection.unsealed.pop(mapping, None)
+
+    def check(self) -> None:
+        """Raises Closed, Forked or PeerUnavailable where the draft's plane can not be used any more."""
+        self._connection.check()
+
+    @property
+    def in_child(self) -> bool:
+        """Whether this is a forked child of the process that the draft belongs to."""
+        return self._connection.in_child
 
     async def __aenter__(self) -> Draft:
         return self

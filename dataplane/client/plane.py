@@ -16,8 +16,8 @@ import functools
 import os
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.client import embedded
-from dataplane.client.connection import Connection
+from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.memory import HeldShard
 from dataplane.config import NodeConfig, environment
@@ -71,6 +71,10 @@ class AsyncPlane:
     def check(self) -> None:
         """Raises Closed, Forked or PeerUnavailable where this plane can not be used any more."""
         self._connection.check()
+
+    def busy(self) -> bool:
+        """Whether something is reserved, so that signs of life must go on while nobody calls."""
+        return self._connection.beating
 
     @property
     def in_child(self) -> bool:
@@ -148,7 +152,7 @@ class AsyncPlane:
             await self._run(jobs, sum(sizes))
             await self._seal(list(zip(shards, layouts, strict=True)), scope, timeout)
         except BaseException:
-            self._connection.tell(m.Abort(shards))
+            self._connection.discard(shards)
             raise
         finally:
             self._connection.reserved(-1)
@@ -169,12 +173,11 @@ class AsyncPlane:
             for job in jobs:
                 job()
             return
-        loop = asyncio.get_running_loop()
-        running = [loop.run_in_executor(self._pool, job) for job in jobs]
+        running = [self._pool.submit(job) for job in jobs]
         try:
-            await asyncio.gather(*running)
+            await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException:
-            await asyncio.shield(asyncio.wait(running))  # they write into memory that is about to be given back
+            await _stopped(running)  # they write into memory that is about to be given back
             raise
 
     async def draft(
@@ -256,8 +259,9 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
+        self._connection.refuse()
+        self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
         self._connection.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
         if self._node is not None:
             await self._node.retire()
 
@@ -270,6 +274,18 @@ class AsyncPlane:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._connection.in_child:
             warnings.warn(f"the plane at {self.address} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+
+async def _stopped(running: Sequence[Future[None]]) -> None:
+    """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile."""
+    for future in running:
+        future.cancel()
+    # Futures of our own: cancelling those that were waited for before has marked them done, and stopped no thread.
+    left = [asyncio.wrap_future(future) for future in running if not future.done()]
+    while left:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(left)
+        left = [future for future in left if not future.done()]
 
 
 def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
@@ -324,10 +340,13 @@ def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -
 class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     """A plane that is being connected: `await` it, or enter it with `async with`."""
 
-    def __init__(self, address: str | None, config: NodeConfig | None, *, writes: bool = True) -> None:
+    def __init__(
+        self, address: str | None, config: NodeConfig | None, *, writes: bool = True, soon: Soon | None = None
+    ) -> None:
         self._address = address
         self._config = config
         self._writes = writes
+        self._soon = soon
         self._plane: AsyncPlane | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncPlane]:
@@ -335,12 +354,13 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 
     async def _connect(self) -> AsyncPlane:
         node = None
+        soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
         address = self._address or environment().address
         if self._address is None and (address is None or (self._config and embedded.started_here(address))):
             node = await asyncio.to_thread(embedded.EmbeddedNode, self._config or NodeConfig())
             address = node.address
         try:
-            return AsyncPlane(await Connection.open(str(address), writes=self._writes), node)
+            return AsyncPlane(await Connection.open(str(address), soon, writes=self._writes), node)
         except BaseException:
             if node is not None:
                 await node.retire()

@@ -1,12 +1,10 @@
-"""The synchronous face: each call hands the asynchronous one's coroutine to a loop in a thread, and waits for it.
+"""The synchronous face: each call runs the asynchronous one's coroutine and waits for it (`client.turns`).
 
-It adds no logic. What always holds: a call that is interrupted (Ctrl-C) cancels what it waited for.
+It adds no logic.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -14,44 +12,20 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
-from dataplane.client.plane import TIMEOUT_S, AsyncPlane
-from dataplane.client.plane import connect as connect_async
+from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
+from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
 from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
 
 
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="dataplane", daemon=True)
-        self._thread.start()
-
-    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there; its result or its error."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 class Draft:
     """See `dataplane.client.draft.Draft`; here `seal` waits. As a context manager it drops what was not sealed."""
 
-    def __init__(self, draft: AsyncDraft, loop: _Loop) -> None:
+    def __init__(self, draft: AsyncDraft, turns: Turns) -> None:
         self._draft = draft
-        self._loop = loop
+        self._turns = turns
 
     def __getitem__(self, name: str) -> Any:
         """The column's memory, to be written: an array, or for a ragged column a list of one a row."""
@@ -66,15 +40,13 @@ class Draft:
 
     def seal(self) -> BatchRef:
         """Make what was written visible, and unchangeable from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
-        return self._loop.wait(self._draft.seal())
+        self._draft.check()  # before the loop is touched, which a forked child or a closed plane lacks
+        return self._turns.wait(self._draft.seal())
 
     def drop(self) -> None:
-        """Give the memory back unsealed. Idempotent."""
-
-        async def drop() -> None:
-            self._draft.drop()
-
-        self._loop.wait(drop())
+        """Give the memory back unsealed. Idempotent. In a forked child it is not the child's to give."""
+        if not self._draft.in_child:
+            self._turns.soon(self._draft.drop)
 
     def __enter__(self) -> Draft:
         return self
@@ -89,9 +61,9 @@ class Plane:
     Each method is that of `AsyncPlane`, waited for.
     """
 
-    def __init__(self, plane: AsyncPlane, loop: _Loop) -> None:
+    def __init__(self, plane: AsyncPlane, turns: Turns) -> None:
         self._plane = plane
-        self._loop = loop
+        self._turns = turns
         self._open = True
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -100,7 +72,7 @@ class Plane:
         except BaseException:
             coroutine.close()
             raise
-        return self._loop.wait(coroutine)
+        return self._turns.wait(coroutine)
 
     @property
     def address(self) -> str:
@@ -115,7 +87,7 @@ class Plane:
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
-        return Draft(self._wait(self._plane.draft(columns, scope=scope, timeout=timeout)), self._loop)
+        return Draft(self._wait(self._plane.draft(columns, scope=scope, timeout=timeout)), self._turns)
 
     def get(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> Batch:
         """The rows and columns that the reference means, in place. See `AsyncPlane.get`."""
@@ -133,8 +105,8 @@ class Plane:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
         if self._open and not self._plane.in_child:
             self._open = False
-            self._loop.wait(self._plane.aclose())
-            self._loop.stop()
+            self._turns.wait(self._plane.aclose())
+            self._turns.close()
 
     def __enter__(self) -> Plane:
         return self
@@ -151,13 +123,15 @@ def connect(address: str | None = None, *, config: NodeConfig | None = None) -> 
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch; ValueError for what is no address.
     """
-    loop = _Loop()
+    turns = Turns()
 
     async def attach() -> AsyncPlane:
-        return await connect_async(address, config=config)
+        return await Connecting(address, config, soon=turns.soon)
 
     try:
-        return Plane(loop.wait(attach()), loop)
+        plane = turns.wait(attach())
+        turns.busy = plane.busy
+        return Plane(plane, turns)
     except BaseException:
-        loop.stop()
+        turns.close()
         raise

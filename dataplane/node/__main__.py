@@ -5,7 +5,6 @@ CONFIG is a `NodeConfig` as JSON, STARTER the process to end with, READY the des
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ def main() -> None:
         os.write(ready, node.address.encode())
         os.close(ready)
 
-    asyncio.run(run(node, starter=starter, ready=say))
+    run(node, starter=starter, ready=say)
 
 
 main()

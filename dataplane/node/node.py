@@ -28,6 +28,7 @@ from dataplane.store.store import Store
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from dataplane.wire.local import format_address, listen, peer
+from dataplane.wire.polling import polling_loop
 
 log = logging.getLogger(__name__)
 
@@ -175,12 +176,17 @@ def _listen(path: Path) -> socket.socket:
     return listen(path)
 
 
-async def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
+def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     A node that was started for the process `starter` does not listen to SIGINT, which a terminal sends to both. It
     serves until that process ends or, after SIGUSR1, until no client is connected.
     """
+    with asyncio.Runner(loop_factory=polling_loop) as runner:
+        runner.run(_run(node, starter, ready))
+
+
+async def _run(node: Node, starter: int | None, ready: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

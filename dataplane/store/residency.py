@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
@@ -34,6 +34,7 @@ OWN = "node"
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
+_STALE = 1024  # entries of a heap that may be stale before it is made anew
 
 
 class Residency:
@@ -53,6 +54,10 @@ class Residency:
         self._dirty_heap: list[tuple[int, int]] = []  # of (-next_use, number), stale entries among them
         self._clean_heap: list[tuple[int, int]] = []
         self._clean_bytes = 0
+        self._ahead = False  # passed the high watermark and not yet down to the low one
+        self._refused = False
+        self.disk_full = False
+        """Whether the shard that should go to disk next did not fit the quota there."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,7 +135,12 @@ class Residency:
     # Making room
 
     def _push(self, shard: Shard) -> None:
-        heapq.heappush(self._clean_heap if shard.clean else self._dirty_heap, (-shard.next_use, shard.number))
+        heap = self._clean_heap if shard.clean else self._dirty_heap
+        heapq.heappush(heap, (-shard.next_use, shard.number))
+        if len(heap) > 2 * len(self._shards) + _STALE:  # each use leaves an entry, and may be all that ever happens
+            there = (s for s in self._shards.values() if s.extent is not None and s.clean == shard.clean)
+            heap[:] = [(-s.next_use, s.number) for s in there]
+            heapq.heapify(heap)
 
     def _pop(self, *, clean: bool) -> Shard | None:
         """Of the shards whose memory can be taken, the one that is read furthest in the future."""
@@ -166,41 +176,52 @@ class Residency:
                 break
             self._evict(clean)
         dirty = self._budget.used - self._clean_bytes
-        victims = self._victims(max(self._budget.shortfall, dirty - self._low if dirty > self._high else 0))
+        self._ahead = dirty > (self._low if self._ahead else self._high)
+        need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
+        victims = [] if self._refused else self._victims(need)
         results = await asyncio.gather(*map(self._write, victims), return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException) and not isinstance(error, OSError):
                 raise error
         if any(results):  # the disk refused: its error is in the statistics, and in every Backpressure
-            asyncio.get_running_loop().call_later(_RETRY_S, self.wake_up)
-            return False
+            self._refused = True
+            asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
         return bool(victims)
+
+    def _retry(self) -> None:
+        self._refused = False
+        self.wake_up()
 
     def _victims(self, need: int) -> list[Shard]:
         """Dirty shards to write, the coldest first, of `need` bytes or what is worth writing at once."""
         victims: list[Shard] = []
-        size = 0
-        while size < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
+        sizes: list[int] = []
+        self.disk_full = False
+        while sum(sizes) < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
             shard = self._pop(clean=False)
             if shard is None:
                 break
-            if not self._fits_on_disk(size + shard.size):
+            if not self._fits_on_disk([*sizes, shard.size], shard.next_use):
                 self._push(shard)
+                self.disk_full = True
                 break
             victims.append(shard)
-            size += shard.size
+            sizes.append(shard.size)
         return victims
 
-    def _fits_on_disk(self, size: int) -> bool:
-        """Whether the disk takes so much, after dropping files of shards that are in memory too, the warmest first."""
-        if not self._disk.fits(size):
+    def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
+        """Whether the disk takes these, after dropping files of shards that are in memory too, the warmest first.
+
+        Of those only that are pinned or read before `next_use`: else two shards could take each other's place forever.
+        """
+        if not self._disk.fits(sizes):
             for shard in sorted((s for s in self._shards.values() if s.clean), key=lambda s: s.next_use):
-                if shard.moving is None:
+                if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
                     self._drop_file(shard)
                     self._push(shard)
-                if self._disk.fits(size):
+                if self._disk.fits(sizes):
                     break
-        return self._disk.fits(size)
+        return self._disk.fits(sizes)
 
     def _evict(self, shard: Shard) -> None:
         extent, shard.extent = shard.extent, None

@@ -23,7 +23,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,9 +99,9 @@ class Disk:
         """Where the files are, or None where spilling is off."""
         return self._claim.path if self._claim else None
 
-    def fits(self, size: int) -> bool:
-        """Whether the quota has room for an extent of `size` bytes, uncompressed."""
-        return self.used + size + _record_size(size) <= self.quota
+    def fits(self, sizes: Iterable[int]) -> bool:
+        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed."""
+        return self.used + sum(size + _record_size(size) for size in sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write an extent's bytes. The caller sees to it that nobody changes them meanwhile.

@@ -20,6 +20,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard
 from dataplane.store.spill import Disk, DiskStatistics
+
+_SMALL_LAYOUT = 1024  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,7 @@ class Store:
         extent = self._reserved[client].get(number)
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        layout = ShardLayout.decode(encoded)
-        check(layout, extent.size)
+        layout = _checked(encoded, extent.size)
         with self.arena.view(extent) as view:
             check_contents(layout, np.frombuffer(view, dtype=np.uint8))
         rows, columns = layout.columns[0][1].rows if layout.columns else 0, len(layout.columns)
@@ -362,7 +364,7 @@ class Store:
         if not self.disk.quota:
             return "spilling is off"
         used, quota = format_size(self.disk.used), format_size(self.disk.quota)
-        return f"the disk budget is full: {used} of {quota}" if not self.disk.fits(pages(1)) else ""
+        return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
 
     def holders(self) -> tuple[dict[str, Any], ...]:
         """Who holds memory, and how: `holder`, `bytes`, `how` ("pinned", "reserved", "stored"), the most first."""
@@ -405,6 +407,20 @@ class Store:
         await self._residency.aclose()
         self.disk.close()
         self.arena.close()
+
+
+def _check(encoded: bytes, size: int) -> ShardLayout:
+    layout = ShardLayout.decode(encoded)
+    check(layout, size)
+    return layout
+
+
+_check_small = lru_cache(maxsize=512)(_check)
+
+
+def _checked(encoded: bytes, size: int) -> ShardLayout:
+    """The layout, if it fits an extent of `size` bytes. Small ones are often the same again: a stream's rows."""
+    return _check_small(encoded, size) if len(encoded) <= _SMALL_LAYOUT else _check(encoded, size)
 
 
 def _freed(number: int) -> Freed:

@@ -35,6 +35,8 @@ NAMES = [
     "Batch",
     "BatchRef",
     "Column",
+    "Draft",
+    "Field",
     "Stats",
     "concat",
     "dense",

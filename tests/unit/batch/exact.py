@@ -11,6 +11,7 @@ import torch
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
+from dataplane.batch.layout import check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 
@@ -48,7 +49,10 @@ def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = Fa
     memory = aligned_bytes(planned.nbytes)
     for job in planned.jobs(memory, piece=64):
         job()
-    layout = planned.layout().columns[0][1]
+    shard = planned.layout()
+    check(shard, planned.nbytes)  # whatever is put passes what a node checks
+    check_contents(shard, memory)
+    layout = shard.columns[0][1]
     return Piece(layout, LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)
 
 

@@ -121,6 +121,12 @@ def test_what_is_no_batch_is_refused(columns: Any, name: str, says: str) -> None
     assert caught.value.column == name
 
 
+def test_more_columns_than_a_shard_may_have_are_refused() -> None:
+    record = {str(i): i for i in range(1000)}
+    with pytest.raises(SchemaMismatch, match="11011 columns"):
+        plan({str(i): [record] for i in range(11)})
+
+
 def test_a_column_to_deduplicate_must_be_there() -> None:
     with pytest.raises(SchemaMismatch, match="deduplicated") as caught:
         plan({"a": [1]}, dedupe=["b"])

@@ -41,6 +41,7 @@ def _stored(values: Any) -> int:
         pytest.param([], 0, id="no rows"),
         pytest.param(np.zeros((3, 0)), 1, id="no elements"),
         pytest.param([np.zeros(0), np.zeros(0)], 1, id="empty rows"),
+        pytest.param([np.zeros((1, 0)), np.zeros((2, 0)), np.zeros((1, 0))], 2, id="items without bytes"),
     ],
 )
 def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:

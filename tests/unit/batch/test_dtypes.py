@@ -25,7 +25,9 @@ def test_what_has_no_portable_bytes_has_no_name(spelling: str) -> None:
     assert name_of(np.dtype(spelling)) is None
 
 
-@pytest.mark.parametrize("name", ["", "object", "O", "U9", "float128", ">int8", ">>float32", "datetime64[x]", "bfloat16 "])
+@pytest.mark.parametrize(
+    "name", ["", "object", "O", "U9", "float128", ">int8", ">>float32", "datetime64[x]", "bfloat16 "]
+)
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="dtype"):
         storage(name)

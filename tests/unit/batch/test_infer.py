@@ -27,7 +27,9 @@ _PLAIN = st.recursive(
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=3).map(tuple)
         | st.dictionaries(st.text("abcé", max_size=3), inner, max_size=3)
-        | st.dictionaries(st.integers(0, 9) | st.booleans() | st.none() | st.tuples(st.integers(0, 3)), inner, max_size=3)
+        | st.dictionaries(
+            st.integers(0, 9) | st.booleans() | st.none() | st.tuples(st.integers(0, 3)), inner, max_size=3
+        )
     ),
     max_leaves=12,
 )
@@ -63,7 +65,7 @@ def test_floats_keep_their_bits(rows: list[float]) -> None:
         ([-1, 2**63], "object", "", ()),
         ([1, 2.5], "dense", "float64", ()),
         ([2**53 + 1, 2.5], "object", "", ()),
-        ([2**4000 if False else 2**63, 0.5], "dense", "float64", ()),
+        ([2**63, 0.5], "dense", "float64", ()),
         ([1, True], "object", "", ()),
         ([1j, 2 + 0j], "dense", "complex128", ()),
         ([np.float32(1), np.float32(2)], "dense", "float32", ()),
@@ -77,7 +79,8 @@ def test_floats_keep_their_bits(rows: list[float]) -> None:
         ([torch.zeros(2), np.zeros(3, np.float32)], "ragged", "float32", (None,)),
         ([np.zeros(2, np.float32), torch.zeros(3)], "ragged", "float32", (None,)),
         ([[1, 2], []], "ragged", "int64", (None,)),
-        ([[], []], "object", "", ()),
+        ([[], []], "ragged", "int64", (None,)),
+        ([[[], []], []], "ragged", "int64", (None, 0)),
         ([[1, 2.5], [3]], "ragged", "float64", (None,)),
         ([[True], []], "ragged", "bool", (None,)),
         ([[np.int32(1)], [np.int32(2)]], "ragged", "int32", (None,)),
@@ -161,6 +164,13 @@ def test_a_value_that_cannot_be_held_is_named(rows: list[Any], row: int, found: 
     assert found in error.found
     assert error.expected
     assert f"row {row}" in str(error)
+
+
+def test_an_image_is_refused_with_what_to_do() -> None:
+    image = type("Image", (), {"__module__": "PIL.Image"})()
+    with pytest.raises(SchemaMismatch, match="encode images to bytes or arrays first") as caught:
+        values_of("x", [None, {"image": image}])
+    assert caught.value.found == "PIL.Image.Image"
 
 
 def test_a_key_that_cannot_be_held_is_named_with_the_row_of_the_column() -> None:

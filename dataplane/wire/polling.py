@@ -1,0 +1,52 @@
+"""An event loop that looks a little longer before it sleeps.
+
+A request and its reply between two processes of one host cost 90 microseconds here, of which putting a processor to
+sleep and waking it are 60: with both sides looking, it is 6. So before it blocks, the loop polls for a short time, as
+long as that has lately paid. How long grows and shrinks as in KVM's halt polling (Linux, virt/kvm/kvm_main.c,
+`grow_halt_poll_ns`): what came soon after the loop went to sleep makes it look longer the next time, what did not come
+for long makes it look less. A loop that nobody talks to sleeps at once, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from typing import Any
+
+_MOST_S = 150e-6
+_FIRST_S = 20e-6
+
+
+class PollingSelector(selectors.EpollSelector):
+    """Epoll that polls for up to 150 microseconds before it blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = True
+        """Whether to poll at all: not while other threads of this process have something to do."""
+        self._look_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, Any]]:
+        """As `EpollSelector.select`."""
+        if not self.polls or (timeout is not None and timeout <= 0):
+            return super().select(timeout)
+        began = now = time.perf_counter()
+        until = began + (self._look_s if timeout is None else min(self._look_s, timeout))
+        while now < until:
+            ready = super().select(0)
+            if ready:
+                return ready
+            now = time.perf_counter()
+        ready = super().select(timeout)
+        waited = time.perf_counter() - began
+        if not ready or waited > _MOST_S:
+            self._look_s /= 2 if self._look_s > _FIRST_S else 1e9
+        else:
+            self._look_s = min(_MOST_S, max(_FIRST_S, 2 * self._look_s))
+        return ready
+
+
+def polling_loop(selector: PollingSelector | None = None) -> asyncio.AbstractEventLoop:
+    """A new event loop on such a selector."""
+    return asyncio.SelectorEventLoop(selector or PollingSelector())

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import datetime
+import io
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch import arrow_out
+from dataplane.batch.arrow import VariableShapeTensorType
+from dataplane.batch.columns import plan, values_of
+from dataplane.batch.dtypes import BITS
+from dataplane.batch.local import local_batch
+from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import batch_of, column, same
+
+_DTYPES = [
+    *("bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"),
+    *(">float32", ">int16", ">complex64", "datetime64[ns]", "datetime64[s]", "datetime64[D]", "timedelta64[us]"),
+    *("timedelta64[25s]", ">datetime64[ms]"),
+]
+
+
+def _of(dtype: str, *shape: int, seed: int = 3) -> np.ndarray[Any, Any]:
+    kind = np.dtype(dtype[1:]).newbyteorder(">") if dtype[0] == ">" else np.dtype(dtype)
+    raw = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, int(np.prod(shape)) * kind.itemsize)
+    return raw.astype(np.uint8).view(kind).reshape(shape)
+
+
+def _through(batch: Any) -> Any:
+    """The batch as a table that was written to a stream and read again, put again."""
+    table = batch.to_arrow()
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    read = pa.ipc.open_stream(sink.getvalue()).read_all()
+    again = local_batch(read)
+    assert again.schema == batch.schema
+    return again
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
+    columns: dict[str, Any] = {
+        "flat": _of(dtype, 4),
+        "dense": _of(dtype, 4, 2, 3),
+        "none": _of(dtype, 4, 0, 3),
+        "pair": _of(dtype, 4, 2),
+        "ragged": [_of(dtype, n) for n in (2, 0, 3, 1)],
+        "items": [_of(dtype, n, 2) for n in (2, 0, 3, 1)],
+        "gone": [_of(dtype, n, 0) for n in (2, 0, 3, 1)],
+        "images": [_of(dtype, 2, n, 3) for n in (2, 0, 3, 1)],
+        "struct": [{"a": _of(dtype, 2), "b": _of(dtype, 1)[0]}, {}, {"b": _of(dtype, 1)[0]}, {}],
+    }
+    batch = local_batch(columns)
+    again = _through(batch)
+    for name in batch:
+        assert same(again[name].numpy(), batch[name].numpy()), name
+    sliced = local_batch(batch.to_arrow().slice(1, 2))
+    for name in batch:
+        assert sliced.schema[name] == batch.schema[name]
+        assert same(sliced[name].numpy(), batch[name][1:3].numpy()), name
+    empty = local_batch(batch.to_arrow().slice(0, 0))
+    assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_bits_survive_arrow(dtype: str) -> None:
+    assert dtype in BITS
+    tensor = torch.rand(4, 3).to(getattr(torch, dtype))
+    again = _through(batch_of(d=tensor, r=list(tensor.unbind()), s=[{"k": row} for row in tensor.unbind()]))
+    assert same(again["d"].torch(), tensor)
+    assert same(list(again["r"].torch().unbind()), list(tensor.unbind()))
+    assert same([row["k"] for row in again["s"].torch()], list(tensor.unbind()))
+
+
+def test_text_bytes_objects_and_structs_survive_arrow() -> None:
+    batch = batch_of(
+        t=["a", "", "ü", "z"],
+        b=[b"\x00", b"", b"\xff", b"z"],
+        o=[None, (1, 2), {"a": {1: b"x"}}, np.float32(1)],
+        s=[{"a": 1, "n": {"x": "y"}}, {"b": None}, {"a": 2, "b": (1,), "n": {}}, {}],
+    )
+    assert same(_through(batch).to_dict(), batch.to_dict())
+    assert same(local_batch(batch.to_arrow().slice(1, 3)).to_dict(), {k: v[1:] for k, v in batch.to_dict().items()})
+
+
+def test_the_arrays_are_arrows_own_types() -> None:
+    dense = column(np.zeros((2, 3, 4), np.float32)).arrow()
+    assert dense.type == pa.fixed_shape_tensor(pa.float32(), [3, 4])
+    assert column([[1], [2, 3]]).arrow().type == pa.large_list(pa.int64())
+    assert column(["a"]).arrow().type == pa.large_string()
+    assert column([b"a"]).arrow().type == pa.large_binary()
+    assert column(np.array([1, 2], np.uint8)).arrow().to_pylist() == [1, 2]
+    images = column([np.zeros((2, 3)), np.zeros((1, 3))]).arrow()
+    assert images.type.extension_name == "arrow.variable_shape_tensor"
+    assert images.type.uniform_shape == (None, 3)
+    assert images.storage.field("shape").to_pylist() == [[2, 3], [1, 3]]
+    assert images.storage.type.field("data").type == pa.list_(pa.float64())
+    for values in ([[1.0], []], [np.zeros((2, 3))], ["ü"], [{"a": 1}, {}], np.zeros((2, 2))):
+        column(values).arrow().validate(full=True)
+
+
+def test_a_time_that_is_none_is_null() -> None:
+    times = np.array(["2020-01-01", "NaT"], "M8[us]")
+    array = column(times).arrow()
+    assert array.null_count == 1
+    assert same(column(array).numpy(), times)
+    odd = pa.array([1, None, 3], pa.duration("ms"))
+    assert same(column(odd).numpy(), np.array([1, "NaT", 3], "m8[ms]"))
+
+
+def test_false_in_a_struct_of_times_is_absence() -> None:
+    rows = [{"t": np.datetime64("NaT", "s")}, {}, {"t": np.datetime64("2020", "s")}]
+    assert same(_through(batch_of(s=rows))["s"].numpy(), rows)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "rows"),
+    [
+        (pa.array(["a", "ü", ""]), "text", ["a", "ü", ""]),
+        (pa.array(["a", "ü", ""], pa.string_view()), "text", ["a", "ü", ""]),
+        (pa.array([b"a", b""]), "bytes", [b"a", b""]),
+        (pa.array([b"ab", b"cd"], pa.binary(2)), "bytes", [b"ab", b"cd"]),
+        (pa.array([b"a", b""], pa.binary_view()), "bytes", [b"a", b""]),
+        (pa.array([True, False, True]), "dense", [True, False, True]),
+        (pa.array([1.5, 2.5], pa.float16()), "dense", [1.5, 2.5]),
+        (pa.array(["x", "y", "x"]).dictionary_encode(), "text", ["x", "y", "x"]),
+        (pa.array([[1, 2], []]), "ragged", [[1, 2], []]),
+        (pa.array([[True], [False, True]]), "ragged", [[True], [False, True]]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)), "dense", [[1, 2], [3, 4]]),
+        (pa.array([[[1, 2]], []], pa.list_(pa.list_(pa.int32(), 2))), "ragged", [[[1, 2]], []]),
+        (pa.array([[[1, 2], [3]], []]), "object", [[[1, 2], [3]], []]),
+        (pa.array([["a"], []]), "object", [["a"], []]),
+        (pa.array([1, None]), "object", [1, None]),
+        (pa.array(["a", None]), "object", ["a", None]),
+        (pa.array([[1], None]), "object", [[1], None]),
+        (pa.array([[1, None]]), "object", [[1, None]]),
+        (pa.array([[1, 2], None], pa.list_(pa.int32(), 2)), "object", [[1, 2], None]),
+        (pa.array([None, None]), "object", [None, None]),
+        (pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]), "struct", [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]),
+        (pa.array([{"a": 1}, {"a": None}]), "struct", [{"a": 1}, {"a": None}]),
+        (pa.array([{"a": 1}, None]), "object", [{"a": 1}, None]),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "object", [[("k", 1)]]),
+        (pa.array([], pa.string()), "text", []),
+        (pa.array([], pa.list_(pa.int8())), "ragged", []),
+        (pa.array([], pa.float32()), "dense", []),
+    ],
+    ids=str,
+)
+def test_arrows_types_become_columns(array: Any, kind: str, rows: list[Any]) -> None:
+    found = column(array)
+    assert found.kind == kind
+    assert found.to_list() == rows
+    if len(array):
+        assert column(array[1:]).to_list() == rows[1:]
+        chunked = pa.chunked_array([array, array[:0], array[1:]])
+        assert column(chunked).to_list() == rows + rows[1:]
+
+
+def test_run_end_encoding_is_undone() -> None:
+    assert column(pa.RunEndEncodedArray.from_arrays([2, 3], [7, 8])).to_list() == [7, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([datetime.date(2020, 1, 1)]),
+        pa.array([1], pa.timestamp("s", "UTC")),
+        pa.array([datetime.time(1)]),
+        pa.array([1], pa.decimal128(5)),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_what_no_column_holds_is_refused(array: Any) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        values_of("x", array)
+    assert caught.value.row == 0
+
+
+def test_a_table_of_chunks_and_a_record_batch() -> None:
+    table = pa.table({"a": [1, 2], "b": ["x", "y"]})
+    both = pa.concat_tables([table, table.slice(1)])
+    assert local_batch(both).to_dict() == {"a": [1, 2, 2], "b": ["x", "y", "y"]}
+    assert local_batch(table.to_batches()[0]).to_dict() == {"a": [1, 2], "b": ["x", "y"]}
+    with pytest.raises(SchemaMismatch, match="several"):
+        plan(pa.table([pa.array([1]), pa.array([2])], names=["a", "a"]))
+
+
+def test_tensors_of_other_writers() -> None:
+    storage = pa.array(
+        [{"data": [1, 2, 3, 4], "shape": [2, 2]}, {"data": [], "shape": [0, 5]}],
+        pa.struct([("data", pa.list_(pa.int16())), ("shape", pa.list_(pa.int32(), 2))]),
+    )
+    free = pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2), storage)
+    assert column(free).shape == (2, None, None)
+    assert column(free).to_list() == [[[1, 2], [3, 4]], []]
+    assert column(free[1:]).to_list() == [[]]
+    turned = pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2, None, (1, 0)), storage)
+    with pytest.raises(SchemaMismatch, match="permutation"):
+        values_of("x", turned)
+    fixed = pa.fixed_shape_tensor(pa.int16(), [2, 2], permutation=[1, 0])
+    with pytest.raises(SchemaMismatch, match="permutation"):
+        values_of("x", pa.ExtensionArray.from_storage(fixed, pa.array([[1, 2, 3, 4]], pa.list_(pa.int16(), 4))))
+    unknown = pa.schema([pa.field("x", storage.type, metadata={"ARROW:extension:name": "arrow.variable_shape_tensor"})])
+    table = pa.Table.from_arrays([storage], schema=unknown)
+    assert local_batch(table).to_dict() == {"x": [[[1, 2], [3, 4]], []]}
+
+
+def test_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_out, "_INT32_MAX", 7)
+    rows = [np.ones((2, 2, 2)), np.zeros((0, 2, 2)), np.ones((1, 2, 2))]
+    array = column(rows).arrow()
+    assert pa.types.is_large_list(array.type)
+    array.validate(full=True)
+    assert same(column(array).numpy(), rows)
+    with pytest.raises(SchemaMismatch, match="fewer rows"):
+        column([np.ones((2, 2)), np.ones((1, 5))]).arrow()
+
+
+def test_false_shapes_are_refused() -> None:
+    storage = pa.array(
+        [{"data": [1, 2, 3], "shape": [2, 2]}],
+        pa.struct([("data", pa.list_(pa.int16())), ("shape", pa.list_(pa.int32(), 2))]),
+    )
+    with pytest.raises(SchemaMismatch, match="shapes") as caught:
+        values_of("x", pa.ExtensionArray.from_storage(VariableShapeTensorType(pa.int16(), 2), storage))
+    assert caught.value.column == "x"
+
+
+def test_the_extension_type_keeps_its_parameters() -> None:
+    kind = VariableShapeTensorType(pa.float32(), 3, (None, 4, 3), (0, 1, 2), ("a", "b", "c"))
+    again = VariableShapeTensorType.__arrow_ext_deserialize__(kind.storage_type, kind.__arrow_ext_serialize__())
+    assert again == kind
+    assert (again.uniform_shape, again.permutation, again.dim_names) == ((None, 4, 3), (0, 1, 2), ("a", "b", "c"))
+    with pytest.raises(ValueError, match="does not store"):
+        VariableShapeTensorType.__arrow_ext_deserialize__(pa.struct([("a", pa.int8())]), b"")
+
+
+def test_metadata_that_does_not_fit_the_column_is_left_aside() -> None:
+    field = pa.field("x", pa.float64(), metadata={b"dataplane.dtype": b"bfloat16"})
+    table = pa.Table.from_arrays([pa.array([1.5])], schema=pa.schema([field]))
+    assert local_batch(table)["x"].dtype == "float64"
+    field = pa.field("x", pa.int8(), metadata={b"dataplane.dtype": b"\xffno such", b"dataplane.shape": b"["})
+    table = pa.Table.from_arrays([pa.array([1], pa.int8())], schema=pa.schema([field]))
+    assert local_batch(table)["x"].to_list() == [1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(-5, 5), max_size=4), max_size=6), st.data())
+def test_slices_and_chunks_are_seen_as_their_rows(rows: list[list[int]], data: st.DataObject) -> None:
+    array = pa.array(rows, pa.list_(pa.int64()))
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    part = array[start:stop]
+    assert column(part).to_list() == rows[start:stop]
+    assert column(pa.chunked_array([part, array])).to_list() == rows[start:stop] + rows
+    texts = ["x" * len(row) + "ü" for row in rows]
+    assert column(pa.array(texts, pa.string())[start:stop]).to_list() == texts[start:stop]
+
+
+def test_values_are_not_copied_into_a_plan() -> None:
+    source = np.arange(1000)
+    values = values_of("x", pa.array(source))
+    assert np.shares_memory(values.data.array, source)  # type: ignore[union-attr]
+    table = pa.table({"r": pa.LargeListArray.from_arrays(pa.array([0, 400, 1000]), pa.array(source))})
+    values = values_of("r", table["r"])
+    assert np.shares_memory(values.data.data, source)  # type: ignore[union-attr]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dataplane.batch.batch import Batch
+from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import batch_of, column, same
+
+
+def test_a_batch_is_rows_of_named_columns() -> None:
+    batch = batch_of(x=np.zeros((3, 2), np.float32), text=["a", "b", "c"])
+    assert len(batch) == batch.rows == 3
+    assert list(batch) == list(batch.keys()) == ["x", "text"]
+    assert "x" in batch
+    assert "y" not in batch
+    assert [name for name, _ in batch.items()] == ["x", "text"]
+    assert [column.kind for column in batch.values()] == ["dense", "text"]
+    assert batch.schema["x"].shape == (2,)
+    assert batch.nbytes == 27
+    assert batch.to_dict() == {"x": [[0, 0]] * 3, "text": ["a", "b", "c"]}
+    assert repr(batch) == "Batch(3 rows; x: dense float32 [2], text: text)"
+
+
+def test_a_column_says_what_it_is() -> None:
+    found = column([np.zeros((2, 3), np.int16), np.zeros((1, 3), np.int16)])
+    assert (found.kind, found.dtype, found.shape, len(found), found.nbytes) == ("ragged", "int16", (2, None, 3), 2, 18)
+    assert repr(found) == "Column('x', ragged int16 [*, 3], 2 rows)"
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    batch = batch_of(x=[1], y=[2])
+    with pytest.raises(SchemaMismatch, match="x, y") as caught:
+        batch["z"]
+    assert caught.value.column == "z"
+
+
+def test_columns_of_one_batch_have_equally_many_rows() -> None:
+    with pytest.raises(SchemaMismatch, match="2 rows") as caught:
+        batch_of(x=[1], y=[2, 3])
+    assert caught.value.column == "y"
+    with pytest.raises(SchemaMismatch, match="at least one"):
+        Batch({})
+
+
+def test_rows_of_a_column_by_position() -> None:
+    found = column([[1], [2, 3], []])
+    assert found[1].tolist() == [2, 3]
+    assert found[-1].tolist() == []
+    assert found[1:].to_list() == [[2, 3], []]
+    assert found[::-1].to_list() == [[], [2, 3], [1]]
+    assert [row.tolist() for row in found] == [[1], [2, 3], []]
+    with pytest.raises(IndexError):
+        found[3]
+
+
+def test_numbers_of_a_flat_column_are_pythons() -> None:
+    assert [type(value) for value in column([1, 2]).to_list()] == [int, int]
+    assert [type(value) for value in column(np.ones(1, np.float16)).to_list()] == [float]
+
+
+def test_rows_of_a_struct_by_view() -> None:
+    rows = [{"n": 1, "t": "x", "p": np.ones((2, 3), np.float32)}, {"t": "y"}]
+    found = column(rows)
+    assert same(found.numpy(), [{"n": np.int64(1), "t": "x", "p": np.ones((2, 3), np.float32)}, {"t": "y"}])
+    assert same(found.torch(), [{"n": torch.tensor(1), "t": "x", "p": torch.ones(2, 3)}, {"t": "y"}])
+    assert found.to_list() == [{"n": 1, "t": "x", "p": [[1, 1, 1], [1, 1, 1]]}, {"t": "y"}]
+
+
+@pytest.mark.parametrize("values", [["a"], [b"a"], [None]])
+def test_what_is_no_tensor_says_so(values: list[object]) -> None:
+    with pytest.raises(SchemaMismatch, match="to_list"):
+        column(values).torch()
+
+
+def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None:
+    program = """
+import sys
+import dataplane.batch.layout
+assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
+import dataplane.batch.batch, dataplane.batch.columns, dataplane.batch.local
+import numpy as np
+batch = dataplane.batch.local.local_batch(
+    {
+        "x": np.zeros(3), "t": ["a", "b", "c"], "r": [[1], [], [2]], "o": [None, 1, (2,)],
+        "s": [{"a": np.ones(2)}, {}, {}],
+    },
+    dedupe=["t"],
+)
+for column in batch.values():
+    column.numpy(), column.to_list(), column.nbytes
+assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"
+batch.to_arrow()
+assert not {"torch", "tensordict"} & set(sys.modules), "arrow"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=25)

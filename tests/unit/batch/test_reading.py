@@ -1,0 +1,201 @@
+"""Rows of several pieces, selected and put in order: every view of every kind against the plain list of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch.batch import Column, Piece
+from dataplane.batch.field import Field
+from dataplane.batch.rows import Rows
+from dataplane.batch.schema import merge_fields
+from dataplane.errors import Corrupt
+from tests.unit.batch.exact import piece, rows_as, same
+
+_RNG = np.random.default_rng(7)
+
+#: For each kind, values of three pieces. Their fields differ where a column's may.
+_PIECES: dict[str, list[Any]] = {
+    "scalars": [np.arange(n, dtype=np.int32) + 10 * n for n in (4, 1, 3)],
+    "dense": [_RNG.random((n, 2, 3)) for n in (4, 1, 3)],
+    "no elements": [np.zeros((n, 0, 3), np.float32) for n in (4, 1, 3)],
+    "bfloat16": [torch.from_numpy(_RNG.random((n, 2))).to(torch.bfloat16) for n in (4, 1, 3)],
+    "ragged": [[_RNG.random(int(i)) for i in _RNG.integers(0, 5, n)] for n in (4, 1, 3)],
+    "items": [[_RNG.random((int(i), 3)) for i in _RNG.integers(0, 5, n)] for n in (4, 1, 3)],
+    "empty items": [[np.zeros((int(i), 0)) for i in _RNG.integers(0, 5, n)] for n in (4, 1, 3)],
+    "images": [
+        [_RNG.random((2, i % 3, 1 + i)) for i in range(4)],
+        [np.ones((1, 2, 3))],
+        [np.ones((n, 5, 3)) for n in range(3)],
+    ],
+    "text": [["a", "", "ü", "xyz"], ["日本"], ["q", "r", "s"]],
+    "ascii": [["a", "", "b", "xyz"], ["c"], ["q", "r", "s"]],
+    "bytes": [[b"a", b"", b"\xff", b"xyz"], [b""], [b"q", b"r", b"s"]],
+    "object": [[None, 1, (2, [3]), {"a": {4: 5}}], [["x"]], ["q", 2.5, b"r"]],
+    "struct": [
+        [{"a": 1, "t": "x"}, {}, {"a": 2}, {"t": "y", "r": np.ones((2, 3))}],
+        [{"u": {"v": [1, 2]}}],
+        [{"a": 3, "r": np.zeros((1, 4))}, {"u": {}}, {"u": {"v": [], "w": None}}],
+    ],
+}
+
+
+def _rows(values: Any) -> list[Any]:
+    return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", _PIECES)
+def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject) -> None:
+    pieces: list[Piece] = []
+    expected: list[Any] = []
+    fields: list[Field] = []
+    for i in data.draw(st.lists(st.integers(0, 2), max_size=4)):
+        values = _PIECES[kind][i]
+        one = piece("x", values, dedupe=data.draw(st.booleans()))
+        count = one.layout.rows
+        if data.draw(st.booleans()):
+            start = data.draw(st.integers(0, count))
+            rows = Rows.range(start, data.draw(st.integers(start, count)))
+        else:
+            rows = Rows.index(np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=6)), np.int64))
+        pieces.append(one._replace(rows=rows))
+        fields.append(one.layout.field)
+        stored = _rows(values)
+        expected += [stored[row] for row in rows.array().tolist()]
+    order = None
+    if expected and data.draw(st.booleans()):
+        positions = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=8))
+        order = np.array(positions, np.int64)
+        expected = [expected[position] for position in positions]
+    field = merge_fields("x", fields or [piece("x", _PIECES[kind][0]).layout.field])
+    column = Column("x", field, pieces, order)
+    _check(column, expected)
+    cut = data.draw(st.slices(len(expected)))
+    _check(column[cut], expected[cut])
+    if expected:
+        at = data.draw(st.integers(-len(expected), len(expected) - 1))
+        assert same(column[at], list(column)[at])
+
+
+def _check(column: Column, expected: list[Any]) -> None:
+    assert len(column) == len(expected)
+    plain = [_plain(row) for row in expected]
+    assert same(column.to_list(), plain)
+    assert len(column.arrow()) == len(expected)
+    if column.kind == "text":
+        assert column.arrow().to_pylist() == expected
+    if column.dtype == "bfloat16":
+        assert same(list(column.torch().unbind()), expected)
+    elif column.kind in ("dense", "ragged"):
+        assert same(rows_as(column, "numpy"), expected)
+        assert same(rows_as(column, "torch"), [torch.from_numpy(np.array(row)) for row in expected])
+        assert column.nbytes == sum(row.nbytes for row in expected)
+    elif column.kind != "struct":
+        assert same(list(column.numpy()), expected)
+    else:
+        assert [sorted(row) for row in column.torch()] == [sorted(row) for row in expected]
+        assert same(_without_nested(column.numpy()), _without_nested(expected))
+
+
+def _without_nested(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The keys whose rows NumPy gives as they were put."""
+    return [{key: value for key, value in row.items() if key in ("r", "t")} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double().tolist()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def test_one_run_is_read_in_place_and_the_rest_is_gathered() -> None:
+    one = piece("x", np.arange(12.0).reshape(6, 2))
+    stored = one.memory.read(*one.layout.buffers[0])
+    whole = Column("x", one.layout.field, [one])
+    assert np.shares_memory(whole.numpy(), stored)
+    assert np.shares_memory(whole[2:4].numpy(), stored)
+    assert np.shares_memory(np.asarray(whole.arrow().storage.values), stored)
+    assert not np.shares_memory(whole[::2].numpy(), stored)
+    assert not np.shares_memory(Column("x", one.layout.field, [one, one]).numpy(), stored)
+
+
+def test_ragged_rows_are_read_in_place_however_they_lie() -> None:
+    one = piece("x", [np.arange(3), np.arange(2)])
+    stored = one.memory.read(*one.layout.buffers[1])
+    scattered = Column("x", one.layout.field, [one, one], np.array([3, 0, 0]))
+    assert all(np.shares_memory(row, stored) for row in scattered.numpy())
+
+
+def test_two_tensors_of_a_column_share_memory_and_the_source_keeps_its_own() -> None:
+    one = piece("x", np.zeros((4, 2)))
+    column = Column("x", one.layout.field, [one])
+    column.torch()[0] = 7
+    assert float(column.torch()[0, 0]) == 7
+    assert float(column[:2].torch()[0, 0]) == 7
+    assert float(column.numpy()[0, 0]) == 0
+    assert float(Column("x", one.layout.field, [one]).torch()[0, 0]) == 0
+    repeated = column[::2]
+    repeated.torch()[0] = 9
+    assert float(repeated.torch()[0, 0]) == 9
+    assert float(repeated.numpy()[0, 0]) == 0
+
+
+def test_writing_to_ragged_tensors_changes_nobody_elses_rows() -> None:
+    one = piece("x", [np.zeros(3), np.zeros(2)])
+    column = Column("x", one.layout.field, [one])
+    column.torch().values()[:] = 5
+    assert column.torch().values().tolist() == [5] * 5
+    assert column.to_list() == [[0, 0, 0], [0, 0]]
+
+
+def test_a_selection_beyond_the_rows_is_corrupt() -> None:
+    one = piece("x", [1, 2, 3])
+    with pytest.raises(Corrupt, match="row 3"):
+        Column("x", one.layout.field, [one._replace(rows=Rows.range(2, 4))])
+    with pytest.raises(Corrupt, match="order"):
+        Column("x", one.layout.field, [one], np.array([3]))
+
+
+def test_a_piece_of_another_field_is_corrupt() -> None:
+    one = piece("x", [1, 2, 3])
+    for field in (Field("dense", "float64"), Field("text"), Field("dense", "int64", (2,))):
+        with pytest.raises(Corrupt, match="dense int64"):
+            Column("x", field, [one])
+
+
+def test_memory_that_gives_fewer_bytes_is_corrupt() -> None:
+    class Short:
+        def read(self, offset: int, nbytes: int) -> Any:
+            return np.zeros(nbytes // 2, np.uint8)
+
+        private = read
+
+    for values in ([1, 2], ["a", "b"]):
+        one = piece("x", values)._replace(memory=Short())
+        column = Column("x", one.layout.field, [one])
+        with pytest.raises(Corrupt):
+            column.to_list()
+
+
+def test_text_that_is_not_utf8_is_corrupt() -> None:
+    one = piece("x", [b"a", b"\xff\xfe"])
+    false = Piece(_as_text(one.layout), one.memory, one.rows)
+    column = Column("x", Field("text"), [false])
+    for view in (column.to_list, column.numpy, column.arrow):
+        with pytest.raises(Corrupt, match="UTF-8"):
+            view()
+
+
+def _as_text(layout: Any) -> Any:
+    return type(layout)(Field("text"), layout.rows, layout.stored, layout.buffers)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch import tensors
+from dataplane.batch.buffers import offsets_of
+from dataplane.batch.columns import plan, values_of
+from dataplane.batch.dtypes import BITS
+from dataplane.errors import SchemaMismatch
+from tests.unit.batch.exact import column, same
+
+_DTYPES = [
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+    *(name for name in BITS if hasattr(torch, name)),
+]
+
+
+def _of(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
+    """A tensor of random bits."""
+    kind = getattr(torch, dtype)
+    count = int(np.prod(shape)) * torch.empty(0, dtype=kind).element_size()
+    raw = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, max(count, 16), dtype=np.uint8)
+    return torch.from_numpy(raw).view(kind)[: int(np.prod(shape))].view(*shape)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
+    tensor = _of(dtype, 4, 3)
+    found = column(tensor)
+    assert found.dtype == dtype
+    assert same(found.torch(), tensor)
+    assert same(column(tensor.t()).torch(), tensor.t().contiguous())
+    assert same(column(tensor[::2, 1:]).torch(), tensor[::2, 1:].contiguous())
+    rows = [_of(dtype, n, seed=n) for n in (3, 0, 5)]
+    assert same(list(column(rows).torch().unbind()), rows)
+    assert same(list(column(rows)[::2].torch().unbind()), rows[::2])
+    images = [_of(dtype, 2, n, 3, seed=n).transpose(0, 1) for n in (3, 0, 5)]
+    assert same(list(column(images).torch().unbind()), [image.contiguous() for image in images])
+    varied = [_of(dtype, n, 2, n + 1, seed=n) for n in (3, 1)]
+    assert same(column(varied).torch(), varied)
+    assert same(column(list(tensor[0].unbind())).torch(), tensor[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(["float32", "bfloat16", "int64"]))
+def test_jagged_tensors_come_back(lengths: list[int], dtype: str) -> None:
+    rows = [_of(dtype, n, 2, seed=n) for n in lengths]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    found = column(nested)
+    assert found.kind == "ragged"
+    assert found.shape == (len(rows), None, 2)
+    assert same(list(found.torch().unbind()), rows)
+    assert found.torch().is_nested
+
+
+def test_nested_tensors_of_every_form() -> None:
+    rows = [torch.rand(2, 3), torch.rand(4, 3)]
+    strided = torch.nested.nested_tensor([row.t() for row in rows], layout=torch.strided)
+    assert same(column(strided).torch(), [row.t().contiguous() for row in rows])
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert same(column(jagged.transpose(1, 2)).torch(), [row.t().contiguous() for row in rows])
+    padded = torch.nested.narrow(
+        torch.arange(12.0).view(3, 4), 1, torch.tensor([0, 1, 2]), torch.tensor([1, 3, 0]), layout=torch.jagged
+    )
+    assert column(padded).to_list() == [[0.0], [5.0, 6.0, 7.0], []]
+    grad = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    assert same(list(column(grad).torch().unbind()), rows)
+    offset = torch.nested.nested_tensor_from_jagged(torch.arange(8), torch.tensor([2, 3, 6]))
+    assert column(offset).to_list() == [[2], [3, 4, 5]]
+
+
+def test_gradients_and_lazy_views_are_resolved() -> None:
+    values = torch.randn(4, 3, dtype=torch.complex64)
+    for tensor in (values.conj(), values.conj().imag, torch.nn.Parameter(values.real), values.real.requires_grad_()):
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        assert same(column(tensor).torch(), plain)
+        assert same(list(column(list(tensor.unbind())).torch().unbind()), list(plain.unbind()))
+        found = column(tensor).torch()
+        assert not found.requires_grad
+
+
+def test_gradients_are_not_tracked_through_a_put() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    rows = [weight, weight * 2]
+    assert column(rows).to_list() == [[1, 1, 1], [2, 2, 2]]
+    assert column([{"w": weight}]).to_list() == [{"w": [1, 1, 1]}]
+
+
+def test_contiguous_tensors_are_read_in_place() -> None:
+    tensor = torch.arange(6)
+    planned = plan({"x": tensor})
+    tensor[0] = 9
+    memory = np.zeros(planned.nbytes, np.uint8)
+    for job in planned.jobs(memory):
+        job()
+    assert memory[:8].view(np.int64)[0] == 9
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "sparse"),
+        (lambda: torch.eye(2).to_sparse_csr(), "sparse"),
+        (lambda: torch.eye(2, device="meta"), "meta"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.quint8), "quantized"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch calls some of these deprecated or in beta
+def test_tensors_without_plain_values_are_refused(make: Any, found: str) -> None:
+    for values in (make(), [torch.eye(2), make()], [make()]):
+        with pytest.raises(SchemaMismatch) as caught:
+            values_of("x", values)
+        assert found in caught.value.found or "uint8" in caught.value.found
+        assert caught.value.column == "x"
+
+
+def test_dtypes_that_torch_lacks_stay_with_numpy() -> None:
+    for array in (np.zeros(2, ">f4"), np.zeros(2, "M8[s]")):
+        with pytest.raises(SchemaMismatch, match="numpy"):
+            column(array).torch()
+
+
+def test_tensors_without_rows_or_elements() -> None:
+    for shape in ((0,), (0, 3), (2, 0), (0, 0)):
+        tensor = torch.empty(shape, dtype=torch.bfloat16)
+        assert same(column(tensor).torch(), tensor)
+    assert column([torch.zeros(2)])[:0].torch().size(0) == 0
+    assert same(list(column([torch.zeros(0, 2), torch.zeros(0, 2)]).torch().unbind()), [torch.zeros(0, 2)] * 2)
+
+
+@pytest.mark.parametrize("piece", [8, 1 << 20])
+def test_rows_that_torch_joins_are_written_whole(piece: int) -> None:
+    rows = [torch.rand(n, 2, requires_grad=n == 3) for n in (3, 0, 5)]
+    flat = torch.cat(rows).detach()
+    for shape, parts in (((2,), rows), (None, [row.t() for row in rows])):
+        joined = tensors._Joined(parts, offsets_of([24, 0, 40]), shape, "float32")
+        memory = np.zeros(64, np.uint8)
+        for job in joined.jobs(memory, piece):
+            job()
+        whole = flat if shape else torch.cat([row.t().reshape(-1) for row in rows]).detach()
+        assert memory.tobytes() == whole.numpy().tobytes()
+        again = joined.take(np.array([2, 2]))
+        assert again.nbytes == 80
+        assert bytes(again.row(1)) == bytes(joined.row(2))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_tensors_on_a_gpu_are_copied_to_where_they_go() -> None:
+    tensor = torch.rand(40, 3)
+    assert same(column(tensor.cuda()).torch(), tensor)
+    assert same(column(tensor.to(torch.bfloat16).cuda().t()).torch(), tensor.to(torch.bfloat16).t().contiguous())
+    rows = [tensor[:n] for n in (3, 0, 5)]
+    assert same(list(column([row.cuda() for row in rows]).torch().unbind()), rows)
+    assert same(list(column([rows[0], rows[1].cuda(), rows[2]]).torch().unbind()), rows)
+    nested = torch.nested.nested_tensor([row.cuda() for row in rows], layout=torch.jagged)
+    assert same(list(column(nested).torch().unbind()), rows)
+    assert same(column(torch.ones(5, 3).cuda(), dedupe=True).torch(), torch.ones(5, 3))
+    assert column([None, tensor.cuda()]).to_list()[1].device.type == "cpu"
