@@ -29,6 +29,7 @@ This module is what a node needs to know of columns, so it imports neither pyarr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,6 +100,22 @@ def check(layout: ShardLayout, nbytes: int) -> None:
     count = 0
     for name, column in layout.columns:
         count = check_column(name, column, nbytes, count)
+
+
+def checked(encoded: bytes, nbytes: int) -> ShardLayout:
+    """The layout that `encode` gave, if it is that of a shard in an extent of `nbytes` bytes; else as `decode` and
+    `check` raise. Small ones are remembered: the rows of a stream lie alike."""
+    return _checked_small(encoded, nbytes) if len(encoded) <= _SMALL else _checked(encoded, nbytes)
+
+
+def _checked(encoded: bytes, nbytes: int) -> ShardLayout:
+    layout = ShardLayout.decode(encoded)
+    check(layout, nbytes)
+    return layout
+
+
+_SMALL = 1024  # bytes
+_checked_small = lru_cache(maxsize=1024)(_checked)
 
 
 def check_column(name: str, layout: ColumnLayout, nbytes: int, count: int = 0, depth: int = 0) -> int:

@@ -6,7 +6,7 @@ both together: what lies in one run is found without copying, everything else as
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -83,13 +83,19 @@ def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> 
     """The pieces as selections, for a column of this field. Raises Corrupt where a layout is false."""
     selections = []
     for layout, memory, rows in pieces:
-        check_column(name, layout, MAX_BYTES)
+        _check(name, layout)
         if len(rows) and rows.stop > layout.rows:
             raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
         if layout.field is not field and not _fits(layout.field, field):
             raise refuse(name, f"a shard holds {layout.field!r} where {field!r} was put")
         selections.append(Selection(Stored(name, layout, memory), rows))
     return tuple(selections)
+
+
+@lru_cache(maxsize=1024)
+def _check(name: str, layout: ColumnLayout) -> None:
+    """`check_column`, remembered: the rows of a stream lie alike."""
+    check_column(name, layout, MAX_BYTES)
 
 
 def _fits(part: Field, whole: Field) -> bool:

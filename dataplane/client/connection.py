@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dataplane.client.memory import Mapping, Segment
-from dataplane.client.pins import Pins
+from dataplane.client.pins import Pins, let_go
 from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
@@ -45,6 +45,7 @@ class Connection:
         self.pins = Pins(self._flush_soon)
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
         self._process = os.getpid()
+        self._forked = False  # set by the hook below: os.getpid would be a system call for every use
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: nobody waits any more
@@ -94,7 +95,7 @@ class Connection:
     @property
     def in_child(self) -> bool:
         """Whether this is a forked child of the process that connected."""
-        return os.getpid() != self._process
+        return self._forked
 
     def next_id(self) -> int:
         """A number for a request."""
@@ -106,22 +107,24 @@ class Connection:
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
         self._channel.send(request)
+        timer = self._loop.call_later(timeout_s + _ANSWER_S, self._late, future, timeout_s + _ANSWER_S)
         try:
-            async with asyncio.timeout(timeout_s + _ANSWER_S):
-                reply = await future
-        except BaseException as error:
+            reply = await future
+        except BaseException:
             self._abandon(request.id, future)
-            if isinstance(error, TimeoutError):
-                raise PeerUnavailable(
-                    f"the node at {self.address} has not answered for {timeout_s + _ANSWER_S:.0f} s",
-                    address=self.address,
-                ) from None
             raise
+        finally:
+            timer.cancel()
         if self._detached:  # between the reply and now: what it granted has gone with the connection
             self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
         return reply
+
+    def _late(self, future: asyncio.Future[m.Reply], waited_s: float) -> None:
+        if not future.done():
+            silent = f"the node at {self.address} has not answered for {waited_s:.0f} s"
+            future.set_exception(PeerUnavailable(silent, address=self.address))
 
     def _abandon(self, identifier: int, future: asyncio.Future[m.Reply]) -> None:
         if identifier in self._pending:
@@ -247,11 +250,9 @@ class Connection:
         self.segments.clear()  # views have what they need of them
 
     def forked(self) -> None:
-        """In the child: put nothing in the socket's place, without telling the node anything."""
-        if self._socket.fileno() >= 0:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            os.dup2(null, self._socket.fileno(), inheritable=False)
-            os.close(null)
+        """In the child: this connection is the parent's."""
+        self._forked = True
+        let_go(self._socket)
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -20,6 +20,16 @@ from contextlib import suppress
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 
+_all: weakref.WeakSet[Pins] = weakref.WeakSet()
+
+
+def let_go(connected: socket.socket) -> None:
+    """In a forked child: put nothing in the socket's place, so that the connection ends with the parent."""
+    if connected.fileno() >= 0:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(null, connected.fileno(), inheritable=False)
+        os.close(null)
+
 
 class Pin:
     """One hold on one shard, dropped with the object."""
@@ -36,11 +46,12 @@ class Pins:
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
         self._lock = threading.RLock()
-        self._process = os.getpid()
+        self._abandoned = False
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
         self._dropped: list[int] = []
         self._socket: socket.socket | None = None
+        _all.add(self)
 
     def hold(self, shard: int) -> Pin:
         """A pin for a hold that the node has granted."""
@@ -55,7 +66,7 @@ class Pins:
         return len(self._live)
 
     def _drop(self, shard: int, token: int) -> None:
-        if os.getpid() != self._process:
+        if self._abandoned:
             return
         with self._lock:
             self._live.discard(token)
@@ -70,6 +81,12 @@ class Pins:
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped
+
+    def abandon(self) -> None:
+        """In a forked child: the pins and the socket are the parent's. Drop none, and let go of it."""
+        self._abandoned = True
+        if self._socket is not None:
+            let_go(self._socket)
 
     def inherit(self, connected: socket.socket) -> None:
         """The plane is closed: own its socket until the last pin is dropped."""
@@ -87,3 +104,11 @@ class Pins:
         elif dropped:
             with suppress(OSError):  # the node has gone, or does not read; the end of the connection drops all
                 self._socket.send(frame(m.Unpin(dropped)))
+
+
+def _abandon_all() -> None:
+    for pins in list(_all):
+        pins.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -24,7 +25,7 @@ import numpy as np
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
-from dataplane.batch.layout import ShardLayout
+from dataplane.batch.layout import ShardLayout, checked
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.client import embedded
@@ -44,6 +45,10 @@ _OWN_SHARD = 256 << 10
 
 _IN_LOOP = 1 << 20
 """Bytes up to which writing in the event loop takes less time than handing it to a thread."""
+
+_PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 64 << 20
+"""A put is copied in about so many pieces, of so many bytes. Few: large copies run past the caches, and joining ragged
+rows takes the interpreter's lock between rows (8 MiB pieces of such: 0.5 of a plain copy's rate; one a column: 0.75)."""
 
 _MANY_ROWS = 4096
 """Rows of Python objects from which on planning them takes so long that it is done in a thread."""
@@ -103,6 +108,7 @@ class AsyncPlane:
         LimitExceeded (more than the memory budget), PeerUnavailable. Cancelled, it leaves nothing behind.
         """
         self.check()
+        scope, timeout = _scope(scope), _seconds(timeout)
         planned = await self._plan(columns, dedupe)
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
@@ -128,25 +134,24 @@ class AsyncPlane:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
         return BatchRef.of(self._connection.welcome.node, planned.rows, columns)
 
-    async def _put_inline(self, group: Sequence[PlannedColumn], scope: str | None, timeout: float) -> int:
+    async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float) -> int:
         payload = np.zeros(sum(column.nbytes for column in group), dtype=np.uint8)
         layout, jobs = _laid_out(group, payload)
         for job in jobs:
             job()
-        request = m.Put(self._connection.next_id(), payload.tobytes(), layout, scope or "", timeout)
+        request = m.Put(self._connection.next_id(), payload.tobytes(), layout, scope, timeout)
         return (await self._connection.request(request, m.Stored, timeout)).shard
 
-    async def _put_shared(
-        self, groups: Sequence[Sequence[PlannedColumn]], scope: str | None, timeout: float
-    ) -> list[int]:
+    async def _put_shared(self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float) -> list[int]:
         sizes = [sum(column.nbytes for column in group) for group in groups]
         reserved = await self._reserve(sizes, timeout)
         shards = [shard for shard, *_ in reserved.extents]
         try:
+            piece = min(max(sum(sizes) // _PIECES, _LEAST_PIECE), _MOST_PIECE)
             layouts, jobs = [], []
             for group, size, (_, segment, offset, _) in zip(groups, sizes, reserved.extents, strict=True):
                 memory = self._connection.segments[segment].mapping(writable=True).array(offset, size)
-                layout, more = _laid_out(group, memory)
+                layout, more = _laid_out(group, memory, piece)
                 layouts.append(layout)
                 jobs += more
             await self._run(jobs, sum(sizes))
@@ -164,8 +169,8 @@ class AsyncPlane:
         self._connection.reserved(+1)
         return reserved
 
-    async def _seal(self, shards: list[tuple[int, bytes]], scope: str | None, timeout: float) -> None:
-        await self._connection.request(m.Seal(self._connection.next_id(), shards, scope or "", False), m.Done, timeout)
+    async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
+        await self._connection.request(m.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def _run(self, jobs: Sequence[Job], nbytes: int) -> None:
         """Run the jobs; all that started has ended when this returns, raises or is cancelled."""
@@ -189,7 +194,7 @@ class AsyncPlane:
         row counts differ.
         """
         self.check()
-        return await Draft.open(self._connection, columns, scope or "", timeout)
+        return await Draft.open(self._connection, columns, _scope(scope), _seconds(timeout))
 
     # Getting
 
@@ -200,7 +205,8 @@ class AsyncPlane:
         Backpressure, LimitExceeded (more at once than the memory budget), PeerUnavailable.
         """
         self.check()
-        keys = ref.shards()
+        timeout = _seconds(timeout)
+        keys = _reference(ref).shards()
         node = self._connection.welcome.node
         for owner, shard in keys:
             if owner != node:
@@ -213,15 +219,17 @@ class AsyncPlane:
         if keys:
             numbers = [shard for _, shard in keys]
             reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
-            live = {}
-            for number, segment, offset, size, layout, bits in reply.shards:
+            try:
+                layouts = {number: checked(layout, size) for number, _, _, size, layout, _ in reply.shards}
+                live = {number: bits for number, _, _, _, _, bits in reply.shards if bits}
+                if live:
+                    _check_live(ref, live, layouts)
+            except BaseException:
+                self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
+                raise
+            for number, segment, offset, size, _, _ in reply.shards:
                 pin = self._connection.pins.hold(number)
-                memory = HeldShard(self._connection.segments[segment], offset, size, pin)
-                held[number] = memory, ShardLayout.decode(layout)
-                if bits:
-                    live[number] = bits
-            if live:
-                _check_live(ref, live, {number: layout for number, (_, layout) in held.items()})
+                held[number] = HeldShard(self._connection.segments[segment], offset, size, pin), layouts[number]
         return Batch({name: _column(ref, name, held) for name in ref.columns})
 
     # Freeing
@@ -235,15 +243,16 @@ class AsyncPlane:
         self.check()
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
+        scope = _scope(scope)
         node = self._connection.welcome.node
         parts = [
             (shard, list(ordinals), rows.encode())
-            for (owner, shard), selected in (ref.footprint() if ref is not None else {}).items()
+            for (owner, shard), selected in (_reference(ref).footprint() if ref is not None else {}).items()
             if owner == node  # what another node held went with it
             for ordinals, rows in selected
         ]
         if parts or scope:
-            request = m.Free(self._connection.next_id(), [], parts, scope or "")
+            request = m.Free(self._connection.next_id(), [], parts, scope)
             await self._connection.request(request, m.Done, 0.0)
 
     async def stats(self) -> Stats:
@@ -276,6 +285,26 @@ class AsyncPlane:
             warnings.warn(f"the plane at {self.address} was not closed", ResourceWarning, stacklevel=2, source=self)
 
 
+def _scope(scope: Any) -> str:
+    """The scope as it is sent; empty for none."""
+    if scope is not None and not isinstance(scope, str):
+        raise Misuse(f"a scope is a name as text, not {scope!r}")
+    return scope or ""
+
+
+def _seconds(timeout: float) -> float:
+    """A timeout as it is sent: what is below zero has passed already."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number) or math.isnan(timeout):
+        raise Misuse(f"a timeout is seconds, not {timeout!r}")
+    return max(0.0, float(timeout))
+
+
+def _reference(ref: Any) -> BatchRef:
+    if not isinstance(ref, BatchRef):
+        raise Misuse(f"what was put is named by a BatchRef, not {type(ref).__name__}: pass what put() returned")
+    return ref
+
+
 async def _stopped(running: Sequence[Future[None]]) -> None:
     """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile."""
     for future in running:
@@ -295,12 +324,13 @@ def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
     return [small, *large] if small else large
 
 
-def _laid_out(group: Sequence[PlannedColumn], memory: Any) -> tuple[bytes, list[Job]]:
-    """The encoded layout of columns one after another in `memory`, and the jobs that write them there."""
+def _laid_out(group: Sequence[PlannedColumn], memory: Any, piece: int = _LEAST_PIECE) -> tuple[bytes, list[Job]]:
+    """The encoded layout of columns one after another in `memory`, and the jobs that write them there, each of about
+    `piece` bytes."""
     layouts, jobs, base = [], [], 0
     for column in group:
         layouts.append((column.name, column.layout(base)))
-        jobs += column.jobs(memory[base : base + column.nbytes])
+        jobs += column.jobs(memory[base : base + column.nbytes], piece)
         base += column.nbytes
     return ShardLayout(tuple(layouts)).encode(), jobs
 

@@ -11,6 +11,7 @@ thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, neve
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal's own functions make enums, 20 microseconds a call
 import asyncio
 import queue
 import signal
@@ -19,6 +20,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from dataplane.errors import Closed
 from dataplane.wire.polling import PollingSelector, polling_loop
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ class Turns:
         if not self._turn.acquire(blocking=False):
             return self._hand_over(coroutine)
         try:
+            self._check(coroutine)
             self._selector.polls = True
             task = self._loop.create_task(coroutine)
             with self._interrupting(task):
@@ -57,8 +60,8 @@ class Turns:
     @contextmanager
     def _interrupting(self, task: asyncio.Task[Any]) -> Iterator[None]:
         """Let Ctrl-C cancel the task instead of breaking off whatever the loop is doing (as asyncio.Runner does)."""
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or _signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
             return
         interrupted = False
@@ -69,7 +72,7 @@ class Turns:
             task.cancel()
             self._loop.call_soon_threadsafe(lambda: None)
 
-        signal.signal(signal.SIGINT, interrupt)
+        _signal.signal(signal.SIGINT, interrupt)
         try:
             yield
         except asyncio.CancelledError:
@@ -77,7 +80,7 @@ class Turns:
                 raise KeyboardInterrupt from None
             raise
         finally:
-            signal.signal(signal.SIGINT, before)
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
         waiting = object()
@@ -89,7 +92,12 @@ class Turns:
                 self._waiting.discard(waiting)
                 self._ended.set()
 
-        self._waiting.add(waiting)
+        self._waiting.add(waiting)  # before looking whether it is open: `close` sees either this, or that nobody comes
+        try:
+            self._check(coroutine)
+        except Closed:
+            self._waiting.discard(waiting)
+            raise
         future = asyncio.run_coroutine_threadsafe(counted(), self._loop)
         self._calls.put(None)
         try:
@@ -125,9 +133,17 @@ class Turns:
             self._ended.clear()
             await self._ended.wait()
 
+    def _check(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        if not self._open:
+            coroutine.close()
+            raise Closed("the plane is closed")
+
     def close(self) -> None:
-        """End the loop and the keeper. Nobody may be waiting."""
+        """End the keeper and the loop, once all that was handed over has ended; see to it that it does. Idempotent."""
         self._open = False
         self._calls.put(None)
         self._keeper.join()
-        self._loop.close()
+        with self._turn:
+            if not self._loop.is_closed():
+                self._loop.run_until_complete(self._while_needed())
+                self._loop.close()

@@ -178,7 +178,9 @@ class Residency:
         dirty = self._budget.used - self._clean_bytes
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
-        victims = [] if self._refused else self._victims(need)
+        victims = self._victims(need) if need and not self._refused else []
+        if not victims:
+            return False
         results = await asyncio.gather(*map(self._write, victims), return_exceptions=True)
         for error in results:
             if isinstance(error, BaseException) and not isinstance(error, OSError):
@@ -186,7 +188,7 @@ class Residency:
         if any(results):  # the disk refused: its error is in the statistics, and in every Backpressure
             self._refused = True
             asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
-        return bool(victims)
+        return True
 
     def _retry(self) -> None:
         self._refused = False

@@ -20,12 +20,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from dataplane.batch.layout import ShardLayout, check, check_contents
+from dataplane.batch.layout import check_contents, checked
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
@@ -36,8 +35,6 @@ from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard
 from dataplane.store.spill import Disk, DiskStatistics
-
-_SMALL_LAYOUT = 1024  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,7 @@ class Store:
         extent = self._reserved[client].get(number)
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        layout = _checked(encoded, extent.size)
+        layout = checked(encoded, extent.size)
         with self.arena.view(extent) as view:
             check_contents(layout, np.frombuffer(view, dtype=np.uint8))
         rows, columns = layout.columns[0][1].rows if layout.columns else 0, len(layout.columns)
@@ -407,20 +404,6 @@ class Store:
         await self._residency.aclose()
         self.disk.close()
         self.arena.close()
-
-
-def _check(encoded: bytes, size: int) -> ShardLayout:
-    layout = ShardLayout.decode(encoded)
-    check(layout, size)
-    return layout
-
-
-_check_small = lru_cache(maxsize=512)(_check)
-
-
-def _checked(encoded: bytes, size: int) -> ShardLayout:
-    """The layout, if it fits an extent of `size` bytes. Small ones are often the same again: a stream's rows."""
-    return _check_small(encoded, size) if len(encoded) <= _SMALL_LAYOUT else _check(encoded, size)
 
 
 def _freed(number: int) -> Freed:
