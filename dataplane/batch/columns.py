@@ -118,7 +118,8 @@ def plan(columns: Any, *, dedupe: Collection[str] = ()) -> Plan:
     for column in planned:
         if column.rows != first.rows:
             expected, found = f"{first.rows} rows, as column {first.name!r}", f"{column.rows} rows"
-            raise mismatch(column.name, f"{found}, not {expected}", expected=expected, found=found)
+            unequal = f"{column.rows} rows, and column {first.name!r} has {first.rows}"
+            raise mismatch(column.name, unequal, expected=expected, found=found)
     for name in dedupe:
         if all(column.name != name for column in planned):
             there = ", ".join(column.name for column in planned)

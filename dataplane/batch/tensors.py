@@ -9,6 +9,7 @@ Out: tensors over memory given as bytes, which they keep alive.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
@@ -137,10 +138,14 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.view(_SIGNED[array.itemsize])).view(dtype)
 
 
-def jagged(values: Tensor, offsets: Index) -> Tensor:
+def jagged(values: Tensor, offsets: Tensor) -> Tensor:
     """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy."""
-    torch = _torch()
-    return torch.nested.nested_tensor_from_jagged(values, torch.from_numpy(offsets))
+    log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
+    before, log.disabled = log.disabled, True
+    try:
+        return _torch().nested.nested_tensor_from_jagged(values, offsets)
+    finally:
+        log.disabled = before
 
 
 def _plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:

@@ -68,11 +68,19 @@ def torch(name: str, field: Field, rows: Reading) -> Any:
     if field.kind == "dense":
         return tensors.from_bits(name, field.dtype, _writable(reading.dense(rows, field, private=True)))
     if field.kind == "ragged" and field.varying == 1:
-        values, offsets, _, _ = reading.items(rows, field, private=True)
-        return tensors.jagged(tensors.from_bits(name, field.dtype, values), _writable(offsets))
+        return tensors.jagged(*packed(name, field, rows))
     if field.kind in ("ragged", "struct"):
         return torch_rows(name, field, rows)
     raise mismatch(name, f"{field.kind} is no tensor: use .to_list()", expected="numbers", found=field.kind)
+
+
+def packed(name: str, field: Field, rows: Reading) -> tuple[Any, Any]:
+    """The items of a ragged column one after another, and where each row begins among them: two tensors."""
+    if field.kind != "ragged" or field.varying != 1:
+        expected = "ragged in the first dimension of a row"
+        raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
+    values, offsets, _, _ = reading.items(rows, field, private=True)
+    return tensors.from_bits(name, field.dtype, values), tensors.from_bits(name, "int64", _writable(offsets))
 
 
 def torch_rows(name: str, field: Field, rows: Reading) -> list[Any]:

@@ -105,8 +105,8 @@ class Connection:
         """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
         self.check()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
+        self._channel.send(request)  # first, since it raises LimitExceeded for what no message holds
         self._pending[request.id] = future
-        self._channel.send(request)
         timer = self._loop.call_later(timeout_s + _ANSWER_S, self._late, future, timeout_s + _ANSWER_S)
         try:
             reply = await future
@@ -175,12 +175,13 @@ class Connection:
             future.set_result(reply)
 
     def _closed(self, error: DataplaneError | None) -> None:
-        if self._gone is None:
-            self._gone = error or PeerUnavailable(f"the node at {self.address} has gone", address=self.address)
+        if error is None or isinstance(error, PeerUnavailable):
+            error = PeerUnavailable(f"the node at {self.address} has gone", address=self.address)
+        self._gone = gone = self._gone or error
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if future is not None and not future.done():
-                future.set_exception(type(self._gone)(str(self._gone), **self._gone.fields))
+                future.set_exception(type(gone)(str(gone), **gone.fields))
 
     # Signs of life
 
@@ -240,9 +241,9 @@ class Connection:
             segment.unshare(mapping, offset)
         if self._channel.open and self.pins.live:
             self._flush()
-            connected = self._channel.detach()
+            connected, rest = self._channel.detach()
             self._closed(Closed("the plane is closed"))
-            self.pins.inherit(connected)
+            self.pins.inherit(connected, rest)
         else:
             self._gone = self._gone or Closed("the plane is closed")
             self._channel.close()

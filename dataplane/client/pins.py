@@ -51,6 +51,7 @@ class Pins:
         self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
         self._dropped: list[int] = []
         self._socket: socket.socket | None = None
+        self._unsent = b""
         _all.add(self)
 
     def hold(self, shard: int) -> Pin:
@@ -88,10 +89,11 @@ class Pins:
         if self._socket is not None:
             let_go(self._socket)
 
-    def inherit(self, connected: socket.socket) -> None:
-        """The plane is closed: own its socket until the last pin is dropped."""
+    def inherit(self, connected: socket.socket, rest: bytes) -> None:
+        """The plane is closed: own its socket until the last pin is dropped. `rest` is still to be sent."""
         with self._lock:
             self._socket = connected
+            self._unsent = rest
             self._send()
 
     def _send(self) -> None:
@@ -101,9 +103,12 @@ class Pins:
         if not self._live:
             self._socket.close()
             self._socket = None
-        elif dropped:
-            with suppress(OSError):  # the node has gone, or does not read; the end of the connection drops all
-                self._socket.send(frame(m.Unpin(dropped)))
+            return
+        if dropped:
+            self._unsent += frame(m.Unpin(dropped))
+        with suppress(OSError):  # the node has gone, or does not read now; the end of the connection drops all
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
 
 def _abandon_all() -> None:

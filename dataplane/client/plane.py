@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import os
 import warnings
@@ -37,6 +38,8 @@ from dataplane.errors import Freed, Misuse, OwnerDied
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
 
+log = logging.getLogger(__name__)
+
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of a put, get or draft that names none."""
 
@@ -48,7 +51,7 @@ _IN_LOOP = 1 << 20
 
 _PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 64 << 20
 """A put is copied in about so many pieces, of so many bytes. Few: large copies run past the caches, and joining ragged
-rows takes the interpreter's lock between rows (8 MiB pieces of such: 0.5 of a plain copy's rate; one a column: 0.75)."""
+rows takes the interpreter's lock between rows (in 8 MiB pieces 0.5 of a plain copy's rate, one a column 0.75)."""
 
 _MANY_ROWS = 4096
 """Rows of Python objects from which on planning them takes so long that it is done in a thread."""
@@ -292,7 +295,7 @@ def _scope(scope: Any) -> str:
     return scope or ""
 
 
-def _seconds(timeout: float) -> float:
+def _seconds(timeout: Any) -> float:
     """A timeout as it is sent: what is below zero has passed already."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number) or math.isnan(timeout):
         raise Misuse(f"a timeout is seconds, not {timeout!r}")
@@ -389,6 +392,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         if self._address is None and (address is None or (self._config and embedded.started_here(address))):
             node = await asyncio.to_thread(embedded.EmbeddedNode, self._config or NodeConfig())
             address = node.address
+        elif self._config is not None:
+            log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
             return AsyncPlane(await Connection.open(str(address), soon, writes=self._writes), node)
         except BaseException:

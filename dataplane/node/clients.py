@@ -11,13 +11,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch, Rejected, describe
+from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Rejected, describe
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, peer
@@ -47,6 +47,7 @@ class Client:
         self._gone = gone
         self._greeted = False
         self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._waiting_bytes = 0
         self._granted: set[tuple[int, bool]] = set()
         self._channel = Channel(connected, _decoder, self._received, self._closed)
 
@@ -60,7 +61,9 @@ class Client:
         self._channel.close()
 
     def _closed(self, error: DataplaneError | None) -> None:
-        if error is not None:
+        if isinstance(error, PeerUnavailable):
+            log.info("client %s has gone: %s", self.label, error)
+        elif error is not None:
             log.warning("client %s was cut off: %s", self.label, error)
         for task in self._waiting.values():
             task.cancel()
@@ -78,7 +81,7 @@ class Client:
         try:
             waiting = self._answer(request)
             if waiting is not None:
-                self._wait(identifier, waiting)
+                self._wait(request, waiting)
         except DataplaneError as error:
             self._fail(identifier, error)
         except Exception:  # the boundary: a fault of ours in one client's request is not the other clients' end
@@ -97,6 +100,7 @@ class Client:
             case m.Put():
                 return self._put(request)
             case m.Pin():
+                self._check_pin(request.shards)
                 held = self._store.pin_now(self, request.shards)
                 if held is None:
                     return self._pin_later(request)
@@ -104,13 +108,14 @@ class Client:
             case m.Unpin():
                 self._store.unpin(self, request.shards)
             case m.Reserve():
+                self._bound("reservation of so many shards", m.MAX_SHARDS, len(request.sizes))
                 made = self._store.reserve_now(self, request.sizes)
                 if made is None:
                     return self._reserve_later(request)
                 self._send_reserved(request.id, made)
             case m.Seal():
-                if any(len(layout) > m.MAX_LAYOUT for _, layout in request.shards):
-                    self._too_large("layout", m.MAX_LAYOUT, max(len(layout) for _, layout in request.shards))
+                self._bound("layout", m.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
+                self._bound("scope", m.MAX_SCOPE, len(request.scope))
                 self._store.seal(self, request.shards, scope=request.scope, holder=self.label, hold=request.hold)
                 self._channel.send(m.Done(request.id))
             case m.Abort():
@@ -160,18 +165,28 @@ class Client:
         self._channel.send(welcome, descriptors)
 
     def _put(self, request: m.Put) -> Coroutine[Any, Any, None] | None:
-        if len(request.payload) > m.MAX_INLINE:
-            self._too_large("payload in a message", m.MAX_INLINE, len(request.payload))
-        if len(request.layout) > m.MAX_LAYOUT:
-            self._too_large("layout", m.MAX_LAYOUT, len(request.layout))
+        self._bound("payload in a message", m.MAX_INLINE, len(request.payload))
+        self._bound("layout", m.MAX_LAYOUT, len(request.layout))
+        self._bound("scope", m.MAX_SCOPE, len(request.scope))
         shard = self._store.put_now(self, request.payload, request.layout, scope=request.scope, holder=self.label)
         if shard is None:
             return self._put_later(request)
         self._channel.send(m.Stored(request.id, shard))
         return None
 
-    def _too_large(self, what: str, limit: int, asked: int) -> NoReturn:
-        raise LimitExceeded(f"a {what} has {asked} bytes; {limit} is the most", what=what, asked=asked, limit=limit)
+    def _check_pin(self, shards: list[int]) -> None:
+        self._bound("request for so many shards", m.MAX_SHARDS, len(shards))
+        if len(set(shards)) < len(shards):
+            raise ProtocolMismatch("a request for shards names one twice")
+        self._bound(
+            "description of what is to be read; get fewer rows or columns at a time",
+            m.MAX_FRAME // 2,
+            self._store.description(shards),
+        )
+
+    def _bound(self, what: str, limit: int, asked: int) -> None:
+        if asked > limit:
+            raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
 
     def _free(self, request: m.Free) -> None:
         try:
@@ -187,22 +202,34 @@ class Client:
 
     # What has to wait
 
-    def _wait(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
-        if len(self._waiting) >= m.MAX_WAITING or identifier in self._waiting:
+    def _wait(self, request: Any, waiting: Coroutine[Any, Any, None]) -> None:
+        identifier, size = request.id, _size(request)
+        try:
+            self._bound("requests of a client that wait", m.MAX_WAITING, len(self._waiting) + 1)
+            self._bound("bytes of requests that wait", m.MAX_WAITING_BYTES, self._waiting_bytes + size)
+            if identifier in self._waiting:
+                raise ProtocolMismatch(f"a request has the number {identifier} of one that waits")
+        except DataplaneError:
             waiting.close()
-            self._too_large("client that waits for answers", m.MAX_WAITING, len(self._waiting))
+            raise
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._waiting[identifier]
+            self._waiting_bytes -= size
+            if task.cancelled():
+                waiting.close()  # it may not have begun
+                self._channel.send(m.Failure(identifier, m.CANCELLED, "", {}))
+
         task = asyncio.get_running_loop().create_task(self._run(identifier, waiting))
         self._waiting[identifier] = task
-        task.add_done_callback(lambda _: self._waiting.pop(identifier, None))
+        self._waiting_bytes += size
+        task.add_done_callback(ended)
 
     async def _run(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
         try:
             await waiting
         except DataplaneError as error:
             self._fail(identifier, error)
-        except asyncio.CancelledError:
-            self._channel.send(m.Failure(identifier, m.CANCELLED, "", {}))
-            raise
         except Exception:  # the boundary, as in `_received`
             log.exception("a request of %s failed", self.label)
             self.close(Rejected("the node failed on this request; its log says how"))
@@ -248,3 +275,14 @@ class Client:
                 grants.append(m.Grant(number, segment.size, writable))
                 descriptors.append(segment.fd if writable else segment.readonly_fd)
         return grants, descriptors
+
+
+def _size(request: m.Put | m.Pin | m.Reserve) -> int:
+    """About how many bytes a request keeps while it waits."""
+    match request:
+        case m.Put():
+            return len(request.payload) + len(request.layout)
+        case m.Pin():
+            return 8 * len(request.shards)
+        case m.Reserve():
+            return 8 * len(request.sizes)

@@ -14,16 +14,36 @@ While `moving` is set it is being written or read, and neither field changes unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.rows import Rows
-from dataplane.errors import Corrupt, Freed
+from dataplane.errors import Corrupt, Freed, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.spill import SpillFile
+
+
+_LAYOUT = 16 << 10  # bytes of layout, and
+_CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
+
+
+def check_cost(layout: ShardLayout, encoded: bytes, size: int) -> None:
+    """Raises Corrupt or LimitExceeded for a shard that would cost a node more, in work or memory, than its extent of
+    `size` bytes justifies: columns over the same bytes, a layout or a number of rows out of all proportion."""
+    if _claimed(column for _, column in layout.columns) > size:
+        raise Corrupt(f"the columns of a shard claim more bytes than the {size} that it has")
+    cells = sum(column.rows for _, column in layout.columns)
+    for what, asked, limit in (("layout", len(encoded), max(_LAYOUT, size)), ("rows", cells, max(_CELLS, size))):
+        if asked > limit:
+            raise LimitExceeded(f"the {what} of a shard of {size} bytes", what=what, asked=asked, limit=limit)
+
+
+def _claimed(columns: Iterable[ColumnLayout]) -> int:
+    return sum(sum(size for _, size in column.buffers) + _claimed(column.children) for column in columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +84,7 @@ class Shard:
                 return True
             self.live = np.ones((self.columns, self.rows), dtype=np.bool_)
         chosen: slice | npt.NDArray[np.int64] = rows.slice or rows.array()
-        for column in columns:
+        for column in set(columns):
             self.live[column, chosen] = False
         return not self.live.any()
 

@@ -33,8 +33,11 @@ from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
-from dataplane.store.shard import Shard
+from dataplane.store.shard import Shard, check_cost
 from dataplane.store.spill import Disk, DiskStatistics
+
+_HOLDERS = 64  # that are named
+_PLACE = 64  # bytes, more than it takes to say where a shard is
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ class Store:
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
         layout = checked(encoded, extent.size)
+        check_cost(layout, encoded, extent.size)
         with self.arena.view(extent) as view:
             check_contents(layout, np.frombuffer(view, dtype=np.uint8))
         rows, columns = layout.columns[0][1].rows if layout.columns else 0, len(layout.columns)
@@ -250,6 +254,11 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise self.budget.backpressure(total, deadline) from None
             raise
+
+    def description(self, numbers: Iterable[int]) -> int:
+        """About how many bytes it takes to say where these shards are. Raises Freed or Corrupt as `pin`."""
+        shards = map(self._find, numbers)
+        return sum(_PLACE + len(s.layout) + (0 if s.live is None else s.live.size // 8) for s in shards)
 
     def _hold(self, client: Hashable, numbers: Sequence[int]) -> list[Shard]:
         shards = [self._find(number) for number in numbers]
@@ -374,7 +383,7 @@ class Store:
             if shard.extent is not None and not self.pins.holds(shard.number):
                 held[shard.holder, "stored"] += shard.size
         ordered = sorted(held.items(), key=lambda item: -item[1])
-        return tuple({"holder": who, "bytes": nbytes, "how": how} for (who, how), nbytes in ordered if nbytes)
+        return tuple({"holder": who, "bytes": n, "how": how} for (who, how), n in ordered[:_HOLDERS] if n)
 
     def _any(self, number: int) -> Shard:
         return self._shards.get(number) or self._held_freed[number]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dataplane.errors import ProtocolMismatch
+from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.wire.messages import MAX_FRAME, Message
 
 _LENGTH = struct.Struct("<I")
@@ -19,12 +19,17 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: Message) -> bytes:
-    """The message as it goes onto the wire. Raises ProtocolMismatch where it is larger than a reader takes."""
+    """The message as it goes onto the wire. Raises LimitExceeded where it is larger than a reader takes."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
     size = len(buffer) - _LENGTH.size
     if size > MAX_FRAME:
-        raise ProtocolMismatch(f"a message of {size} bytes is longer than the {MAX_FRAME} that are read")
+        raise LimitExceeded(
+            f"a message of {size} bytes is longer than the {MAX_FRAME} that are read; name fewer rows or columns at once",
+            what="message",
+            asked=size,
+            limit=MAX_FRAME,
+        )
     _LENGTH.pack_into(buffer, 0, size)
     return bytes(buffer)
 

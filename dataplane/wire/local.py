@@ -21,15 +21,17 @@ from typing import Any
 
 import msgspec
 
-from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.messages import Message
 
 _READ = 256 << 10
-_MAX_DESCRIPTORS = 64  # in one message
+_MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
+_CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
 _UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
+_TIMEVAL = struct.Struct("ll")
 
 
 def parse_address(address: str) -> Path:
@@ -68,6 +70,9 @@ def connect(path: Path) -> socket.socket:
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # A limit of the kernel's. Python's own would make the socket non-blocking, and a full backlog an error at once.
+        limit = _TIMEVAL.pack(int(_CONNECT_S), int(_CONNECT_S % 1 * 1e6))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         connected.connect(str(path))
         _, uid = peer(connected)
         if uid != os.getuid():
@@ -118,6 +123,7 @@ class Channel:
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
+        self._half_sent = False
         self._writing = False
         self._open = True
         self._loop.add_reader(connected.fileno(), self._readable)
@@ -135,8 +141,11 @@ class Channel:
         if not self._open:
             return
         data = memoryview(frame(message))
-        self._unsent.append((data, descriptors))
         self._unsent_bytes += len(data)
+        while len(descriptors) > _MAX_DESCRIPTORS:  # these go with the first byte
+            self._unsent.append((data[:1], descriptors[:_MAX_DESCRIPTORS]))
+            data, descriptors = data[1:], descriptors[_MAX_DESCRIPTORS:]
+        self._unsent.append((data, descriptors))
         self._flush()
         if self._unsent_bytes > _MAX_UNSENT:
             self.close(ProtocolMismatch("the other side does not read what it is sent"))
@@ -158,7 +167,8 @@ class Channel:
                 self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
                 return
             self._unsent_bytes -= sent
-            if sent < len(data):
+            self._half_sent = sent < len(data)
+            if self._half_sent:
                 self._unsent[0] = (data[sent:], ())
             else:
                 self._unsent.popleft()
@@ -186,9 +196,9 @@ class Channel:
                 self._received(self._decoder.decode(body))
                 if not self._open:
                     return
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.close(ProtocolMismatch(f"not a message: {error}"))
-        except ProtocolMismatch as error:
+        except (ProtocolMismatch, LimitExceeded) as error:
             self.close(error)
 
     def take_descriptors(self, count: int) -> list[int]:
@@ -197,10 +207,14 @@ class Channel:
             raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
         return [self._descriptors.popleft() for _ in range(count)]
 
-    def detach(self) -> socket.socket:
-        """Take the socket out of the loop, still connected: it is the caller's now, and the channel is closed."""
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """Take the socket out of the loop, still connected: it is the caller's now, and the channel is closed.
+
+        With it comes what is left of a message that is half sent, which must be sent before anything else.
+        """
+        rest = bytes(self._unsent[0][0]) if self._half_sent else b""
         self._leave_loop()
-        return self._socket
+        return self._socket, rest
 
     def close(self, error: DataplaneError | None = None) -> None:
         """Close the socket, telling `closed` why. What was not sent yet is dropped. Idempotent."""

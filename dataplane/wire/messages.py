@@ -25,8 +25,17 @@ MAX_INLINE = 64 << 10
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
 
+MAX_SCOPE = 1024
+"""Characters of the longest name of a scope."""
+
+MAX_SHARDS = 1 << 16
+"""Shards that one request may name or ask for."""
+
 MAX_WAITING = 256
 """Requests of one client that may wait in a node at a time."""
+
+MAX_WAITING_BYTES = 32 << 20
+"""Bytes, about, of the requests of one client that wait."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
 from tests.unit.batch.exact import batch_of, column, same
 
@@ -98,3 +99,21 @@ batch.to_arrow()
 assert not {"torch", "tensordict"} & set(sys.modules), "arrow"
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=25)
+
+
+def test_packed_is_the_items_and_where_each_row_begins() -> None:
+    rows = [np.arange(6, dtype=np.float32).reshape(3, 2), np.zeros((0, 2), np.float32), np.ones((1, 2), np.float32)]
+    column = local_batch({"x": rows, "y": ["a", "b", "c"]})["x"]
+    values, offsets = column.packed()
+    assert values.tolist() == [[0, 1], [2, 3], [4, 5], [1, 1]]
+    assert offsets.tolist() == [0, 3, 3, 4]
+    values.zero_()
+    assert column.numpy()[0].tolist() == rows[0].tolist()
+
+
+def test_only_ragged_columns_are_packed() -> None:
+    batch = local_batch({"text": ["a"], "dense": np.zeros((1, 2))})
+    for name in batch:
+        with pytest.raises(SchemaMismatch) as caught:
+            batch[name].packed()
+        assert caught.value.column == name

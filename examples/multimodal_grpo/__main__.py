@@ -1,0 +1,80 @@
+"""`python -m examples.multimodal_grpo`: run the job, show it, and say whether it reached its target."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+import dataplane as dp
+from examples.multimodal_grpo import crew, summary
+from examples.multimodal_grpo.job import Job
+from examples.multimodal_grpo.watch import Watch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 where the target was reached, 1 where not, 130 after Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    job = Job(
+        memory=options.memory,
+        spill_dir=options.spill_dir,
+        target=options.target,
+        steps=options.steps,
+        seconds=options.seconds,
+        seed=options.seed,
+    )
+    console = Console()
+    watch = Watch(job, console)
+    interrupted = False
+    try:
+        with watch:
+            crew.run(job, watch)
+    except KeyboardInterrupt:
+        interrupted = True
+    except (dp.DataplaneError, ValueError) as error:
+        console.print(f"[red]The plane failed:[/] {error}")
+        return 1
+
+    if watch.steps:
+        console.print(summary.table(job, watch))
+        if options.plot:
+            summary.plot(job, watch, options.plot)
+            console.print(f"Reward and memory over time: {options.plot}", highlight=False)
+    if interrupted:
+        console.print("Interrupted. Everything is stopped.")
+        return 130
+    return _verdict(job, watch, console)
+
+
+def _verdict(job: Job, watch: Watch, console: Console) -> int:
+    if watch.failed is not None:
+        console.print(f"[red]The {watch.failed.process} failed.[/] Everything is stopped.")
+        console.print(watch.failed.error, markup=False, highlight=False)
+        return 1
+    average = watch.finished.average if watch.finished is not None else 0.0
+    if average < job.target:
+        console.print(f"[red]The reward is {average:.3f}, and the target {job.target:g} was not reached.[/]")
+        return 1
+    console.print(f"[green]The reward is {average:.3f}: the target {job.target:g} is reached.[/]")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usual = Job()
+    parser = argparse.ArgumentParser("python -m examples.multimodal_grpo", description=__doc__.partition(": ")[2])
+    parser.add_argument("--memory", default=usual.memory, help="the plane's memory budget (%(default)s)")
+    parser.add_argument("--spill-dir", metavar="DIR", help="where what does not fit goes (the node's default)")
+    parser.add_argument("--target", type=float, default=usual.target, help="mean reward to reach (%(default)s)")
+    parser.add_argument("--steps", type=int, help="stop after so many steps")
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help="stop after so long (%(default)s)")
+    parser.add_argument("--seed", type=int, default=usual.seed)
+    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("multimodal_grpo.png"), help="(%(default)s)")
+    parser.add_argument("--no-plot", dest="plot", action="store_const", const=None, help="draw nothing")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""A rollout worker: draws images, lets the policy answer each of them eight times, and sends a reference on.
+
+The pixels are written once, straight into shared memory. That a prompt has eight responses is said by the reference
+(`repeat`), so its pixels are not copied eight times, and nobody who does not ask for them ever touches them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import dataplane as dp
+from examples.multimodal_grpo import digits, patches, tokens
+from examples.multimodal_grpo.job import Job
+from examples.multimodal_grpo.policy import Policy
+from examples.multimodal_grpo.wires import Board, Outlet
+
+PROMPT_COLUMNS = ("pixel_values", "image_grid_thw", "input_ids", "answer")
+
+
+def work(job: Job, address: str, worker: int, pictures: dp.BatchRef, board: Board, batches: Outlet) -> None:
+    """Make batches until somebody says stop."""
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed + 1 + worker)
+    rng = np.random.default_rng([job.seed, worker])
+    policy, version = Policy(job.seed), 0
+    with dp.connect(address) as plane:
+        while True:
+            version = refresh(plane, policy, version, board)
+            chosen = pictures[rng.integers(len(pictures), size=job.prompts)]
+            prompts = put_prompts(plane, job, plane.get(chosen), rng)
+            responses = put_responses(plane, job, policy, version, prompts)
+            batches.send(prompts.repeat(job.responses).union(responses))
+
+
+def refresh(plane: dp.Plane, policy: Policy, version: int, board: Board) -> int:
+    """Take over the newest weights, if there are newer ones; their version."""
+    while (newest := board.read()) is not None and newest[0] > version:
+        try:
+            policy.load_batch(plane.get(newest[1]))
+            return newest[0]
+        except dp.Freed:
+            continue  # between our look at the board and the get came newer ones, and these were freed
+    return version
+
+
+def put_prompts(plane: dp.Plane, job: Job, chosen: dp.Batch, rng: np.random.Generator) -> dp.BatchRef:
+    """Draw the pictures, each in a size of its own, as patches in shared memory."""
+    sizes = digits.sizes(len(chosen), job.smallest, job.largest, rng)
+    grids = [patches.grid_of(height, width) for height, width in sizes]
+    spec = dp.ragged([np.prod(grid) for grid in grids], (patches.PATCH_VALUES,), "float32")
+    with plane.draft({"pixel_values": spec}) as draft:
+        for picture, size, room in zip(chosen["picture"].numpy(), sizes, draft["pixel_values"], strict=True):
+            patches.write_patches(digits.draw(picture, *size), room)
+        pixels = draft.seal()
+    rest = {
+        "image_grid_thw": np.array(grids),
+        "input_ids": [tokens.prompt(grid) for grid in grids],
+        "answer": chosen["answer"].to_list(),
+    }
+    return pixels.union(plane.put(rest))
+
+
+@torch.no_grad()
+def put_responses(plane: dp.Plane, job: Job, policy: Policy, version: int, prompts: dp.BatchRef) -> dp.BatchRef:
+    """Let the policy answer each prompt, with the log-probability of what it said."""
+    seen = plane.get(prompts.select("pixel_values", "image_grid_thw"))  # in place: these are the pixels we wrote
+    log_probs = policy(seen).log_softmax(1)
+    answers = torch.multinomial(log_probs.exp(), job.responses, replacement=True)
+    return plane.put(
+        {
+            "response_ids": [tokens.response(answer) for answer in answers.flatten().tolist()],
+            "log_prob": log_probs.gather(1, answers).flatten(),
+            "policy_version": torch.full((answers.numel(),), version),
+        }
+    )

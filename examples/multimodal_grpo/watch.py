@@ -1,0 +1,89 @@
+"""What is seen while the job runs: two bars on a terminal, a line every few seconds elsewhere; and the record of it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+import dataplane as dp
+from dataplane.config import format_size
+from examples.multimodal_grpo.job import Failed, Finished, Job, Step
+
+LINE_S = 3.0
+MIB = 1 << 20
+
+
+class Watch:
+    """Sees every report and the node's figures, shows them and keeps them. A context manager: the bars' life."""
+
+    def __init__(self, job: Job, console: Console) -> None:
+        self._job = job
+        self._console = console
+        self._began = time.monotonic()
+        self._said = 0.0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20, complete_style="cyan", finished_style="green"),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            transient=True,
+        )
+        self._reward = self._progress.add_task("reward", total=job.target, figures="starting")
+        self._memory = self._progress.add_task("memory", total=None, figures="")
+        self.steps: list[tuple[float, Step]] = []
+        self.samples: list[tuple[float, dp.Stats]] = []
+        self.passed_bytes = 0
+        self.finished: Finished | None = None
+        self.failed: Failed | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def report(self, report: Any) -> None:
+        """One of `job.Step`, `job.Finished`, `job.Failed`."""
+        match report:
+            case Step():
+                self.steps.append((self.seconds, report))
+            case Finished():
+                self.finished = report
+            case Failed():
+                self.failed = report
+        self._show()
+
+    def figures(self, stats: dp.Stats, passed_bytes: int) -> None:
+        """The node's figures now, and the bytes that have passed over wires."""
+        self.samples.append((self.seconds, stats))
+        self.passed_bytes = passed_bytes
+        self._show()
+
+    def _show(self) -> None:
+        if not self.samples:
+            return
+        _, now = self.samples[-1]
+        reward = self.steps[-1][1].average if self.steps else 0.0
+        learning = "starting"
+        if self.steps:
+            step = self.steps[-1][1]
+            learning = f"{reward:.2f} of {self._job.target:g}, step {step.number}, {self.seconds:.0f} s"
+        used, budget = now.memory_used / MIB, now.memory_budget / MIB
+        memory = f"{used:.0f}/{budget:.0f} MiB, {format_size(now.spilled_bytes)} spilled"
+        memory += f", {now.waits} waits, {now.waiting} now"
+        if self._console.is_terminal:
+            self._progress.update(self._reward, completed=reward, figures=learning)
+            self._progress.update(self._memory, completed=used, total=budget, figures=memory)
+        elif self.seconds - self._said > LINE_S:
+            self._said = self.seconds
+            self._console.print(f"reward {learning} | memory {memory}", highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Watch:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
