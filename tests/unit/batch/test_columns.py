@@ -101,7 +101,7 @@ def test_any_sequence_is_a_column() -> None:
         ({}, "", "0 columns"),
         ({"": [1]}, "", "name"),
         ({1: [1]}, "1", "name"),
-        ({"a": [1], "b": [1, 2]}, "b", "2 rows, not 1 rows, as column 'a'"),
+        ({"a": [1], "b": [1, 2]}, "b", "2 rows, and column 'a' has 1"),
         ({"a": 1}, "a", "no sequence"),
         ({"a": "text"}, "a", "no sequence"),
         ({"a": b"bytes"}, "a", "no sequence"),
