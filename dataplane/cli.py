@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         code: int = chosen.run(chosen)
-    except (DataplaneError, ValueError, OSError) as error:
+    except ValueError as error:
+        parser.error(str(error))
+    except (DataplaneError, OSError) as error:
         print(f"dataplane {chosen.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

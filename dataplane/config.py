@@ -34,7 +34,9 @@ def parse_size(size: int | str) -> int:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2] not in _UNITS:
-            raise ValueError(f"{size!r} is not a size; write bytes, or a number and one of {', '.join(_UNITS)}")
+            raise ValueError(
+                f"{size!r} is not a size; write bytes, or a number and one of {', '.join(filter(None, _UNITS))}"
+            )
         value = int(float(match[1]) * _UNITS[match[2]])
     if value < 0:
         raise ValueError(f"a size is not negative: {size!r}")

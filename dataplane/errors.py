@@ -164,4 +164,5 @@ def describe(error: DataplaneError) -> tuple[str, str, dict[str, Any]]:
 def revive(name: str, message: str, fields: Mapping[str, Any]) -> DataplaneError:
     """The error that `describe` described. Names and fields that this version lacks are left out."""
     kind = _BY_NAME.get(name, Rejected)
-    return kind(message, **{k: v for k, v in fields.items() if k in kind.FIELDS})
+    known = {k: v for k, v in fields.items() if k in kind.FIELDS}
+    return kind(message, **{k: tuple(v) if isinstance(kind.FIELDS[k], tuple) else v for k, v in known.items()})

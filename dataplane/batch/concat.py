@@ -8,6 +8,7 @@ the number of references and their columns, not to their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame, join
@@ -26,6 +27,8 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     several = list(refs)
     if not several:
         raise Misuse("there is nothing to concatenate: no reference was given")
+    for ref in several:
+        _require_ref(ref)
     if len(several) == 1:
         return several[0]
     fields = _fields(several)
@@ -43,6 +46,11 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
         frames.append(join(picked))
     ordered = {name: columns[name] for name in fields}
     return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames))
+
+
+def _require_ref(ref: Any) -> None:
+    if not isinstance(ref, BatchRef):
+        raise Misuse(f"references are concatenated, not {type(ref).__name__}")
 
 
 def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:

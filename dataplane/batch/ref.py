@@ -17,7 +17,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -162,16 +162,14 @@ class BatchRef:
 
     def repeat(self, times: int) -> BatchRef:
         """Each row `times` in succession, as the responses of a group follow one another. Moves no bytes."""
-        if times < 0:
-            raise Misuse(f"a row cannot be repeated {times} times")
+        _require_count(times, 0, "a row cannot be repeated {} times")
         if times == 0:
             return self._slice(0, 0)
         return self._with(self._rows * times, tuple([frame.repeat(times) for frame in self._frames]))
 
     def chunk(self, count: int) -> list[BatchRef]:
         """`count` consecutive parts of nearly equal length, the longer ones first; empty ones where rows are few."""
-        if count < 1:
-            raise Misuse(f"a batch cannot be cut into {count} parts")
+        _require_count(count, 1, "a batch cannot be cut into {} parts")
         least, longer = divmod(self._rows, count)
         return self._cut([least + (part < longer) for part in range(count)])
 
@@ -181,7 +179,10 @@ class BatchRef:
             if sizes < 1:
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
             return [self._slice(row, min(row + int(sizes), self._rows)) for row in range(0, self._rows, int(sizes))]
-        counts = [operator.index(size) for size in sizes]
+        try:
+            counts = [operator.index(size) for size in sizes]
+        except TypeError:
+            raise Misuse(f"a batch is cut by a number of rows, or several; not {sizes!r}") from None
         if sum(counts) != self._rows or min(counts, default=0) < 0:
             raise Misuse(f"parts of {counts} rows do not make {self._rows} rows")
         return self._cut(counts)
@@ -228,6 +229,8 @@ class BatchRef:
 
         A column that both have must be the same rows of the same stored column, and is kept once.
         """
+        if not isinstance(other, BatchRef):
+            raise Misuse(f"a reference is united with a reference, not {type(other).__name__}")
         if self._rows != other._rows:
             raise SchemaMismatch(
                 f"columns of {other._rows} rows do not fit beside columns of {self._rows}",
@@ -284,13 +287,14 @@ class BatchRef:
 
     # inside
 
-    def _require(self, name: str) -> Place:
+    def _require(self, name: Any) -> Place:
         try:
             return self._columns[name]
         except (KeyError, TypeError):
             there = ", ".join(self._columns)
+            hint = "" if isinstance(name, str) else '; names are given one by one: select("a", "b")'
             raise SchemaMismatch(
-                f"there is no column {name!r}; there are {there}",
+                f"there is no column {name!r}; there are {there}{hint}",
                 column=str(name),
                 expected=f"one of {there}",
                 found=repr(name),
@@ -352,6 +356,11 @@ def _distinct(several: Sequence[Rows]) -> Rows:
     if len(several) == 1:
         return several[0].distinct()[0]
     return Rows.index(np.unique(np.concatenate([rows.array() for rows in several])))
+
+
+def _require_count(count: Any, least: int, refusal: str) -> None:
+    if not isinstance(count, int | np.integer) or count < least:
+        raise Misuse(refusal.format(repr(count)))
 
 
 def _spell_bytes(nbytes: int) -> str:

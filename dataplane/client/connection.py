@@ -21,7 +21,7 @@ import msgspec
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
-from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import Closed, DataplaneError, Forked, LimitExceeded, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
 
@@ -105,8 +105,12 @@ class Connection:
         """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
         self.check()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
-        self._channel.send(request)  # first, since it raises LimitExceeded for what no message holds
         self._pending[request.id] = future
+        try:
+            self._channel.send(request)
+        except LimitExceeded:  # no message holds it
+            del self._pending[request.id]
+            raise
         timer = self._loop.call_later(timeout_s + _ANSWER_S, self._late, future, timeout_s + _ANSWER_S)
         try:
             reply = await future

@@ -9,6 +9,7 @@ that is dropped, or left by an exception, gives its memory back.
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,9 +41,8 @@ def dense(shape: Sequence[int], dtype: Any) -> Spec:
 
     Raises SchemaMismatch for what is no shape or dtype.
     """
-    if not shape or min(shape) < 0:
-        raise SchemaMismatch(f"a dense column's shape is [rows, ...], none negative, not {shape!r}")
-    return Spec(Field("dense", _dtype_name(dtype), tuple(shape[1:])), shape[0])
+    rows, *rest = _sizes(shape, "a dense column's shape is [rows, ...]")
+    return Spec(Field("dense", _dtype_name(dtype), tuple(rest)), rows)
 
 
 def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
@@ -50,10 +50,30 @@ def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
 
     Raises SchemaMismatch for what are no lengths, shape or dtype.
     """
-    sizes = tuple(int(n) for n in lengths)
-    if any(n < 0 for n in (*sizes, *shape)):
-        raise SchemaMismatch("lengths and shapes are not negative")
-    return Spec(Field("ragged", _dtype_name(dtype), (None, *shape)), len(sizes), sizes)
+    sizes = _sizes(lengths, "a ragged column's lengths are one a row")
+    item = _sizes(shape, "the shape of a ragged column's items is that of one", least=0)
+    return Spec(Field("ragged", _dtype_name(dtype), (None, *item)), len(sizes), sizes)
+
+
+def _require_spec(name: str, spec: Any) -> None:
+    if not isinstance(spec, Spec):
+        raise SchemaMismatch(
+            f"column {name!r} of a draft is described by dataplane.dense or dataplane.ragged; put() takes values",
+            column=name,
+            expected="dense(...) or ragged(...)",
+            found=type(spec).__name__,
+        )
+
+
+def _sizes(values: Any, what: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers, none negative, at least so many. Raises SchemaMismatch, saying `what` they should be."""
+    try:
+        sizes = tuple(operator.index(value) for value in values)
+    except TypeError:
+        sizes = (-1,)
+    if len(sizes) < least or min(sizes, default=0) < 0:
+        raise SchemaMismatch(f"{what}, whole numbers, none negative; not {values!r}", found=repr(values))
+    return sizes
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -95,6 +115,8 @@ class Draft:
     @classmethod
     async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
         """Reserve room for the columns. Raises as `AsyncPlane.draft`."""
+        for name, spec in specs.items():
+            _require_spec(name, spec)
         layouts, base = [], 0
         rows = {name: spec.rows for name, spec in specs.items()}
         for name, spec in specs.items():
@@ -125,7 +147,7 @@ class Draft:
 
     def _array(self, offset: int, nbytes: int) -> Any:
         if self._mapping is None:
-            raise Closed("the draft was dropped")
+            raise Closed("the draft was sealed or dropped: get() the reference that seal() returned")
         return self._mapping.array(offset, nbytes, self._keeps)
 
     def __iter__(self) -> Iterator[str]:

@@ -54,13 +54,15 @@ class EmbeddedNode:
             raise PeerUnavailable(f"the node did not start (exit code {code}); what it printed says why")
         return words
 
-    async def retire(self) -> None:
+    async def retire(self, *, wait: bool = True) -> None:
         """Let it end once nobody is connected; wait a moment for that."""
-        self._forget()
+        self.forget()
         if os.getpid() != self._starter:
             return
         self._process.send_signal(signal.SIGUSR1)
         _retired.append(self)
+        if not wait:
+            return
         ended = asyncio.Event()
         with suppress(ProcessLookupError, TimeoutError):
             watched = os.pidfd_open(self._process.pid)
@@ -74,7 +76,8 @@ class EmbeddedNode:
                 os.close(watched)
         _reap()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let nobody find it any more."""
         if self in _running:
             _running.remove(self)
             export_address(_running[-1].address if _running else None)
@@ -85,6 +88,11 @@ class EmbeddedNode:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S)
+
+    @property
+    def died(self) -> bool:
+        """Whether this process started it and it has ended. Not known in a forked child."""
+        return os.getpid() == self._starter and self.ended
 
     @property
     def ended(self) -> bool:
@@ -98,6 +106,13 @@ _retired: list[EmbeddedNode] = []
 
 def _reap() -> None:
     _retired[:] = [node for node in _retired if not node.ended]
+
+
+def forget_dead() -> None:
+    """Take nodes of this process that have died out of the environment, so that another can be started."""
+    for node in list(_running):
+        if node.died:
+            node.forget()
 
 
 def started_here(address: str) -> bool:

@@ -9,6 +9,7 @@ What always holds: each pin is dropped once; in a forked child nothing is sent, 
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import socket
@@ -96,6 +97,13 @@ class Pins:
             self._unsent = rest
             self._send()
 
+    def end(self) -> None:
+        """The process ends: let go of the socket that was inherited, and so of all pins."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
     def _send(self) -> None:
         if self._socket is None:
             return
@@ -117,3 +125,11 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _end_all() -> None:
+    for pins in list(_all):
+        pins.end()
+
+
+atexit.register(_end_all)

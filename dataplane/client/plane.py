@@ -275,7 +275,7 @@ class AsyncPlane:
         self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
         self._connection.close()
         if self._node is not None:
-            await self._node.retire()
+            await self._node.retire(wait=not self._connection.pins.live)
 
     async def __aenter__(self) -> AsyncPlane:
         return self
@@ -388,6 +388,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     async def _connect(self) -> AsyncPlane:
         node = None
         soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
+        embedded.forget_dead()
         address = self._address or environment().address
         if self._address is None and (address is None or (self._config and embedded.started_here(address))):
             node = await asyncio.to_thread(embedded.EmbeddedNode, self._config or NodeConfig())

@@ -24,6 +24,11 @@ from dataplane.wire.local import Channel, peer
 
 log = logging.getLogger(__name__)
 
+
+def _farewell(error: DataplaneError) -> m.Failure:
+    return m.Failure(0, *describe(error))
+
+
 _decoder = msgspec.msgpack.Decoder(m.Request)
 _MAX_TIMEOUT_S = 365 * 86400.0
 
@@ -49,7 +54,7 @@ class Client:
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._waiting_bytes = 0
         self._granted: set[tuple[int, bool]] = set()
-        self._channel = Channel(connected, _decoder, self._received, self._closed)
+        self._channel = Channel(connected, _decoder, self._received, self._closed, farewell=_farewell)
 
     def __str__(self) -> str:
         return self.label
@@ -57,7 +62,7 @@ class Client:
     def close(self, error: DataplaneError | None = None) -> None:
         """Cut the client off, telling it why if there is an error. What it held is given back."""
         if error is not None:
-            self._channel.send(m.Failure(0, *describe(error)))
+            self._channel.send(_farewell(error))
         self._channel.close()
 
     def _closed(self, error: DataplaneError | None) -> None:

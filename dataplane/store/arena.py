@@ -18,7 +18,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Hashable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from dataplane.config import PAGE
@@ -50,15 +50,15 @@ class Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number = number
         self.size = size
-        self.fd = os.memfd_create(f"dataplane-{number}", os.MFD_CLOEXEC)
-        try:
+        with ExitStack() as undo:
+            self.fd = os.memfd_create(f"dataplane-{number}", os.MFD_CLOEXEC)
+            undo.callback(os.close, self.fd)
             os.ftruncate(self.fd, size)
             self.readonly_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            undo.callback(os.close, self.readonly_fd)
             os.fchmod(self.fd, 0o400)  # so that the read-only descriptor cannot be reopened for writing
             self.memory = mmap.mmap(self.fd, size)
-        except OSError:
-            os.close(self.fd)
-            raise
+            undo.pop_all()
         for advice in ("MADV_HUGEPAGE", "MADV_DONTDUMP"):
             with suppress(AttributeError, OSError):  # huge pages are only where the kernel offers them
                 self.memory.madvise(getattr(mmap, advice))
@@ -116,7 +116,8 @@ class Arena:
     def allocate(self, owner: Hashable, nbytes: int) -> Extent:
         """An extent of at least `nbytes` in a segment of `owner`'s. Its bytes are those of whoever had it before.
 
-        Raises MemoryError where that would exceed the capacity; the budget sees to it that it never does.
+        Raises MemoryError where that would exceed the capacity; the budget sees to it that it never does. Raises
+        OSError where the system refuses a new segment: out of descriptors, most likely. Nothing is allocated then.
         """
         size = pages(nbytes)
         if self.used + size > self.capacity:

@@ -40,9 +40,12 @@ class Claim:
 
     def _sweep(self, parent: Path, prefix: str) -> None:
         for path in parent.glob(f"{prefix}-*"):
-            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+            try:
+                if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+                    continue
+                lock = _try_lock(path)
+            except FileNotFoundError:  # its owner has just released it
                 continue
-            lock = _try_lock(path)
             if lock is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)

@@ -9,7 +9,7 @@ two below their size (as in TLSF, Masmano et al. 2004), so a fit is found withou
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 _TRIES = 32  # ranges of the request's own bin that are tried before a larger bin is cut
@@ -21,17 +21,17 @@ class FreeList:
     def __init__(self, size: int) -> None:
         self._bins: dict[int, dict[int, None]] = {}  # power of two -> starts, in the order they were freed
         self._end_of: dict[int, int] = {}
-        self._start_of: dict[int, int] = {}
+        self._starts: list[int] = []  # ascending
         self._insert(0, size)
 
     def _insert(self, start: int, end: int) -> None:
         self._end_of[start] = end
-        self._start_of[end] = start
+        insort(self._starts, start)
         self._bins.setdefault((end - start).bit_length(), {})[start] = None
 
     def _remove(self, start: int) -> int:
         end = self._end_of.pop(start)
-        del self._start_of[end]
+        del self._starts[bisect_left(self._starts, start)]
         power = (end - start).bit_length()
         starts = self._bins[power]
         del starts[start]
@@ -63,15 +63,16 @@ class FreeList:
     def give(self, start: int, size: int) -> None:
         """Make the range free. Raises ValueError where a part of it is free already."""
         end = start + size
-        before, after = self._start_of.get(start), self._end_of.get(end)
-        if start in self._end_of or end in self._start_of:
-            raise ValueError(f"the range {start}:{end} is free already")
-        if before is not None:
+        where = bisect_right(self._starts, start)
+        before = self._starts[where - 1] if where else None
+        after = self._starts[where] if where < len(self._starts) else None
+        if (before is not None and self._end_of[before] > start) or (after is not None and after < end):
+            raise ValueError(f"of the range {start}:{end} a part is free already")
+        if before is not None and self._end_of[before] == start:
             self._remove(before)
             start = before
-        if after is not None:
-            self._remove(end)
-            end = after
+        if after == end:
+            end = self._remove(end)
         self._insert(start, end)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:

@@ -104,23 +104,31 @@ class Residency:
             task.add_done_callback(self._tasks.discard)
 
     async def _read(self, shard: Shard) -> None:
-        """Read the shard into memory that the budget has already given. Marks it damaged where that fails."""
-        extent = self._arena.allocate(OWN, shard.size)
+        """Read the shard into memory that the budget has already given.
+
+        Marks it damaged where its file is; where the system refuses, it stays as it was, and the disk says why.
+        """
+        try:
+            extent = self._arena.allocate(OWN, shard.size)
+        except OSError as error:
+            self._disk.refused("reading back", error)
+            self._budget.release(shard.size)
+            self._settle(shard)
+            return
         try:
             if shard.file is None:
                 raise Freed(f"shard {shard.number} was freed", shard=shard.number)
             with self._arena.view(extent) as view:
                 await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
-        except (Corrupt, Freed) as error:
-            shard.damage = error
-            self._release(extent)
-        except BaseException:
-            self._release(extent)
-            raise
-        else:
             shard.extent = extent
             self._clean_bytes += shard.size
+        except (Corrupt, Freed) as error:
+            shard.damage = error
+        except OSError as error:
+            self._disk.refused("reading back", error)
         finally:
+            if shard.extent is None:
+                self._release(extent)
             self._settle(shard)
 
     def _settle(self, shard: Shard) -> None:

@@ -26,7 +26,6 @@ from dataplane.errors import Corrupt, Freed, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.spill import SpillFile
 
-
 _LAYOUT = 16 << 10  # bytes of layout, and
 _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
 

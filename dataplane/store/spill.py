@@ -47,6 +47,7 @@ _ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
 _MAGIC = b"DPSPILL\0"
 _VERSION = 1
 _RAW, _LZ4 = 0, 1
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # which says nothing about the file
 _SAMPLE = 64 << 10
 _WORTH = 0.7  # compress only what shrinks below this part of itself
 
@@ -119,7 +120,7 @@ class Disk:
             file = await run(self._pool, self._write_file, shard, path, memory, forget)
         except OSError as error:
             self.used -= reserved
-            self.error = f"spilling to {path.parent} failed: {error.strerror or error}"
+            self.refused("spilling", error)
             raise
         self.error = ""
         self.used += file.size - reserved
@@ -184,8 +185,15 @@ class Disk:
         forget(start, size)
         return length, digest
 
+    def refused(self, what: str, error: OSError) -> None:
+        """Note why the system would not do it."""
+        self.error = f"{what} failed: {error.strerror or error} ({self.directory})"
+
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
-        """Read a file into an extent of the same size. Raises Corrupt where a single bit differs."""
+        """Read a file into an extent of the same size.
+
+        Raises Corrupt where a single bit differs, OSError where the system is out of what it takes to look.
+        """
         run = asyncio.get_running_loop().run_in_executor
         await run(self._pool, self._read_file, file, memory, forget)
         self._read += len(memory)
@@ -194,6 +202,8 @@ class Disk:
         try:
             fd = _open(file.path, os.O_RDONLY)
         except OSError as error:
+            if error.errno in _SHORT_OF:
+                raise
             raise _corrupt(file, f"cannot be opened: {error.strerror}") from None
         try:
             codec, entries = _read_record(fd, file, len(memory))
@@ -265,6 +275,8 @@ def _get(
                 chunk[:] = lz4.block.decompress(buffer[:stored], uncompressed_size=size)
             except (lz4.block.LZ4BlockError, ValueError):
                 raise _corrupt(file, f"its bytes {start} to {start + size} do not decompress") from None
+            if any(buffer[stored:]):
+                raise _corrupt(file, f"its padding after byte {start + stored} is not zero")
         else:
             _pread(fd, file, chunk, start)
         if xxhash.xxh3_64_intdigest(chunk) != digest:

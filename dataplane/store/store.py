@@ -28,7 +28,7 @@ from dataplane.batch.layout import check_contents, checked
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
-from dataplane.errors import Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
+from dataplane.errors import Backpressure, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.pins import Pins
@@ -106,7 +106,7 @@ class Store:
     def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
         """As `reserve`, or None where it would have to wait."""
         total = self._total(sizes)
-        return self._allocate(client, sizes) if self.budget.try_reserve(total) else None
+        return self._allocate(client, sizes, client) if self.budget.try_reserve(total) else None
 
     async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
         """Room for shards of these sizes in bytes, all or none, for the client to write and then seal.
@@ -114,16 +114,27 @@ class Store:
         Raises LimitExceeded at once where all of them together exceed the budget, Backpressure at the deadline.
         """
         await self.budget.reserve(self._total(sizes), deadline)
-        return self._allocate(client, sizes)
+        return self._allocate(client, sizes, client)
 
     def _total(self, sizes: Sequence[int]) -> int:
         if not sizes or min(sizes) < 0:
             raise ProtocolMismatch(f"a reservation is of one or more sizes, none negative, not {list(sizes)[:8]}")
         return sum(map(pages, sizes))
 
-    def _allocate(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation]:
+    def _allocate(self, client: Hashable, sizes: Sequence[int], owner: Hashable) -> list[Reservation]:
+        """Reservations of bytes that the budget has given. Raises Backpressure where the system refuses, with the bytes
+        given back."""
         self.touch(client)
-        made = [Reservation(next(self._numbers), self.arena.allocate(client, size)) for size in sizes]
+        made: list[Reservation] = []
+        try:
+            for size in sizes:
+                made.append(Reservation(next(self._numbers), self.arena.allocate(owner, size)))
+        except OSError as error:
+            for reservation in made:
+                self.arena.release(reservation.extent)
+            total = self._total(sizes)
+            self.budget.release(total)
+            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=total) from None
         self._reserved[client].update((r.shard, r.extent) for r in made)
         self._peak = max(self._peak, self.budget.used)
         return made
@@ -186,14 +197,11 @@ class Store:
         return self._store(client, payload, layout, scope, holder)
 
     def _store(self, client: Hashable, payload: bytes, layout: bytes, scope: str, holder: str) -> int:
-        number = next(self._numbers)
-        extent = self.arena.allocate(OWN, len(payload))
-        self._reserved[client][number] = extent
-        self._peak = max(self._peak, self.budget.used)
-        with self.arena.view(extent) as view:
+        (made,) = self._allocate(client, [len(payload)], OWN)
+        with self.arena.view(made.extent) as view:
             view[: len(payload)] = payload
-        self.seal(client, [(number, layout)], scope=scope, holder=holder)
-        return number
+        self.seal(client, [(made.shard, layout)], scope=scope, holder=holder)
+        return made.shard
 
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
@@ -246,8 +254,10 @@ class Store:
                     if shard.extent is None and shard.moving is not None:
                         await asyncio.shield(shard.moving)
             for shard in shards:
+                if shard.extent is None and shard.file is not None and shard.damage is None:
+                    raise self.budget.backpressure(total, deadline)  # it could not be read just now
                 if shard.extent is None:
-                    raise shard.damage or _freed(shard.number)
+                    raise (shard.damage or _freed(shard.number)).with_traceback(None)
             return self._pinned(shards)
         except BaseException as error:
             self.unpin(client, [shard.number for shard in shards])
@@ -274,7 +284,7 @@ class Store:
         if shard is None:
             raise _freed(number)
         if shard.damage is not None:
-            raise shard.damage
+            raise shard.damage.with_traceback(None)  # it is raised again for each who asks
         return shard
 
     def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:

@@ -25,7 +25,7 @@ def frame(message: Message) -> bytes:
     size = len(buffer) - _LENGTH.size
     if size > MAX_FRAME:
         raise LimitExceeded(
-            f"a message of {size} bytes is longer than the {MAX_FRAME} that are read; name fewer rows or columns at once",
+            f"a message of {size} bytes is longer than the {MAX_FRAME} that are read; ask for fewer rows at once",
             what="message",
             asked=size,
             limit=MAX_FRAME,

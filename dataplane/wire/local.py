@@ -112,7 +112,9 @@ class Channel:
         closed: Callable[[DataplaneError | None], None],
         *,
         descriptors: bool = False,
+        farewell: Callable[[DataplaneError], Message] | None = None,
     ) -> None:
+        """`descriptors`: whether to take any; `farewell`: what to say to a side that breaks the protocol."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -120,6 +122,7 @@ class Channel:
         self._closed = closed
         self._framer = Framer()
         self._takes_descriptors = descriptors
+        self._farewell = farewell
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -163,6 +166,10 @@ class Channel:
                     self._writing = True
                     self._loop.add_writer(self._socket.fileno(), self._flush)
                 return
+            except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
+                self._unsent.clear()
+                self._unsent_bytes, self._half_sent = 0, False
+                break
             except OSError as error:
                 self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
                 return
@@ -197,9 +204,14 @@ class Channel:
                 if not self._open:
                     return
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self.close(ProtocolMismatch(f"not a message: {error}"))
+            self._refuse(ProtocolMismatch(f"not a message: {error}"))
         except (ProtocolMismatch, LimitExceeded) as error:
-            self.close(error)
+            self._refuse(error)
+
+    def _refuse(self, error: DataplaneError) -> None:
+        if self._farewell is not None:
+            self.send(self._farewell(error))
+        self.close(error)
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch if there are fewer."""

@@ -1,0 +1,101 @@
+"""A client that speaks to a node byte by byte, and may say what no client of ours would."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.wire import messages as m
+from dataplane.wire.framing import Framer, frame
+
+_decoder = msgspec.msgpack.Decoder(m.Reply)
+
+
+class Raw:
+    """A connected socket. Blocking, with a limit of ten seconds for everything."""
+
+    def __init__(self, address: str, *, greet: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(10)
+        self.socket.connect(str(Path(address.removeprefix("unix://"))))
+        self._framer = Framer()
+        self._replies: list[Any] = []
+        self._id = 0
+        if greet:
+            self.ask(m.Hello(self.next(), m.MAJOR, m.MINOR, "raw", False))
+
+    def next(self) -> int:
+        """A number for a request."""
+        self._id += 1
+        return self._id
+
+    def send(self, *messages: m.Message) -> None:
+        """Send messages, in one piece."""
+        self.socket.sendall(b"".join(map(frame, messages)))
+
+    def hear(self) -> Any:
+        """The next message. Raises EOFError where the node has closed the connection."""
+        while not self._replies:
+            try:
+                data = self.socket.recv(1 << 16)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise EOFError
+            self._replies += [_decoder.decode(body) for body in self._framer.feed(data)]
+        return self._replies.pop(0)
+
+    def ask(self, message: m.Message) -> Any:
+        """Send a message and return the next that comes."""
+        self.send(message)
+        return self.hear()
+
+    def is_cut_off(self) -> bool:
+        """Whether the node closes the connection, after whatever else it says."""
+        try:
+            while True:
+                self.hear()
+        except EOFError:
+            return True
+        except TimeoutError:
+            return False
+
+    def put(self, nbytes: int = 64, *, scope: str = "", layout: bytes | None = None) -> int:
+        """Put a shard of one column of bytes; its number."""
+        payload = bytes(nbytes)
+        reply = self.ask(m.Put(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
+        assert isinstance(reply, m.Stored), reply
+        return reply.shard
+
+    def reserve(self, *sizes: int) -> list[int]:
+        """Reserve room; the numbers of the shards."""
+        reply = self.ask(m.Reserve(self.next(), list(sizes), 5.0))
+        assert isinstance(reply, m.Reserved), reply
+        return [shard for shard, *_ in reply.extents]
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+
+def one_column(nbytes: int, rows: int | None = None, offset: int = 0, width: int = 1, name: str = "x") -> bytes:
+    """The layout of a dense column of bytes."""
+    rows = nbytes if rows is None else rows
+    field = Field("dense", "uint8", (width,) if width != 1 else ())
+    return ShardLayout(((name, ColumnLayout(field, rows, rows, ((offset, rows * width),))),)).encode()
+
+
+def framed(body: bytes) -> bytes:
+    """The bytes as a frame."""
+    return struct.pack("<I", len(body)) + body

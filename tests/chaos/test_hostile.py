@@ -1,0 +1,442 @@
+"""A hostile client of the same user: cut off or refused, with the node's memory bounded and nobody else disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from tests.chaos.raw import Raw, framed, one_column
+from tests.processes import MIB, StandingNode, eventually, pattern
+
+BUDGET = 16 * MIB
+ALLOWED = 64 * MIB  # of the node's own memory, on top of what it had
+
+
+def own_memory(pid: int) -> int:
+    """The most bytes of its own that the process ever had, shared memory aside."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+class Neighbour:
+    """A client that goes on working, and counts; every answer it gets must be right, and come in time."""
+
+    def __init__(self, address: str) -> None:
+        self.errors: list[BaseException] = []
+        self.rounds = 0
+        self._stop = threading.Event()
+        self._plane = dp.connect(address)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            kept = self._plane.get(self._plane.put({"x": pattern(77, MIB)}))["x"].numpy()
+            while not self._stop.is_set():
+                ref = self._plane.put({"x": pattern(self.rounds, MIB // 2), "t": ["a"]}, timeout=5)
+                batch = self._plane.get(ref, timeout=5)
+                assert np.array_equal(batch["x"].numpy(), pattern(self.rounds, MIB // 2))
+                assert batch["t"].to_list() == ["a"]
+                del batch
+                self._plane.free(ref)
+                self.rounds += 1
+            assert np.array_equal(kept, pattern(77, MIB))
+        except BaseException as error:
+            self.errors.append(error)
+
+    def works(self) -> None:
+        """Fails unless it gets two more rounds done."""
+        goal = self.rounds + 2
+        eventually(lambda: self.rounds >= goal or self.errors, "the neighbour goes on")
+        assert not self.errors
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self._plane.close()
+        assert not self.errors
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    """A node with a neighbour on it, whose memory is looked at before and after."""
+    with StandingNode(tmp_path, memory=BUDGET, spill="16MiB") as node:
+        neighbour = Neighbour(node.address)
+        try:
+            neighbour.works()
+            before = own_memory(node.pid)
+            yield node
+            grown = own_memory(node.pid) - before
+            neighbour.works()
+        finally:
+            neighbour.stop()
+        assert grown < ALLOWED
+        assert psutil.pid_exists(node.pid)
+
+
+# What is no message
+
+
+NONSENSE = {
+    "text": b"GET / HTTP/1.1\r\n\r\n",
+    "the largest length": struct.pack("<I", 0xFFFFFFFF),
+    "one byte too long": struct.pack("<I", m.MAX_FRAME + 1),
+    "an empty frame": framed(b""),
+    "no MessagePack": framed(b"\xc1" * 10),
+    "no array": framed(msgspec.msgpack.encode({"put": 1})),
+    "an unknown tag": framed(msgspec.msgpack.encode(["steal", 1])),
+    "a tag alone": framed(msgspec.msgpack.encode(["put"])),
+    "wrong types": framed(msgspec.msgpack.encode(["pin", "a", 7, None])),
+    "text that is no UTF-8": framed(b"\x95\xa4seal\x01\x90\xa2\xff\xfe\xc2"),
+    "deep nesting": framed(b"\x91" * 100_000),
+    "an announced array of billions": framed(b"\xdd\xff\xff\xff\xff"),
+    "a reply": frame(m.Done(1)),
+    "a negative timeout": frame(m.Reserve(9, [BUDGET], -1.0)),
+    "a timeout that is no number": frame(m.Reserve(9, [BUDGET], float("nan"))),
+    "a reservation of nothing": frame(m.Reserve(9, [], 1.0)),
+    "a negative reservation": frame(m.Reserve(9, [-4096], 1.0)),
+    "no part of a shard": frame(m.Free(9, [], [(1, [0], (5, 2, b""))], "")),
+    "rows of an unknown code": frame(m.Free(9, [], [(1, [0], (0, 2, b"X12"))], "")),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_cuts_off(node: StandingNode, what: str) -> None:
+    with Raw(node.address) as raw:
+        raw.socket.sendall(NONSENSE[what])
+        assert raw.is_cut_off()
+
+
+@pytest.mark.parametrize("what", ["text", "a reply", "text that is no UTF-8"])
+def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
+    with Raw(node.address, greet=False) as raw:
+        raw.socket.sendall(NONSENSE[what])
+        assert raw.is_cut_off()
+
+
+def test_nothing_is_answered_before_a_greeting(node: StandingNode) -> None:
+    with Raw(node.address, greet=False) as raw:
+        raw.send(m.Stats(1))
+        failure = raw.hear()
+        assert (failure.id, failure.name) == (0, "ProtocolMismatch")
+        assert raw.is_cut_off()
+
+
+def test_random_bytes(node: StandingNode) -> None:
+    chance = random.Random(1)
+    for round_ in range(60):
+        with Raw(node.address, greet=round_ % 2 == 0) as raw, suppress(OSError):
+            for _ in range(5):
+                raw.socket.sendall(chance.randbytes(chance.choice([1, 7, 100, 5000])))
+
+
+def test_frames_of_random_bytes(node: StandingNode) -> None:
+    chance = random.Random(2)
+    tags = ["hello", "reserve", "seal", "abort", "put", "pin", "unpin", "free", "stats", "cancel", "alive"]
+    for _ in range(150):
+        body = bytearray(msgspec.msgpack.encode([chance.choice(tags), 5, [], [], "", 0.1]))
+        for _ in range(chance.randrange(4)):
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        with Raw(node.address) as raw, suppress(OSError):
+            raw.socket.sendall(framed(bytes(body)) + frame(m.Stats(7)))
+
+
+def random_message(chance: random.Random) -> m.Message:
+    """A valid message with whatever in its fields."""
+
+    def number() -> int:
+        return chance.choice([0, 1, 2, 3, 5, 100, 4096, BUDGET, 2**31, 2**63 - 1, -1])
+
+    def numbers() -> list[int]:
+        return [number() for _ in range(chance.randrange(5))]
+
+    def seconds() -> float:
+        return chance.choice([0.0, 0.001, 1e300])
+
+    def layout() -> bytes:
+        good = one_column(chance.choice([0, 64, 4096]), chance.choice([None, 3, 2**40]), chance.choice([0, 64, -64, 2**50]))
+        return chance.choice([good, good[:-1], b"", chance.randbytes(20)])
+
+    def rows() -> tuple[int, int, bytes]:
+        return chance.choice([(0, 1, b""), (0, 2**60, b""), (0, 3, b"B\x00\x02"), (0, 0, b"Q" + b"\xff" * 8)])
+
+    identifier = chance.choice([0, 1, 2, 3, 2**60, -5])
+    return chance.choice(
+        [
+            m.Hello(identifier, m.MAJOR, chance.choice([0, 7]), "x" * chance.choice([0, 10, 100_000]), True),
+            m.Reserve(identifier, numbers(), seconds()),
+            m.Seal(identifier, [(number(), layout()) for _ in range(2)], "s", chance.random() < 0.5),
+            m.Abort(numbers()),
+            m.Put(identifier, bytes(chance.choice([0, 64, 4096, m.MAX_INLINE + 1])), layout(), "s", seconds()),
+            m.Pin(identifier, numbers(), seconds()),
+            m.Unpin(numbers()),
+            m.Free(identifier, [], [(number(), numbers(), rows())], chance.choice(["", "s"])),
+            m.Stats(identifier),
+            m.Cancel(identifier),
+            m.Alive(),
+        ]
+    )
+
+
+def test_valid_frames_with_random_fields(node: StandingNode) -> None:
+    for seed in range(120):
+        chance = random.Random(seed)
+        with Raw(node.address) as raw, suppress(OSError):
+            raw.socket.settimeout(1)
+            for _ in range(30):
+                raw.send(random_message(chance))
+
+
+# Claims that are false
+
+
+def column(buffers: tuple[tuple[int, int], ...], rows: int = 4, kind: str = "ragged") -> bytes:
+    field = Field(kind, "uint8" if kind != "text" else "", (None,) if kind == "ragged" else ())  # type: ignore[arg-type]
+    return ShardLayout((("x", ColumnLayout(field, rows, rows, buffers)),)).encode()
+
+
+FALSE_LAYOUTS = {
+    "not a layout": b"\x90\x91",
+    "no columns": ShardLayout(()).encode(),
+    "beyond the extent": one_column(4096, 8192),
+    "a negative offset": one_column(64, 64, -64),
+    "an offset that is not aligned": one_column(64, 64, 3),
+    "offsets that fall": column(((0, 40), (64, 16))),
+    "an offset that overflows": column(((2**62, 40), (64, 16))),
+    "text with offsets outside": column(((0, 40), (64, 8)), kind="text"),
+    "more rows than can be": one_column(64, 2**61),
+    "a name twice": ShardLayout(
+        tuple(("x", ColumnLayout(Field("dense", "uint8", ()), 1, 1, ((0, 1),))) for _ in range(2))
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("how", ["put", "seal"])
+@pytest.mark.parametrize("what", FALSE_LAYOUTS)
+def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> None:
+    layout = FALSE_LAYOUTS[what]
+    # The bytes read as row offsets: 0, 9, 3, ..., which fall.
+    payload = struct.pack("<5q", 0, 9, 3, 2**62, -1).ljust(4096, b"\0")
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        before = plane.stats().shards
+        if how == "put":
+            reply = raw.ask(m.Put(raw.next(), payload, layout, "", 1.0))
+        else:
+            (shard,) = raw.reserve(4096)
+            reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
+        assert isinstance(reply, m.Failure)
+        assert reply.name in ("Corrupt", "ProtocolMismatch")
+        eventually(lambda: plane.stats().shards <= before + 1, "nothing came of it")  # the neighbour comes and goes
+
+
+def test_a_payload_beyond_the_limit(node: StandingNode) -> None:
+    with Raw(node.address) as raw:
+        reply = raw.ask(m.Put(raw.next(), bytes(m.MAX_INLINE + 1), one_column(8), "", 1.0))
+        assert reply.name == "LimitExceeded"
+        assert raw.put() > 0
+
+
+def test_rows_of_nothing_are_not_worth_memory(node: StandingNode) -> None:
+    """A column of no width has as many rows as it says; freeing one of them must not make a table of all."""
+    with Raw(node.address) as raw:
+        field = Field("dense", "uint8", (0,))
+        layout = ShardLayout((("x", ColumnLayout(field, 2**31, 2**31, ((0, 0),))),)).encode()
+        reply = raw.ask(m.Put(raw.next(), b"", layout, "", 1.0))
+        if isinstance(reply, m.Stored):
+            raw.ask(m.Free(raw.next(), [], [(reply.shard, [0], (0, 1, b""))], ""))
+
+
+def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingNode) -> None:
+    """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
+    with Raw(node.address) as raw:
+        (shard,) = raw.reserve(8 * MIB)
+        table = ColumnLayout(Field("bytes", "", ()), MIB - 1, MIB - 1, ((0, 8 * MIB), (0, 0)))
+        layout = ShardLayout(tuple((f"{i}", table) for i in range(9_000))).encode()
+        reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
+        assert isinstance(reply, m.Failure)
+
+
+def test_freeing_a_column_a_million_times(node: StandingNode) -> None:
+    with Raw(node.address) as raw:
+        shard = raw.put(60_000)
+        reply = raw.ask(m.Free(raw.next(), [], [(shard, [0] * 1_000_000, (0, 59_999, b""))], ""))
+        assert isinstance(reply, m.Done)
+
+
+# What belongs to others
+
+
+def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
+    with Raw(node.address) as raw, dp.connect(node.address) as plane, Raw(node.address) as victim:
+        (shard,) = victim.reserve(4096)
+        ref = plane.put({"x": pattern(1, MIB)})
+        view = plane.get(ref)["x"].numpy()
+        (number,) = (number for _, number in ref.shards())
+        raw.send(m.Abort([shard, number]), m.Unpin([number] * 5), m.Unpin([shard]))
+        plane.free(ref)
+        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
+        figures = plane.stats()
+        assert figures.pinned_bytes >= MIB
+        assert figures.reserved_bytes >= 4096
+        assert np.array_equal(view, pattern(1, MIB))
+        reply = raw.ask(m.Seal(raw.next(), [(shard, one_column(8))], "", False))
+        assert (reply.name, reply.id) == ("ProtocolMismatch", 0)
+        assert raw.is_cut_off()
+        assert isinstance(victim.ask(m.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
+
+
+def test_descriptors_that_nobody_asked_for(node: StandingNode) -> None:
+    open_before = psutil.Process(node.pid).num_fds()
+    with Raw(node.address) as raw:
+        read, write = os.pipe()
+        for _ in range(50):
+            socket.send_fds(raw.socket, [frame(m.Stats(raw.next()))], [write] * 100)
+            assert isinstance(raw.hear(), m.Figures)
+        os.close(write)
+        assert os.read(read, 1) == b""  # nobody else has the other end
+        os.close(read)
+    eventually(lambda: psutil.Process(node.pid).num_fds() <= open_before + 1, "it keeps none")
+
+
+# Too much
+
+
+def test_half_frames_from_many(node: StandingNode) -> None:
+    """Announces what is large and sends a byte of it: what is kept is what came."""
+    raws = [Raw(node.address) for _ in range(150)]
+    try:
+        for raw in raws:
+            raw.socket.sendall(struct.pack("<I", m.MAX_FRAME) + b"\x95")
+        with dp.connect(node.address) as plane:
+            assert plane.stats().clients >= 150
+    finally:
+        for raw in raws:
+            raw.socket.close()
+
+
+def test_byte_by_byte(node: StandingNode) -> None:
+    with Raw(node.address) as raw:
+        for byte in frame(m.Stats(9)):
+            raw.socket.sendall(bytes([byte]))
+        assert isinstance(raw.hear(), m.Figures)
+
+
+def test_a_flood_of_requests_that_wait(node: StandingNode) -> None:
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        held = raw.reserve(14 * MIB)
+        payload, layout = bytes(m.MAX_INLINE), one_column(m.MAX_INLINE, name="x" * 10_000)
+        for _ in range(3 * m.MAX_WAITING):
+            raw.send(m.Reserve(raw.next(), [8 * MIB], 60.0))
+        for _ in range(m.MAX_WAITING):
+            raw.send(m.Put(raw.next(), payload, layout, "s", 60.0))
+        eventually(lambda: plane.stats().waiting >= m.MAX_WAITING, "they wait")
+        assert plane.stats().waiting <= m.MAX_WAITING + 1
+        names = {raw.hear().name for _ in range(2 * m.MAX_WAITING)}
+        assert names == {"LimitExceeded"}
+        raw.send(m.Abort(held))
+
+
+def test_waiting_for_very_many_shards(node: StandingNode) -> None:
+    """Each request names as many as fit a frame, and all of them wait: what they name must not add up."""
+    with Raw(node.address) as raw:
+        raw.reserve(14 * MIB)
+        for _ in range(60):
+            with suppress(OSError):
+                raw.send(m.Reserve(raw.next(), [1] * 3500 + [0] * 100, 60.0))
+        numbers = [1] * 1_000_000
+        for _ in range(30):
+            with suppress(OSError):
+                raw.send(m.Pin(raw.next(), numbers, 60.0))
+
+
+def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> None:
+    """The answer would describe it a million times."""
+    with Raw(node.address) as raw:
+        shard = raw.put(layout=one_column(64, name="x" * 10_000))
+        raw.send(m.Pin(raw.next(), [shard] * 1_000_000, 1.0))
+        with suppress(EOFError):
+            assert isinstance(raw.hear(), m.Failure)
+
+
+def test_names_and_scopes_are_not_memory_for_free(node: StandingNode) -> None:
+    """Thousands of shards of a page each, that come with a MiB of words."""
+    words = "y" * MIB
+    with Raw(node.address) as raw, suppress(EOFError, OSError):
+        for number in range(300):
+            raw.send(m.Put(raw.next(), bytes(8), one_column(8, name=words[number:][: MIB // 2]), "", 1.0))
+            raw.hear()
+            raw.send(m.Put(raw.next(), bytes(8), one_column(8), f"{number}{words}", 1.0))
+            raw.hear()
+
+
+def test_an_answer_is_not_read(node: StandingNode) -> None:
+    """The node cuts it off instead of keeping the answers."""
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        clients = plane.stats().clients
+        question = frame(m.Stats(1)) * 1000
+        raw.socket.settimeout(0.2)
+        with suppress(OSError):  # full, and then closed
+            while plane.stats().clients == clients:
+                raw.socket.sendall(question)
+        eventually(lambda: plane.stats().clients < clients, "it is cut off")
+
+
+def test_connections_that_come_and_go(node: StandingNode) -> None:
+    def come(speak: Callable[[Raw], object]) -> None:
+        with Raw(node.address) as raw:
+            speak(raw)
+
+    with dp.connect(node.address) as plane:
+        clients = plane.stats().clients
+        for _ in range(100):
+            come(lambda raw: raw.reserve(4096, 8192))
+            come(lambda raw: raw.send(m.Reserve(raw.next(), [BUDGET - 4096], 60.0)))
+            come(lambda raw: raw.socket.sendall(b"\x00\x00"))
+        eventually(lambda: plane.stats().clients == clients, "all have gone")
+        eventually(lambda: plane.stats().waiting == 0, "nobody waits")
+        assert plane.stats().reserved_bytes <= MIB  # the neighbour's
+
+
+# Every request has one answer
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) -> None:
+    with Raw(node.address) as raw:
+        raw.reserve(14 * MIB)
+        request = m.Reserve(raw.next(), [8 * MIB], 60.0)
+        if together:
+            raw.send(request, m.Cancel(request.id))
+        else:
+            raw.send(request)
+            assert isinstance(raw.ask(m.Stats(100)), m.Figures)
+            raw.send(m.Cancel(request.id))
+        reply = raw.hear()
+        assert (reply.id, reply.name) == (request.id, m.CANCELLED)
+        raw.send(m.Cancel(request.id), m.Cancel(12345))
+        assert raw.ask(m.Stats(101)).id == 101
+
+
+def test_a_number_that_is_in_use(node: StandingNode) -> None:
+    with Raw(node.address) as raw:
+        raw.reserve(14 * MIB)
+        request = m.Reserve(7, [8 * MIB], 60.0)
+        raw.send(request, request)
+        assert raw.hear().name == "ProtocolMismatch"
+        assert raw.is_cut_off()

@@ -1,0 +1,158 @@
+"""Memory that is full or asked for too much: typed errors that name the holders, never more than the budget."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+def holder(pipe: Any, address: str) -> None:
+    plane = dp.connect(address)
+    views = [plane.get(ref)["x"].numpy() for ref in pipe.recv()]
+    pipe.send(os.getpid())
+    pipe.recv()
+    del views
+    pipe.send("dropped")
+    pipe.recv()
+
+
+def test_everything_pinned_is_backpressure_that_names_the_holders(tmp_path: Path) -> None:
+    with (
+        StandingNode(tmp_path) as node,
+        dp.connect(node.address) as plane,
+        Worker(holder, node.address) as worker,
+    ):
+        mine = plane.put({"x": pattern(1, 6 * MIB)})
+        theirs = [plane.put({"x": pattern(seed, 3 * MIB)}) for seed in (2, 3, 4)]
+        view = plane.get(mine)["x"].numpy()
+        pid = worker.ask(theirs)
+        assert plane.stats().pinned_bytes == 15 * MIB
+        began = time.monotonic()
+        with pytest.raises(dp.Backpressure) as caught:
+            plane.put({"x": pattern(5, 2 * MIB)}, timeout=0.3)
+        assert 0.3 <= time.monotonic() - began < 3
+        error = caught.value
+        assert error.needed == 2 * MIB
+        assert 0.3 <= error.waited_s < 3
+        first, second = error.holders[:2]
+        assert (first["bytes"], first["how"]) == (9 * MIB, "pinned")
+        assert f"(pid {pid})" in first["holder"]
+        assert (second["bytes"], second["how"]) == (6 * MIB, "pinned")
+        assert f"(pid {os.getpid()})" in second["holder"]
+        assert first["holder"] in str(error)
+        worker.ask()
+        ref = plane.put({"x": pattern(5, 2 * MIB)}, timeout=10)  # one of them goes to disk
+        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(5, 2 * MIB))
+        assert np.array_equal(view, pattern(1, 6 * MIB))
+
+
+def test_reservations_are_named_as_such(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        with plane.draft({"x": dp.dense((15, MIB), "uint8")}):
+            with pytest.raises(dp.Backpressure) as caught:
+                plane.put({"x": pattern(5, 2 * MIB)}, timeout=0.1)
+            assert [h["how"] for h in caught.value.holders] == ["reserved"]
+        plane.put({"x": pattern(5, 2 * MIB)}, timeout=5)
+
+
+@pytest.mark.parametrize("how", ["put", "draft"])
+def test_an_object_larger_than_the_budget_is_refused_at_once(tmp_path: Path, how: str) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        began = time.monotonic()
+        with pytest.raises(dp.LimitExceeded) as caught:
+            if how == "put":
+                plane.put({"x": pattern(1, 20 * MIB)}, timeout=20)
+            else:
+                plane.draft({"x": dp.dense((20, MIB), "uint8")}, timeout=20)
+        assert time.monotonic() - began < 5
+        assert (caught.value.what, caught.value.asked, caught.value.limit) == ("memory", 20 * MIB, 16 * MIB)
+        assert plane.stats().memory_used == 0
+
+
+def test_a_put_whose_columns_exceed_the_budget_together(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        with pytest.raises(dp.LimitExceeded):
+            plane.put({"x": pattern(1, 10 * MIB), "y": pattern(2, 10 * MIB)})
+        assert plane.stats().memory_used == 0
+
+
+def test_a_get_of_more_than_the_budget_is_refused_at_once(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(6)]
+        with pytest.raises(dp.LimitExceeded) as caught:
+            plane.get(dp.concat(refs))
+        assert (caught.value.what, caught.value.asked, caught.value.limit) == ("memory", 24 * MIB, 16 * MIB)
+        assert plane.stats().pinned_bytes == 0
+        assert np.array_equal(plane.get(dp.concat(refs[2:4]))["x"].numpy()[1:], pattern(3, 4 * MIB))
+
+
+BUDGET = 32 * MIB
+PIECE = 2 * MIB
+PIECES = 128
+
+
+def produce(pipe: Any, address: str) -> None:
+    plane = dp.connect(address)
+    for seed in range(PIECES):
+        pipe.send(plane.put({"x": pattern(seed, PIECE, 8)}, timeout=60))
+
+
+def resident(pid: int) -> int:
+    """Bytes of the process's own memory (not of what it shares)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in status.splitlines() if line.startswith("Rss")}
+    return (kib["RssAnon"] + kib["RssFile"]) << 10
+
+
+def shared(pid: int) -> int:
+    """Bytes behind the node's segments, whoever has them mapped."""
+    blocks = {}
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if "memfd:dataplane" in os.readlink(fd):
+                segment = os.stat(fd)
+                blocks[segment.st_ino] = segment.st_blocks
+    return 512 * sum(blocks.values())
+
+
+def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Path) -> None:
+    """256 MiB through 32: the node's memory and the shared memory stay in bounds all the while, every byte is right."""
+    config = dp.NodeConfig(memory=BUDGET, spill="1GiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as plane, Worker(produce, plane.address) as producer:
+        node = plane.stats().pid
+        peak = 0
+        for seed in range(PIECES):
+            ref = producer.hear()
+            if seed == 0:  # slow: it lets the producer run into the budget before it takes the first
+                eventually(lambda: plane.stats().spilled_bytes >= 2 * BUDGET, "it spills")
+            batch = plane.get(ref)
+            assert np.array_equal(batch["x"].numpy(), pattern(seed, PIECE, 8))
+            peak = max(peak, resident(node) + shared(node))
+            del batch
+            plane.free(ref)
+        stats = plane.stats()
+        assert stats.memory_peak <= BUDGET
+        assert stats.spilled_bytes >= 2 * BUDGET
+        assert peak <= BUDGET + 100 * MIB
+        assert shared(node) <= BUDGET
+        assert psutil.Process(node).is_running()
+
+
+def test_a_queue_of_twice_the_budget_is_read_back_once(tmp_path: Path) -> None:
+    """Read in order, what is restored is at most 1.05 of what did not fit the budget."""
+    with StandingNode(tmp_path, memory=BUDGET, spill="256MiB") as node, dp.connect(node.address) as plane:
+        refs = [plane.put({"x": pattern(seed, PIECE)}) for seed in range(2 * BUDGET // PIECE)]
+        for seed, ref in enumerate(refs):
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, PIECE))
+            plane.free(ref)
+        assert 0 < plane.stats().restored_bytes <= 1.05 * BUDGET

@@ -1,0 +1,191 @@
+"""A node that dies, alone or with everybody else: typed errors at once, and nothing that a new start does not reclaim."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+def test_waiting_clients_hear_of_the_nodes_death_within_a_second(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, 12 * MIB)})
+        view = plane.get(ref)["x"].numpy()
+        errors: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                plane.put({"x": pattern(2, 12 * MIB)}, timeout=60)
+            except dp.DataplaneError as error:
+                errors.append(error)
+
+        waiting = [threading.Thread(target=wait) for _ in range(4)]
+        for thread in waiting:
+            thread.start()
+        eventually(lambda: plane.stats().waiting == 4, "all wait")
+        killed = time.monotonic()
+        node.kill()
+        for thread in waiting:
+            thread.join(5)
+        assert time.monotonic() - killed < 1.0
+        assert [type(error) for error in errors] == [dp.PeerUnavailable] * 4
+        assert errors[0].address == node.address  # type: ignore[attr-defined]
+        for call in (plane.stats, lambda: plane.get(ref), lambda: plane.put({"x": [1]}), lambda: plane.free(ref)):
+            with pytest.raises(dp.PeerUnavailable):
+                call()
+        assert np.array_equal(view, pattern(1, 12 * MIB))  # what was handed out stays
+
+
+async def test_the_asynchronous_face_hears_of_it_too(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, spill=0) as node:
+        async with dp.aio.connect(node.address) as plane:
+            await plane.put({"x": pattern(1, 12 * MIB)})
+            waiting = [asyncio.create_task(plane.put({"x": pattern(2, 12 * MIB)}, timeout=60)) for _ in range(4)]
+            while (await plane.stats()).waiting < 4:
+                await asyncio.sleep(0.001)
+            os.kill(node.pid, signal.SIGKILL)
+            async with asyncio.timeout(1):
+                results = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(error) for error in results] == [dp.PeerUnavailable] * 4
+
+
+def test_references_of_a_dead_node_are_lost_on_the_next(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, MIB)})
+        node.kill()
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        assert node.address == f"unix://{tmp_path}/node.sock"  # the same, in place of the dead one's socket
+        with pytest.raises(dp.OwnerDied) as caught:
+            plane.get(ref)
+        assert caught.value.node
+        assert caught.value.node != plane.stats().node
+        plane.free(ref)  # what is gone is free already
+        new = plane.put({"x": pattern(2, MIB)})
+        with pytest.raises(dp.OwnerDied):
+            plane.get(dp.concat([new, ref]))
+        assert np.array_equal(plane.get(new)["x"].numpy(), pattern(2, MIB))
+
+
+def test_a_frozen_node_is_unavailable_and_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.3)
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        node.freeze()
+        with pytest.raises(dp.PeerUnavailable):
+            plane.stats()
+        with pytest.raises(dp.PeerUnavailable):
+            plane.put({"x": [1]}, timeout=0.1)
+        with pytest.raises(dp.PeerUnavailable):
+            dp.connect(node.address)
+        node.thaw()
+        # What was asked meanwhile was given up: the answers come, to nobody, and nothing is kept for them.
+        eventually(lambda: plane.stats().shards == 0, "the put was undone")
+        assert plane.get(plane.put({"x": [2]}))["x"].to_list() == [2]
+
+
+def test_sigterm_ends_a_node_cleanly_while_it_spills(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        for seed in range(6):
+            plane.put({"x": pattern(seed, 4 * MIB)})
+        assert node.kill(signal.SIGTERM) == 0
+        assert not (tmp_path / "node.sock").exists()
+        assert list((tmp_path / "spill").iterdir()) == []
+        with pytest.raises(dp.PeerUnavailable, match="stopped"):
+            plane.stats()
+
+
+def busy(pipe: Any, address: str) -> None:
+    """Holds some of everything that a client can hold."""
+    plane = dp.connect(address)
+    refs = [plane.put({"x": pattern(seed, 2 * MIB)}) for seed in range(12)]
+    draft = plane.draft({"x": dp.dense((1, 1000), "uint8")})
+    views = [plane.get(ref)["x"].numpy() for ref in refs[:3]]
+    pipe.send(plane.stats().spilled_shards)
+    pipe.recv()
+    del draft, views
+
+
+def memfds(pid: int) -> list[str]:
+    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:dataplane" in line]
+
+
+def test_everything_killed_at_once_is_reclaimed_by_a_new_start(tmp_path: Path) -> None:
+    """All killed, with memory, pins, reservations and spill files: the next start finds its socket and disk free."""
+    with StandingNode(tmp_path) as node, Worker(busy, node.address) as one, Worker(busy, node.address) as other:
+        assert one.hear() + other.hear() > 0
+        spill = tmp_path / "spill"
+        assert [path for path in spill.rglob("*") if path.is_file()]
+        assert memfds(node.pid)
+        shared = psutil.virtual_memory().shared
+        for pid in (node.pid, one.pid, other.pid):
+            os.kill(pid, signal.SIGKILL)
+        for worker in (node, one, other):
+            worker.join()
+        left = set(spill.iterdir())
+        assert left
+        with StandingNode(tmp_path) as again, dp.connect(again.address) as plane:
+            assert plane.stats().memory_used == 0
+            assert plane.stats().disk_used == 0
+            assert not left & set(spill.iterdir())
+            assert len(list(spill.iterdir())) == 1
+            assert plane.get(plane.put({"x": pattern(1, 8 * MIB)}))["x"].numpy()[0, 5] == pattern(1, 64)[0, 5]
+            again.kill(signal.SIGTERM)
+        assert list(tmp_path.rglob("*")) == [spill]
+        assert psutil.virtual_memory().shared < shared + 8 * MIB
+
+
+STARTER = """
+import os, sys
+import dataplane as dp
+plane = dp.connect(config=dp.NodeConfig(memory="16MiB", spill_dir=sys.argv[1], prewarm=0))
+refs = [plane.put({"x": [bytes(1 << 20)]}) for _ in range(24)]
+print(plane.stats().pid, plane.address.removeprefix("unix://"), flush=True)
+sys.stdin.read()
+"""
+
+
+def start(spill: Path, runtime: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"TMPDIR": str(runtime), "XDG_RUNTIME_DIR": ""}
+    environment.pop("DATAPLANE_ADDRESS", None)
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(spill)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def test_embedded_nodes_killed_with_their_starter_are_reclaimed(tmp_path: Path) -> None:
+    spill, runtime = tmp_path / "s", tmp_path / "r"
+    runtime.mkdir()
+    with start(spill, runtime) as first:
+        assert first.stdout is not None
+        pid, path = first.stdout.readline().split()
+        os.kill(int(pid), signal.SIGKILL)
+        first.kill()
+    assert Path(path).is_socket()
+    assert list(spill.rglob("*.spill"))
+    with start(spill, runtime) as second:
+        assert second.stdout is not None
+        pid, again = second.stdout.readline().split()
+        assert not Path(path).exists()
+        assert Path(again).is_socket()
+        assert len(list(spill.iterdir())) == 1
+        second.communicate()  # its input ends, and so does it
+        assert second.returncode == 0
+    eventually(lambda: not psutil.pid_exists(int(pid)), "its node ended")
+    assert not Path(again).exists()
+    assert list(spill.iterdir()) == []

@@ -1,0 +1,253 @@
+"""The documentation is true: its code runs and prints what it says, its links lead somewhere, its tables are complete.
+
+In a code block, a comment `# -> text` at the end of a line is a line of what the block prints.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane import cli, config, errors
+from tests.processes import eventually
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+RUN_S = 100.0  # torch takes seconds to import on a busy machine
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PRINTED = re.compile(r"  # -> (.*)$", re.MULTILINE)
+
+# Runs the blocks one after another in one namespace, each from a file, so that processes can be spawned from it.
+_RUNNER = """
+import sys
+for _path in sys.argv[1:]:
+    sys.modules["__main__"].__file__ = _path
+    with open(_path) as _block:
+        exec(compile(_block.read(), _path, "exec"), sys.modules["__main__"].__dict__)
+"""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks_of(page: str, language: str = "python") -> list[str]:
+    return [body for tag, body in _BLOCK.findall(text_of(page)) if tag == language]
+
+
+# Code
+
+
+@pytest.mark.timeout(RUN_S + 20)
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks_of(name)])
+def test_the_code_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
+    blocks = blocks_of(page)
+    files = []
+    for i, block in enumerate(blocks):
+        files.append(tmp_path / f"block_{i}.py")
+        files[-1].write_text(block)
+    left = tmp_path / "left"
+    left.mkdir()
+    environment = {k: v for k, v in os.environ.items() if k not in ("DATAPLANE_ADDRESS", "XDG_RUNTIME_DIR")}
+    environment |= {"TMPDIR": str(left), "DATAPLANE_SPILL_DIR": str(left), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", _RUNNER, *map(str, files)]
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=RUN_S, cwd=tmp_path, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [line for block in blocks for line in _PRINTED.findall(block)]
+    assert "ResourceWarning" not in run.stderr
+    assert "never retrieved" not in run.stderr
+    eventually(lambda: not list(left.glob("dataplane-*")), f"the node's files went: {list(left.iterdir())}")
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_code_is_valid_and_not_too_wide(page: str) -> None:
+    for block in blocks_of(page):
+        compile(block, page, "exec")
+        assert all(len(_PRINTED.sub("", line)) <= 120 for line in block.splitlines())
+
+
+def test_the_readme_has_ten_lines_that_work() -> None:
+    [block] = blocks_of("README.md")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+
+
+# Links and names
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_links_lead_somewhere(page: str) -> None:
+    here = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", _BLOCK.sub("", text_of(page))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (here.parent / path).resolve() if path else here
+        assert there.exists(), f"{page}: {target}"
+        assert there.is_relative_to(ROOT), f"{page}: {target}"
+        assert not anchor or anchor in anchors_of(there), f"{page}: {target}"
+
+
+def test_every_decision_is_listed() -> None:
+    listed = text_of("docs/decisions/README.md")
+    pages = [page.name for page in (ROOT / "docs/decisions").glob("[0-9]*.md")]
+    assert all(f"({name})" in listed for name in pages)
+    numbers = sorted(int(name[:4]) for name in pages)
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("page", [name for name in NAMES if name.startswith("docs/decisions/0")])
+def test_a_decision_has_its_parts(page: str) -> None:
+    assert re.findall(r"^## (.+)$", text_of(page), re.MULTILINE) == ["Context", "Decision", "Measurement"]
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_files_and_targets_that_are_named_exist(page: str) -> None:
+    text = text_of(page)
+    for path in re.findall(r"`((?:dataplane|tests|bench|examples|docs)/[\w/.]+)(?:::\w+)?`", text):
+        assert (ROOT / path).exists(), f"{page}: {path}"
+    for target in re.findall(r"\bmake ([a-z]+)\b`", text):
+        assert re.search(rf"^{target}:", text_of("Makefile"), re.MULTILINE), f"{page}: make {target}"
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_tests_that_are_named_exist(page: str) -> None:
+    for path, name in re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", text_of(page)):
+        assert re.search(rf"^(?:async )?def {name}\(", text_of(path), re.MULTILINE), f"{page}: {path}::{name}"
+
+
+# Failure
+
+
+def table_rows(page: str) -> Iterator[list[str]]:
+    for line in text_of(page).splitlines():
+        if line.startswith("|") and not line.startswith("|-"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def public_errors() -> list[type[errors.DataplaneError]]:
+    found = [getattr(dp, name) for name in dp.__all__ if isinstance(getattr(dp, name), type)]
+    return [kind for kind in found if issubclass(kind, errors.DataplaneError)]
+
+
+def test_failure_has_every_error_with_its_fields() -> None:
+    described = {cells[0].strip("`"): cells for cells in table_rows("docs/failure.md") if cells[0].startswith("`")}
+    for kind in public_errors():
+        if kind is errors.DataplaneError:
+            continue
+        assert kind.__name__ in described, kind.__name__
+        named = " ".join(described[kind.__name__])
+        assert all(f"`{field}`" in named for field in kind.FIELDS), kind.__name__
+
+
+def test_failure_names_a_test_for_most_faults() -> None:
+    assert len(re.findall(r"`tests/[\w/.]+::\w+`", text_of("docs/failure.md"))) >= 25
+
+
+# API
+
+PUBLIC: dict[str, Any] = {
+    "plane": dp.Plane,
+    "draft": dp.Draft,
+    "ref": dp.BatchRef,
+    "batch": dp.Batch,
+    "column": dp.Column,
+    "field": dp.Field,
+    "config": dp.NodeConfig,
+    "stats": dp.Stats,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "dp.connect": dp.connect,
+    "dp.aio.connect": dp.aio.connect,
+    "dp.concat": dp.concat,
+    "dp.dense": dp.dense,
+    "dp.ragged": dp.ragged,
+    "dp.NodeConfig": dp.NodeConfig,
+}
+# For the package's own modules, though they carry no underscore.
+INTERNAL = {
+    *("ref.of", "ref.sources", "ref.pieces", "ref.shards", "ref.footprint"),
+    *("column.reading", "stats.of", "config.spill_path"),
+    *("field.item_shape", "field.item_nbytes"),
+}
+
+
+def spelled(label: str, call: Callable[..., Any], *, bound: bool = False) -> str:
+    """The call as the page has it: names and defaults, no annotations."""
+    signature = inspect.signature(call)
+    parameters = list(signature.parameters.values())[bound:]
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
+    return label + str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def members(label: str, kind: type) -> Iterator[str]:
+    fields = [name for name in getattr(kind, "__annotations__", {}) if not name.startswith("_")]
+    for name in dict.fromkeys([*fields, *vars(kind)]):
+        if name.startswith("_") or f"{label}.{name}" in INTERNAL:
+            continue
+        value = inspect.getattr_static(kind, name, None)
+        if isinstance(value, classmethod):
+            yield spelled(f"dp.{kind.__name__}.{name}", getattr(kind, name))
+        elif inspect.isfunction(value):
+            yield spelled(f"{label}.{name}", value, bound=True)
+        else:
+            yield f"{label}.{name}"
+
+
+def expected_api() -> list[str]:
+    calls = [spelled(label, call) for label, call in FUNCTIONS.items()]
+    return [*calls, *(entry for label, kind in PUBLIC.items() for entry in members(label, kind))]
+
+
+def test_the_api_page_is_the_api() -> None:
+    entries = re.findall(r"^\| `([^`]+)`", text_of("docs/api.md"), re.MULTILINE)
+    assert sorted(entries) == sorted(expected_api())
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    text = text_of("docs/api.md")
+    for name in dp.__all__:
+        if name not in vars(errors):
+            assert re.search(rf"dp\.{name}\b|^## {name}$", text, re.MULTILINE), name
+
+
+def test_the_asynchronous_plane_has_the_same_calls() -> None:
+    same = set(members("plane", dp.Plane)) - {"plane.close()"}
+    assert same < set(members("plane", dp.aio.AsyncPlane))
+
+
+# Operations
+
+
+@pytest.mark.parametrize("command", ["node", "status"])
+def test_operations_has_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    text = text_of("docs/operations.md")
+    assert all(f"`{option}" in text for option in options)
+
+
+def test_operations_has_every_variable() -> None:
+    read = set(re.findall(r'environ\.get\("(\w+)"', inspect.getsource(config.environment)))
+    text = text_of("docs/operations.md")
+    assert "DATAPLANE_ADDRESS" in read
+    assert all(f"`{name}`" in text for name in read)

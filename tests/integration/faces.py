@@ -1,0 +1,66 @@
+"""Both faces behind one: what is called on the asynchronous one is run in a loop of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from types import TracebackType
+from typing import Any
+
+import dataplane as dp
+
+
+class Awaited:
+    """An asynchronous object; its coroutines are run to their end."""
+
+    def __init__(self, runner: asyncio.Runner, inner: Any) -> None:
+        self._runner = runner
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = self._runner.run(value(*args, **kwargs))
+            return Awaited(self._runner, result) if isinstance(result, dp.aio.Draft) else result
+
+        return call
+
+    def __getitem__(self, name: str) -> Any:
+        return self._inner[name]
+
+    def __enter__(self) -> Awaited:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._inner.__aexit__(kind, error, trace))
+
+
+class AsyncFace(Awaited):
+    """An asynchronous plane, called as the synchronous one is."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        runner = asyncio.Runner()
+
+        async def attach() -> dp.aio.AsyncPlane:
+            return await dp.aio.connect(*args, **kwargs)
+
+        try:
+            super().__init__(runner, runner.run(attach()))
+        except BaseException:
+            runner.close()
+            raise
+
+    def close(self) -> None:
+        self._runner.run(self._inner.aclose())
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+        self._runner.close()
+
+
+FACES: dict[str, Any] = {"sync": dp.connect, "aio": AsyncFace}

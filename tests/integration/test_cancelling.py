@@ -1,0 +1,198 @@
+"""A put or get that is cancelled, at any moment, leaves nothing behind and disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.aio import AsyncPlane
+from tests.processes import MIB, StandingNode, pattern
+
+pytestmark = pytest.mark.usefixtures("node")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> StandingNode:
+    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
+        yield node  # type: ignore[misc]
+
+
+@pytest.fixture
+async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
+    async with dp.aio.connect(node.address) as plane:
+        yield plane
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    try:
+        async with asyncio.timeout(10):
+            while not await condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        pytest.fail(f"never came true: {what}")
+
+
+async def nothing_is_left(plane: AsyncPlane) -> None:
+    async def empty() -> bool:
+        stats = await plane.stats()
+        return (stats.memory_used, stats.shards, stats.waiting, stats.pinned_bytes) == (0, 0, 0, 0)
+
+    await until(empty, "nothing is left")
+
+
+async def cancelled(work: Awaitable[object]) -> None:
+    task = asyncio.ensure_future(work)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("size", [4096, 8 * MIB], ids=["inline", "shared"])
+async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
+    held = await plane.put({"x": pattern(0, 64 * MIB)})
+    puts = [asyncio.create_task(plane.put({"x": pattern(1, size)}, timeout=60)) for _ in range(5)]
+
+    async def waiting(count: int) -> bool:
+        return (await plane.stats()).waiting == count
+
+    await until(lambda: waiting(5), "all wait")
+    for task in puts:
+        task.cancel()
+    results = await asyncio.gather(*puts, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    await until(lambda: waiting(0), "nobody waits")
+    await plane.free(held)
+    await nothing_is_left(plane)
+
+
+async def test_those_behind_a_cancelled_one_go_on(plane: AsyncPlane) -> None:
+    held = await plane.put({"x": pattern(0, 32 * MIB)})
+    large = asyncio.create_task(plane.put({"x": pattern(1, 60 * MIB)}, timeout=60))
+
+    async def waiting() -> bool:
+        return (await plane.stats()).waiting >= 1
+
+    await until(waiting, "it waits")
+    await asyncio.sleep(1.1)  # from now on nothing may pass it
+    small = asyncio.create_task(plane.put({"x": pattern(2, MIB)}, timeout=60))
+    await asyncio.sleep(0.1)
+    assert not small.done()
+    large.cancel()
+    async with asyncio.timeout(2):
+        ref = await small
+    assert np.array_equal((await plane.get(ref))["x"].numpy(), pattern(2, MIB))
+    await plane.free(ref)
+    await plane.free(held)
+    await nothing_is_left(plane)
+
+
+async def test_cancelled_before_it_began(plane: AsyncPlane) -> None:
+    await cancelled(plane.put({"x": pattern(1, MIB)}))
+    await cancelled(plane.stats())
+    await nothing_is_left(plane)
+
+
+
+
+@pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
+async def test_cancelled_at_any_step_of_a_put(plane: AsyncPlane, size: int) -> None:
+    """Also when the reply was on its way, or the seal was through already."""
+    columns = {"x": pattern(1, size)}
+    for delay in [*range(30), *(random.Random(1).randrange(3000) for _ in range(40))]:
+        task = asyncio.create_task(plane.put(columns, timeout=5))
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await plane.free(await task)
+        except asyncio.CancelledError:
+            pass
+    await nothing_is_left(plane)
+    assert (await plane.stats()).reserved_bytes == 0
+
+
+async def test_cancelled_at_any_step_of_a_get(plane: AsyncPlane) -> None:
+    ref = await plane.put({"x": pattern(1, MIB)})
+    for delay in range(60):
+        task = asyncio.create_task(plane.get(ref))
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            assert np.array_equal((await task)["x"].numpy(), pattern(1, MIB))
+        except asyncio.CancelledError:
+            pass
+        del task
+
+    async def unpinned() -> bool:
+        return (await plane.stats()).pinned_bytes == 0
+
+    await until(unpinned, "nothing is pinned")
+
+
+async def test_cancelled_at_any_step_of_a_seal(plane: AsyncPlane) -> None:
+    for delay in range(30):
+        draft = await plane.draft({"x": dp.dense((1, MIB), "uint8")})
+        draft["x"][:] = 1
+        task = asyncio.create_task(draft.seal())
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await plane.free(await task)
+        except asyncio.CancelledError:
+            draft.drop()
+        del task, draft
+    await nothing_is_left(plane)
+
+
+async def test_a_cancelled_put_writes_nothing_into_what_comes_after(plane: AsyncPlane) -> None:
+    """Its threads are copying when it is cancelled; the memory must not go to others before they have stopped."""
+    old, new = pattern(1, 48 * MIB, 8), pattern(2, 48 * MIB, 8)
+    for _ in range(10):
+        task = asyncio.create_task(plane.put({"x": old}, timeout=5))
+
+        async def reserved() -> bool:
+            return (await plane.stats()).reserved_bytes > 0
+
+        await until(reserved, "it copies")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ref = await plane.put({"x": new}, timeout=5)
+        assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
+        await plane.free(ref)
+
+
+async def test_a_put_cancelled_twice_writes_nothing_into_what_comes_after(plane: AsyncPlane) -> None:
+    old, new = pattern(1, 48 * MIB, 8), pattern(2, 48 * MIB, 8)
+    for _ in range(5):
+        task = asyncio.create_task(plane.put({"x": old}, timeout=5))
+
+        async def reserved() -> bool:
+            return (await plane.stats()).reserved_bytes > 0
+
+        await until(reserved, "it copies")
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ref = await plane.put({"x": new}, timeout=5)
+        assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
+        await plane.free(ref)
+
+
+async def test_a_timeout_of_the_callers_cancels(plane: AsyncPlane) -> None:
+    held = await plane.put({"x": pattern(0, 64 * MIB)})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await plane.put({"x": pattern(1, MIB)}, timeout=60)
+    await plane.free(held)
+    await nothing_is_left(plane)

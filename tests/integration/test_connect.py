@@ -1,0 +1,215 @@
+"""Connecting where nobody answers, where somebody else does, or with another version: typed errors, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from tests.integration.faces import FACES
+from tests.processes import StandingNode, Worker, eventually
+
+both_faces = pytest.mark.parametrize("face", FACES)
+
+
+@both_faces
+def test_nobody_there(tmp_path: Path, face: str) -> None:
+    address = f"unix://{tmp_path}/node.sock"
+    with pytest.raises(dp.PeerUnavailable) as caught:
+        FACES[face](address)
+    assert caught.value.address == address
+    assert address in str(caught.value)
+
+
+@both_faces
+def test_a_socket_that_nobody_listens_at(tmp_path: Path, face: str) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "node.sock"))
+    with pytest.raises(dp.PeerUnavailable):
+        FACES[face](f"unix://{tmp_path}/node.sock")
+
+
+def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "node.sock").write_text("x")
+    with pytest.raises(dp.PeerUnavailable):
+        dp.connect(f"unix://{tmp_path}/node.sock")
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(dp.PeerUnavailable):
+        dp.connect(f"unix://{tmp_path}/{'x' * 200}.sock")
+
+
+@both_faces
+@pytest.mark.parametrize("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
+def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
+    with pytest.raises(ValueError, match="no address"):
+        FACES[face](address)
+
+
+def test_the_environments_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATAPLANE_ADDRESS", f"unix://{tmp_path}/nobody.sock")
+    with pytest.raises(dp.PeerUnavailable, match="nobody"):
+        dp.connect()
+    with StandingNode(tmp_path) as node:
+        monkeypatch.setenv("DATAPLANE_ADDRESS", node.address)
+        with dp.connect() as plane:
+            assert plane.address == node.address
+        with dp.connect(config=dp.NodeConfig(memory="1MiB", spill=0)) as plane:  # a node of others keeps its settings
+            assert plane.stats().memory_budget == 16 << 20
+        assert os.environ["DATAPLANE_ADDRESS"] == node.address
+
+
+def as_nobody(pipe: Any, address: str) -> None:
+    path = Path(address.removeprefix("unix://"))
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    outcomes = []
+    for _ in range(2):
+        try:
+            dp.connect(address)
+        except dp.Unauthenticated as error:
+            outcomes.append(str(error))
+        pipe.send(outcomes)
+        pipe.recv()
+    pipe.send(oct(path.stat().st_mode))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_users_process_is_refused(tmp_path: Path) -> None:
+    for part in (tmp_path, *tmp_path.parents[:2]):
+        part.chmod(0o755)
+    with StandingNode(tmp_path) as node, Worker(as_nobody, node.address) as other:
+        path = tmp_path / "node.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert len(other.hear()) == 1  # the socket itself keeps it out
+        path.chmod(0o666)
+        first, second = other.ask()  # and the peer's uid, where that fails
+        assert "another user" in first
+        assert "user 0" in second
+        path.chmod(0o600)
+        with dp.connect(node.address) as plane:
+            assert plane.stats().clients == 1
+
+
+class Impostor:
+    """Listens like a node, and answers the first message with what it was told to."""
+
+    def __init__(self, path: Path, answer: bytes) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._answer = answer
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        connected, _ = self._listener.accept()
+        with connected:
+            connected.recv(4096)
+            connected.sendall(self._answer)
+            connected.recv(4096)
+
+    def __enter__(self) -> Impostor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        self._listener.close()
+
+
+ANSWERS = {
+    "garbage": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "a frame that is none": b"\x03\x00\x00\x00\xc1\xc1\xc1",
+    "an answer to nothing": frame(m.Done(99)),
+    "another answer": frame(m.Done(1)),
+    "descriptors that did not come": frame(m.Welcome(1, 1, 0, b"n", 1, 1.0, [m.Grant(0, 4096, True)], 0)),
+    "text that is none": b"\x0c\x00\x00\x00\x95\xa7failure\x00\xa1\xff",
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_an_impostor_is_no_node(tmp_path: Path, what: str) -> None:
+    with (
+        Impostor(tmp_path / "s", ANSWERS[what]),
+        pytest.raises((dp.ProtocolMismatch, dp.PeerUnavailable)),
+    ):
+        dp.connect(f"unix://{tmp_path}/s")
+
+
+def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StandingNode(tmp_path) as node:
+        monkeypatch.setattr(m, "MAJOR", 2)
+        with pytest.raises(dp.ProtocolMismatch) as caught:
+            dp.connect(node.address)
+        assert caught.value.ours == "1.0"
+        assert caught.value.theirs == "2.0"
+        monkeypatch.undo()
+        with dp.connect(node.address) as plane:
+            assert plane.stats().clients == 1
+
+
+def test_a_node_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    before = os.environ.get("DATAPLANE_ADDRESS")
+    with pytest.raises(dp.PeerUnavailable, match="did not start"):
+        dp.connect(config=dp.NodeConfig(memory="1MiB", spill="1MiB", spill_dir=tmp_path / "file" / "under"))
+    assert os.environ.get("DATAPLANE_ADDRESS") == before
+    assert "NotADirectoryError" in capfd.readouterr().err
+
+
+def test_two_nodes_at_one_path(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node:
+        with pytest.raises(AssertionError, match="a node listens at"):
+            StandingNode(tmp_path, spill=0)
+        with dp.connect(node.address) as plane:
+            assert plane.stats().pid == node.pid
+
+
+def test_more_clients_at_once_than_the_backlog_takes(tmp_path: Path) -> None:
+    """The node is held up while two hundred connect; all of them get in, and nobody blocks for good."""
+    planes: list[dp.Plane] = []
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            planes.append(dp.connect(node.address))
+        except Exception as error:
+            errors.append(error)
+
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as watcher:
+        node.freeze()
+        threads = [threading.Thread(target=connect) for _ in range(200)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: Path("/proc/net/unix").read_text().count(str(tmp_path)) >= 129, "the backlog is full")
+        node.thaw()
+        for thread in threads:
+            thread.join(20)
+        assert not errors
+        assert watcher.stats().clients == 201
+        for plane in planes:
+            plane.close()
+
+
+def test_a_node_that_never_accepts_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.wire.local._CONNECT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as other:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(0)
+        other.connect(str(tmp_path / "s"))  # which fills the backlog
+        began = time.monotonic()
+        with pytest.raises(dp.PeerUnavailable):
+            dp.connect(f"unix://{tmp_path}/s")
+        assert time.monotonic() - began < 5

@@ -1,0 +1,380 @@
+"""Putting, getting and freeing, by both faces, with a real node."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dataplane as dp
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+def columns(rows: int = 6) -> dict[str, Any]:
+    """A rollout's columns, one of each kind; the larger ones become shards of their own."""
+    lengths = [(7 * row) % 5 for row in range(rows)]
+    return {
+        "input_ids": [np.arange(n, dtype=np.int64) + row for row, n in enumerate(lengths)],
+        "pixel_values": [np.full((n + 1, 1176), row, dtype=np.float32) for row, n in enumerate(lengths)],
+        "log_probs": torch.arange(rows * 3, dtype=torch.bfloat16).reshape(rows, 3),
+        "reward": np.linspace(0, 1, rows),
+        "big": pattern(3, rows * (64 << 10), rows),
+        "answer": [f"réponse {row}" for row in range(rows)],
+        "raw": [bytes([row]) * row for row in range(rows)],
+        "meta": [{"uid": row, "tags": ["a"] * row} for row in range(rows)],
+    }
+
+
+def check(batch: dp.Batch, rows: list[int], total: int = 6) -> None:
+    """Fails where the batch is not those rows of `columns()`."""
+    expected = columns(total)
+    assert len(batch) == len(rows)
+    for name in batch:
+        values = expected[name]
+        if isinstance(values, torch.Tensor):
+            assert torch.equal(batch[name].torch(), values[rows])
+        elif isinstance(values, np.ndarray):
+            assert np.array_equal(batch[name].numpy(), values[rows])
+        elif isinstance(values[0], np.ndarray):
+            for got, row in zip(batch[name].numpy(), rows, strict=True):
+                assert got.dtype == values[row].dtype
+                assert np.array_equal(got, values[row])
+        else:
+            assert batch[name].to_list() == [values[row] for row in rows]
+
+
+def test_what_goes_in_comes_out(plane: Any) -> None:
+    ref = plane.put(columns())
+    assert len(ref) == 6
+    check(plane.get(ref), list(range(6)))
+    assert list(plane.get(ref)) == list(columns())
+
+
+def test_rows_and_columns_by_reference(plane: Any) -> None:
+    ref = plane.put(columns())
+    check(plane.get(ref[2:5]), [2, 3, 4])
+    check(plane.get(ref[[5, 0, 0, 3]]), [5, 0, 0, 3])
+    check(plane.get(ref[np.array([True, False] * 3)]), [0, 2, 4])
+    check(plane.get(ref.select("answer", "big")[-1:]), [5])
+    check(plane.get(ref.drop("big").repeat(2)), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
+    check(plane.get(dp.concat([ref[4:], ref[:2]])), [4, 5, 0, 1])
+    left, right = ref.split([2, 4])
+    check(plane.get(right), [2, 3, 4, 5])
+    check(plane.get(left), [0, 1])
+
+
+def test_columns_of_several_puts_side_by_side(plane: Any) -> None:
+    everything = columns()
+    late = {name: everything.pop(name) for name in ("reward", "big")}
+    ref = plane.put(everything).union(plane.put(late))
+    check(plane.get(ref[1:4]), [1, 2, 3])
+
+
+def test_a_batch_of_no_rows(plane: Any) -> None:
+    ref = plane.put({"x": np.zeros((0, 3), np.float32), "t": []})
+    batch = plane.get(ref)
+    assert batch["x"].numpy().shape == (0, 3)
+    assert batch["x"].numpy().dtype == np.float32
+    assert batch["t"].to_list() == []
+    assert plane.stats().shards == 0
+    plane.free(ref)
+
+
+def test_no_rows_of_something(plane: Any) -> None:
+    batch = plane.get(plane.put(columns())[3:3])
+    assert len(batch) == 0
+    assert batch["answer"].to_list() == []
+    assert batch["big"].numpy().shape[0] == 0
+
+
+def test_a_repeated_reference_stores_and_reads_each_row_once(plane: Any) -> None:
+    ref = plane.put({"pixels": pattern(1, MIB, 4)})
+    stored = plane.stats().memory_used
+    many = ref.repeat(8)
+    batch = plane.get(many)
+    assert np.array_equal(batch["pixels"].numpy(), np.repeat(pattern(1, MIB, 4), 8, axis=0))
+    assert plane.stats().memory_used == stored
+    assert plane.stats().pinned_bytes == stored
+
+
+def test_deduplicated_columns_are_stored_once(plane: Any) -> None:
+    images = pattern(1, MIB, 4)
+    ref = plane.put({"pixels": np.repeat(images, 8, axis=0), "n": np.arange(32)}, dedupe=["pixels"])
+    assert plane.stats().memory_used <= 1.02 * MIB + 8192
+    batch = plane.get(ref[3:20])
+    assert np.array_equal(batch["pixels"].numpy(), np.repeat(images, 8, axis=0)[3:20])
+
+
+# Freeing
+
+
+def test_free_gives_everything_back(plane: Any) -> None:
+    ref = plane.put(columns())
+    assert plane.stats().memory_used > 0
+    plane.free(ref)
+    assert plane.stats().memory_used == 0
+    assert plane.stats().shards == 0
+    plane.free(ref)  # once more does nothing
+    with pytest.raises(dp.Freed) as caught:
+        plane.get(ref)
+    assert caught.value.shard > 0
+
+
+def test_free_rows(plane: Any) -> None:
+    ref = plane.put(columns())
+    plane.free(ref[1:3])
+    check(plane.get(ref[3:]), [3, 4, 5])
+    check(plane.get(ref[:1]), [0])
+    for gone in (ref, ref[1:2], ref[[0, 2]], ref.select("answer")[:2], ref.select("big")[2:]):
+        with pytest.raises(dp.Freed):
+            plane.get(gone)
+    plane.free(ref[[0, 5]])
+    check(plane.get(ref[3:5]), [3, 4])
+    assert plane.stats().memory_used > 0
+    plane.free(ref[3:5])
+    assert plane.stats().memory_used == 0
+
+
+def test_free_columns(plane: Any) -> None:
+    ref = plane.put(columns())
+    before = plane.stats()
+    plane.free(ref.select("big", "answer"))
+    assert plane.stats().shards == before.shards - 1  # the large one has its own
+    check(plane.get(ref.drop("big", "answer")), list(range(6)))
+    with pytest.raises(dp.Freed):
+        plane.get(ref.select("answer"))
+    plane.free(ref)
+    assert plane.stats().memory_used == 0
+
+
+def test_free_rows_of_deduplicated_and_repeated_ones(plane: Any) -> None:
+    ref = plane.put({"x": pattern(1, MIB, 4)}).repeat(2)
+    plane.free(ref[:1])  # of two that mean the same row
+    with pytest.raises(dp.Freed):
+        plane.get(ref[1:2])
+    assert np.array_equal(plane.get(ref[2:4])["x"].numpy(), np.repeat(pattern(1, MIB, 4)[1:2], 2, axis=0))
+    plane.free(ref)
+    assert plane.stats().memory_used == 0
+
+
+def test_scopes_are_freed_together(plane: Any) -> None:
+    first = plane.put(columns(), scope="step-1")
+    second = plane.put({"x": [1, 2]}, scope="step-1")
+    other = plane.put(columns(), scope="step-2")
+    kept = plane.put({"x": [3]})
+    plane.free(scope="step-1")
+    for gone in (first, second):
+        with pytest.raises(dp.Freed):
+            plane.get(gone)
+    check(plane.get(other), list(range(6)))
+    plane.free(scope="step-1")
+    plane.free(scope="never")
+    plane.free(scope="step-2")
+    assert plane.get(kept)["x"].to_list() == [3]
+    assert plane.stats().shards == 1
+
+
+def test_free_takes_one_thing(plane: Any) -> None:
+    ref = plane.put({"x": [1]})
+    for arguments in ({}, {"ref": ref, "scope": "s"}):
+        with pytest.raises(dp.Misuse, match="one of them"):
+            plane.free(**arguments)
+
+
+# Spilling
+
+
+def test_more_than_memory_goes_to_disk_and_comes_back(plane: Any) -> None:
+    refs = [plane.put({"x": pattern(seed, 4 * MIB, 4), "t": [str(seed)] * 4}) for seed in range(16)]
+    stats = plane.stats()
+    assert stats.spilled_bytes > 0
+    assert stats.memory_used <= stats.memory_budget
+    for seed in (15, 0, 7, 3):
+        batch = plane.get(refs[seed])
+        assert np.array_equal(batch["x"].numpy(), pattern(seed, 4 * MIB, 4))
+        assert batch["t"].to_list() == [str(seed)] * 4
+        del batch
+    assert plane.stats().restored_bytes > 0
+    for ref in refs:
+        plane.free(ref)
+    eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
+
+
+def test_a_part_that_was_freed_stays_freed_on_disk(plane: Any) -> None:
+    ref = plane.put({"x": pattern(0, 4 * MIB, 4)})
+    plane.free(ref[1:2])
+    for seed in range(1, 12):
+        plane.put({"x": pattern(seed, 4 * MIB)})
+    with pytest.raises(dp.Freed):
+        plane.get(ref[:2])
+    assert np.array_equal(plane.get(ref[2:])["x"].numpy(), pattern(0, 4 * MIB, 4)[2:])
+
+
+# Drafts
+
+
+def test_a_draft(plane: Any) -> None:
+    with plane.draft(
+        {"x": dp.dense((3, 5), "float32"), "y": dp.ragged([2, 0, 1], (4,), "int64")}, scope="s"
+    ) as draft:
+        draft["x"][:] = np.arange(15).reshape(3, 5)
+        for row, values in enumerate(draft["y"]):
+            values[:] = row
+        del values  # an array keeps the draft's bytes in place, as a view does
+        ref = draft.seal()
+    batch = plane.get(ref)
+    assert batch["x"].numpy().tolist() == np.arange(15.0).reshape(3, 5).tolist()
+    assert [rows.shape for rows in batch["y"].numpy()] == [(2, 4), (0, 4), (1, 4)]
+    assert batch["y"].numpy()[2].tolist() == [[2, 2, 2, 2]]
+    del batch
+    plane.free(scope="s")
+    eventually(lambda: plane.stats().memory_used == 0, "the draft's own hold goes with it")
+
+
+def test_a_draft_that_is_left_by_an_exception(plane: Any) -> None:
+    with pytest.raises(ZeroDivisionError), plane.draft({"x": dp.dense((3, MIB), "uint8")}):
+        assert plane.stats().reserved_bytes == 3 * MIB
+        raise ZeroDivisionError
+    assert plane.stats().memory_used == 0
+
+
+# Wrong use
+
+
+def test_wrong_values_name_column_and_row(plane: Any) -> None:
+    with pytest.raises(dp.SchemaMismatch) as unequal:
+        plane.put({"a": [1, 2, 3], "b": [1, 2]})
+    assert unequal.value.column == "b"
+    with pytest.raises(dp.SchemaMismatch) as misfit:
+        plane.put({"a": [np.zeros((2, 3)), np.zeros((2, 4))], "b": [np.zeros((1, 3)), np.zeros(3)]})
+    assert misfit.value.column == "b"
+    assert misfit.value.row == 1
+    with pytest.raises(dp.SchemaMismatch) as unknown:
+        plane.put({"when": np.array(["2020-01-01"], dtype="datetime64[D]").astype("O")})
+    assert unknown.value.column == "when"
+    assert plane.stats().shards == 0
+
+
+def test_columns_that_are_not_there(plane: Any) -> None:
+    ref = plane.put({"a": [1]})
+    with pytest.raises(dp.SchemaMismatch):
+        ref.select("b")
+    with pytest.raises(dp.SchemaMismatch):
+        plane.get(ref)["b"]
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), None, "5"])
+def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
+    held = plane.put({"x": pattern(0, 31 * MIB)})
+    view = plane.get(held)["x"].numpy()
+    with pytest.raises(dp.Misuse, match="timeout"):
+        plane.put({"x": pattern(1, 4 * MIB)}, timeout=timeout)
+    assert view[0, 7] == plane.get(held)["x"].numpy()[0, 7]  # and the plane can be used
+
+
+@pytest.mark.parametrize("size", [4096, 4 * MIB], ids=["inline", "shared"])
+@pytest.mark.parametrize("timeout", [0, -3.5, np.float32(0), -float("inf")])
+def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> None:
+    """What can be done at once is done; what would wait is backpressure, and the connection lives on."""
+    plane.free(plane.put({"x": pattern(1, size)}, timeout=timeout))
+    view = plane.get(plane.put({"x": pattern(0, 32 * MIB)}))["x"].numpy()
+    with pytest.raises(dp.Backpressure):
+        plane.put({"x": pattern(2, size)}, timeout=timeout)
+    assert plane.stats().waiting == 0
+    assert view[0, 7] == 7
+
+
+@pytest.mark.parametrize("scope", [7, b"s", ["s"]])
+def test_a_scope_that_is_none(plane: Any, scope: Any) -> None:
+    for size in (64, MIB):
+        with pytest.raises(dp.Misuse, match="scope"):
+            plane.put({"x": pattern(1, size)}, scope=scope)
+    with pytest.raises(dp.Misuse, match="scope"):
+        plane.draft({"x": dp.dense((1,), "uint8")}, scope=scope)
+    with pytest.raises(dp.Misuse, match="scope"):
+        plane.free(scope=scope)
+    assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1]
+
+
+def test_what_is_no_reference(plane: Any) -> None:
+    for wrong in (None, 7, "ref", {"x": 1}):
+        with pytest.raises(dp.Misuse):
+            plane.get(wrong)
+    with pytest.raises(dp.Misuse):
+        plane.free("ref")
+    assert plane.stats().clients == 1
+
+
+def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> None:
+    ref = plane.put({"x": pattern(1, MIB)})
+    open_draft = plane.draft({"x": dp.dense((1,), "uint8")})
+    plane.close()
+    plane.close()
+    calls = [
+        lambda: plane.put({"x": [1]}),
+        lambda: plane.get(ref),
+        lambda: plane.free(ref),
+        lambda: plane.stats(),
+        lambda: plane.draft({"x": dp.dense((1,), "uint8")}),
+        lambda: open_draft.seal(),
+    ]
+    for call in calls:
+        with pytest.raises(dp.Closed):
+            call()
+    open_draft.drop()
+    with dp.connect(node.address) as other:
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, MIB))
+        eventually(lambda: other.stats().reserved_bytes == 0, "the draft's memory is back")
+
+
+# Figures
+
+
+def test_the_figures(node: StandingNode, plane: Any) -> None:
+    fresh = plane.stats()
+    assert (fresh.memory_used, fresh.memory_budget, fresh.disk_budget) == (0, 32 * MIB, 64 * MIB)
+    assert (fresh.pid, fresh.address, fresh.clients) == (node.pid, node.address, 1)
+    ref = plane.put({"x": pattern(1, 2 * MIB)})
+    view = plane.get(ref)["x"].numpy()
+    stats = plane.stats()
+    assert stats.memory_used == stats.pinned_bytes == stats.put_bytes == stats.memory_peak == 2 * MIB
+    assert stats.shards == 1
+    (holder,) = stats.holders
+    assert (holder["bytes"], holder["how"]) == (2 * MIB, "pinned")
+    assert f"pid {os.getpid()}" in holder["holder"]
+    del view
+    plane.free(ref)
+    eventually(lambda: plane.stats().memory_used == 0, "it is back")
+    stats = plane.stats()
+    assert stats.freed_bytes == 2 * MIB
+    assert stats.memory_peak == 2 * MIB
+    assert stats.uptime_s >= fresh.uptime_s
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.shards = 3
+
+
+def test_references_are_small(plane: Any) -> None:
+    import pickle
+
+    ref = plane.put({f"column_{i}": pattern(i, 512 << 10, 1024) for i in range(9)})
+    assert len(pickle.dumps(ref)) < 1024
+    assert len(pickle.dumps(ref[100:900])) < 1024

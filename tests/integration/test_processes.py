@@ -1,0 +1,226 @@
+"""Several processes: references handed on, nodes that live as long as the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane.client import embedded
+from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, pattern
+
+
+def reader(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        while (ref := pipe.recv()) is not None:
+            pipe.send(int(plane.get(ref)["x"].numpy().sum()))
+
+
+def test_one_process_puts_and_two_get(tmp_path: Path) -> None:
+    with (
+        StandingNode(tmp_path) as node,
+        dp.connect(node.address) as plane,
+        Worker(reader, node.address) as one,
+        Worker(reader, node.address) as two,
+    ):
+        for seed in range(20):
+            size = (4 << 10, 2 * MIB)[seed % 2]
+            ref = plane.put({"x": pattern(seed, size, 4)})
+            assert one.ask(ref[:2]) == int(pattern(seed, size, 4)[:2].sum())
+            assert two.ask(ref[[3, 3]]) == 2 * int(pattern(seed, size, 4)[3].sum())
+            plane.free(ref)
+
+
+def relay(pipe: Any, address: str) -> None:
+    """Puts something of its own beside what it is given, and hands both on."""
+    with dp.connect(address) as plane:
+        ref = pipe.recv()
+        reward = plane.put({"reward": np.arange(len(ref), dtype=np.float32)})
+        pipe.send(ref.union(reward))
+    pipe.recv()
+
+
+def test_a_reference_to_what_several_processes_put(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane, Worker(relay, node.address) as worker:
+        ref = worker.ask(plane.put({"x": pattern(1, MIB, 8), "n": list(range(8))}))
+        batch = plane.get(ref[[7, 0]])
+        assert batch["n"].to_list() == [7, 0]
+        assert batch["reward"].numpy().tolist() == [7.0, 0.0]
+        assert np.array_equal(batch["x"].numpy(), pattern(1, MIB, 8)[[7, 0]])
+
+
+def many_segments(pipe: Any, address: str, count: int) -> None:
+    planes = [dp.connect(address) for _ in range(count)]
+    refs = [plane.put({"x": pattern(seed, 128 << 10)}) for seed, plane in enumerate(planes)]
+    pipe.send(refs)
+    pipe.recv()
+    for plane in planes:
+        plane.close()
+
+
+def test_one_get_of_what_a_hundred_clients_put(tmp_path: Path) -> None:
+    """Each wrote into a segment of its own: more descriptors than go into one message."""
+    count = 100
+    with (
+        StandingNode(tmp_path, memory="32MiB") as node,
+        dp.connect(node.address) as plane,
+        Worker(many_segments, node.address, count) as worker,
+    ):
+        refs = worker.hear()
+        batch = plane.get(dp.concat(refs))
+        for seed in (0, 50, count - 1):
+            assert np.array_equal(batch["x"].numpy()[seed : seed + 1], pattern(seed, 128 << 10))
+
+
+def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:
+    """Many small puts of many columns with long names: refused as a limit, and what is smaller goes on."""
+    with StandingNode(tmp_path, memory="128MiB") as node, dp.connect(node.address) as plane:
+        columns = {f"{i} a column whose name says all that there is to be said about it": [i] for i in range(100)}
+        refs = [plane.put(columns | {"row": [row]}) for row in range(300)]
+        with pytest.raises(dp.LimitExceeded, match="fewer"):
+            plane.get(dp.concat(refs))
+        assert plane.stats().pinned_bytes == 0
+        batch = plane.get(dp.concat(refs[:100]))
+        assert batch["row"].numpy().tolist() == list(range(100))
+        del batch
+        plane.free(dp.concat(refs))
+        eventually(lambda: plane.stats().memory_used == 0, "all freed")
+
+
+def get_in_spawned(ref: dp.BatchRef, pipe: Any) -> None:
+    with dp.connect() as plane:  # $DATAPLANE_ADDRESS
+        batch = plane.get(ref)
+        pipe.send((plane.stats().pid, batch["x"].numpy().sum(), plane.put({"y": [1, 2]})))
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_children_attach_to_the_embedded_node(tmp_path: Path, method: str) -> None:
+    """References are pickled there and back."""
+    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
+    context = multiprocessing.get_context(method)
+    with dp.connect(config=config) as plane:
+        assert os.environ["DATAPLANE_ADDRESS"] == plane.address
+        ref = plane.put({"x": pattern(1, MIB)})
+        mine, theirs = context.Pipe()
+        child = context.Process(target=get_in_spawned, args=(ref, theirs))
+        child.start()
+        theirs.close()
+        assert mine.poll(WAIT_S)
+        pid, total, answer = mine.recv()
+        child.join(WAIT_S)
+        assert child.exitcode == 0
+        child.close()
+        mine.close()
+        assert pid == plane.stats().pid
+        assert total == pattern(1, MIB).sum()
+        assert plane.get(answer)["y"].to_list() == [1, 2]
+    assert "DATAPLANE_ADDRESS" not in os.environ
+
+
+def test_a_second_plane_finds_the_first_ones_node(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as first, dp.connect() as second:
+        assert first.address == second.address
+        with dp.connect(config=config) as own:  # who brings settings gets a node of its own
+            assert own.address != first.address
+            with pytest.raises(dp.OwnerDied):
+                own.get(first.put({"x": [1]}))
+        with dp.connect() as third:
+            assert third.address == first.address
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_an_embedded_node_ends_with_its_plane(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as plane:
+        pid, path = plane.stats().pid, Path(plane.address.removeprefix("unix://"))
+        assert path.is_socket()
+    assert not psutil.pid_exists(pid)  # reaped, too
+    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_embedded_node_waits_for_the_last_of_its_clients(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
+    plane = dp.connect(config=config)
+    other = dp.connect(plane.address)
+    ref = other.put({"x": pattern(1, MIB)})
+    view = plane.get(ref)["x"].numpy()
+    pid = other.stats().pid
+    plane.close()
+    assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, MIB))
+    other.close()
+    assert not gone(pid)  # a view of the first still needs it
+    assert np.array_equal(view, pattern(1, MIB))
+    del view
+    eventually(lambda: gone(pid), "it ends once nobody is connected")
+    embedded._reap()
+
+
+STARTER = """
+import os, sys
+import dataplane as dp
+plane = dp.connect(config=dp.NodeConfig(memory="16MiB", spill_dir=sys.argv[1], prewarm=0))
+ref = plane.put({"x": [bytes(1 << 20)]})
+view = plane.get(ref)["x"].arrow()
+print(plane.stats().pid, plane.address.removeprefix("unix://"), flush=True)
+sys.stdin.readline()
+exec(sys.argv[2])
+"""
+
+ENDS = {
+    "normally": ("plane.close()", 0),
+    "without closing": ("", 0),
+    "by an exception": ("raise KeyError", 1),
+    "by sys.exit": ("sys.exit(3)", 3),
+    "by os._exit": ("os._exit(4)", 4),
+    "by SIGTERM": ("os.kill(os.getpid(), 15)", -15),
+    "by SIGKILL": ("os.kill(os.getpid(), 9)", -9),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_embedded_node_ends_when_its_starter_ends(tmp_path: Path, how: str) -> None:
+    code, expected = ENDS[how]
+    command = [sys.executable, "-W", "ignore", "-c", STARTER, str(tmp_path), code]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        pid, path = starter.stdout.readline().split()
+        assert Path(path).is_socket()
+        starter.communicate("\n")
+    assert starter.returncode == expected
+    eventually(lambda: gone(int(pid)), "its node ended")
+    assert not Path(path).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_does_not_end_the_node_before_its_starter(tmp_path: Path) -> None:
+    """A terminal sends it to the whole process group; the starter may still have to clean up with the plane."""
+    command = [sys.executable, "-c", STARTER, str(tmp_path), "print(plane.stats().shards); plane.close()"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as starter:
+        assert starter.stdout is not None
+        pid, _ = starter.stdout.readline().split()
+        os.kill(int(pid), signal.SIGINT)
+        out, _ = starter.communicate("\n")
+    assert out == "1\n"
+    assert starter.returncode == 0
+    eventually(lambda: gone(int(pid)), "its node ended")

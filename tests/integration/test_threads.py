@@ -1,0 +1,179 @@
+"""The synchronous face from many threads at once, closed under them, and interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
+
+
+class Threads:
+    """Threads that each call `work(number)` again and again, until it raises or they are stopped."""
+
+    def __init__(self, count: int, work: Callable[[int], object]) -> None:
+        self.ended: list[BaseException] = []
+        self.calls = [0] * count
+        self._stop = threading.Event()
+        self._work = work
+        self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        try:
+            while not self._stop.is_set():
+                self._work(number)
+                self.calls[number] += 1
+        except BaseException as error:
+            self.ended.append(error)
+
+    def stop(self) -> None:
+        self._stop.set()
+        deadline = time.monotonic() + WAIT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        hanging = [thread for thread in self._threads if thread.is_alive()]
+        assert not hanging, f"{len(hanging)} of {len(self._threads)} threads hang"
+
+
+def test_eight_threads_share_a_plane(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+
+        def work(seed: int) -> None:
+            size = (4 << 10, 600 << 10, 2 * MIB)[seed % 3]
+            ref = plane.put({"x": pattern(seed, size)}, timeout=20)
+            assert np.array_equal(plane.get(ref, timeout=20)["x"].numpy(), pattern(seed, size))
+            plane.free(ref)
+
+        threads = Threads(8, work)
+        eventually(lambda: min(threads.calls) >= 30, "every thread gets its turn")
+        threads.stop()
+        assert not threads.ended
+        eventually(lambda: plane.stats().memory_used == 0, "nothing is left")
+
+
+def test_a_call_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
+        held = plane.put({"x": pattern(0, 12 * MIB)})
+        large = Threads(1, lambda _: plane.free(plane.put({"x": pattern(1, 12 * MIB)}, timeout=20)))
+        eventually(lambda: plane.stats().waiting == 1, "it waits")
+        began = time.monotonic()
+        for _ in range(20):
+            plane.stats()
+        assert time.monotonic() - began < 2
+        plane.free(held)
+        eventually(lambda: large.calls[0] >= 1, "it goes on")
+        large.stop()
+        assert not large.ended
+
+
+@pytest.mark.parametrize("size", [4 << 10, 2 * MIB], ids=["small", "large"])
+def test_closing_while_threads_call(tmp_path: Path, size: int) -> None:
+    """Each call ends, with its result or as Closed; none hangs, none sees another error."""
+    with StandingNode(tmp_path) as node:
+        for _ in range(10):
+            plane = dp.connect(node.address)
+
+            def work(seed: int, plane: dp.Plane = plane) -> None:
+                ref = plane.put({"x": pattern(seed, size)}, timeout=20)
+                assert np.array_equal(plane.get(ref, timeout=20)["x"].numpy(), pattern(seed, size))
+                plane.free(ref)
+
+            threads = Threads(4, work)
+            eventually(lambda threads=threads: min(threads.calls) >= 2, "all call")
+            plane.close()
+            threads.stop()
+            assert [type(error) for error in threads.ended] == [dp.Closed] * 4
+
+
+def test_closing_while_threads_wait(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as watcher:
+        watcher.put({"x": pattern(0, 12 * MIB)})
+        plane = dp.connect(node.address)
+        threads = Threads(4, lambda seed: plane.put({"x": pattern(seed, 8 * MIB)}, timeout=20))
+        eventually(lambda: watcher.stats().waiting == 4, "all wait")
+        began = time.monotonic()
+        plane.close()
+        threads.stop()
+        assert time.monotonic() - began < 5
+        assert [type(error) for error in threads.ended] == [dp.Closed] * 4
+        eventually(lambda: watcher.stats().waiting == 0, "the node noticed")
+
+
+def test_closing_twice_and_from_two_threads(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node:
+        for _ in range(10):
+            plane = dp.connect(node.address)
+            together = threading.Barrier(3)
+
+            def close(plane: dp.Plane = plane, together: threading.Barrier = together) -> None:
+                together.wait()
+                plane.close()
+
+            closers = [threading.Thread(target=close, daemon=True) for _ in range(3)]
+            for thread in closers:
+                thread.start()
+            for thread in closers:
+                thread.join(WAIT_S)
+                assert not thread.is_alive()
+            plane.close()
+
+
+def test_views_dropped_in_many_threads(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, MIB)})
+
+        def work(_: int) -> None:
+            batch = plane.get(ref)
+            views = [batch["x"].numpy(), batch["x"].arrow(), batch["x"].numpy()[0, 5:]]
+            del batch
+            views.clear()
+
+        threads = Threads(6, work)
+        eventually(lambda: min(threads.calls) >= 50, "all read")
+        threads.stop()
+        assert not threads.ended
+        eventually(lambda: plane.stats().pinned_bytes == 0, "every pin was dropped")
+
+
+INTERRUPTED = """
+import os, signal, sys
+import numpy as np
+import dataplane as dp
+with dp.connect(sys.argv[1]) as plane:
+    held = plane.put({"x": np.zeros((1, 12 << 20), np.uint8)})
+    print("waits", flush=True)
+    try:
+        plane.put({"x": np.ones((1, 12 << 20), np.uint8)}, timeout=60)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    while plane.stats().waiting:  # it was cancelled
+        pass
+    plane.free(held)
+    batch = plane.get(plane.put({"x": np.full((1, 12 << 20), 7, np.uint8)}, timeout=5))
+    print(int(batch["x"].numpy().min()), plane.stats().shards, flush=True)
+"""
+
+
+def test_an_interrupted_call_is_cancelled_and_the_plane_goes_on(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as watcher:
+        command = [sys.executable, "-c", INTERRUPTED, node.address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "waits\n"
+            eventually(lambda: watcher.stats().waiting == 1, "it waits")
+            os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.stdout.readline() == "7 1\n"
+        assert process.returncode == 0

@@ -1,0 +1,218 @@
+"""What was handed out stays valid and unchanged, whatever becomes of the reference, the plane and the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dataplane as dp
+from tests.processes import MIB, StandingNode, eventually, pattern
+
+SIZE = 2 * MIB
+
+KINDS: dict[str, Callable[[dp.Column], Any]] = {
+    "numpy": lambda column: column.numpy(),
+    "torch": lambda column: column.torch(),
+    "arrow": lambda column: column.arrow(),
+    "slice": lambda column: column.numpy()[0, 100:][::3],
+    "memoryview": lambda column: memoryview(column.numpy()),
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, spill=0) as node:
+        yield node
+
+
+def values(view: Any) -> Any:
+    """Of every kind of view: the values it shows, copied."""
+    if hasattr(view, "to_numpy_ndarray"):  # Arrow's tensors
+        return view.to_numpy_ndarray().copy()
+    return np.array(view.numpy() if isinstance(view, torch.Tensor) else view)
+
+
+def overwrite(plane: dp.Plane) -> None:
+    """Put over all memory that is free, several times."""
+    room = plane.stats().memory_budget - plane.stats().memory_used
+    for seed in range(90, 94):
+        plane.free(plane.put({"x": pattern(seed, room)}, timeout=5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_outlives_free(node: StandingNode, kind: str) -> None:
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
+        view = KINDS[kind](plane.get(ref)["x"])
+        before = values(view)
+        plane.free(ref)
+        assert plane.stats().memory_used == SIZE
+        overwrite(plane)
+        assert np.array_equal(values(view), before)
+        del view
+        eventually(lambda: plane.stats().memory_used == 0, "its memory goes with it")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_outlives_its_plane(node: StandingNode, kind: str) -> None:
+    with dp.connect(node.address) as other:
+        plane = dp.connect(node.address)
+        ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
+        view = KINDS[kind](plane.get(ref)["x"])
+        before = values(view)
+        plane.close()
+        other.free(ref)
+        overwrite(other)
+        assert np.array_equal(values(view), before)
+        assert other.stats().clients == 2
+        del view
+        eventually(lambda: other.stats().clients == 1, "the connection goes with it")
+        assert other.stats().memory_used == 0
+
+
+def test_a_batch_makes_views_after_its_plane_was_closed(node: StandingNode) -> None:
+    with dp.connect(node.address) as other:
+        plane = dp.connect(node.address)
+        batch = plane.get(plane.put({"x": pattern(1, SIZE).view(np.int64), "t": ["a"]}))
+        plane.close()
+        overwrite(other)
+        assert np.array_equal(batch["x"].numpy(), pattern(1, SIZE))
+        assert torch.equal(batch["x"].torch(), torch.from_numpy(pattern(1, SIZE).view(np.int64)))
+        assert batch["t"].to_list() == ["a"]
+
+
+def test_views_drop_one_by_one_after_close(node: StandingNode) -> None:
+    with dp.connect(node.address) as other:
+        plane = dp.connect(node.address)
+        refs = [plane.put({"x": pattern(seed, SIZE)}) for seed in range(3)]
+        views = [plane.get(ref)["x"].numpy() for ref in refs]
+        plane.close()
+        for ref in refs:
+            other.free(ref)
+        views.pop(0)
+        eventually(lambda: other.stats().pinned_bytes == 2 * SIZE, "one of three dropped")
+        overwrite(other)
+        views.pop()
+        eventually(lambda: other.stats().pinned_bytes == SIZE, "two of three dropped")
+        overwrite(other)
+        assert np.array_equal(views[0], pattern(1, SIZE))
+
+
+async def test_closing_with_messages_on_the_way_keeps_the_views(node: StandingNode) -> None:
+    """What is half sent at the close must not spoil what the views' end says later."""
+    async with dp.aio.connect(node.address) as other:
+        plane = await dp.aio.connect(node.address)
+        refs = [await plane.put({"x": pattern(seed, SIZE)}) for seed in range(3)]
+        views = [(await plane.get(ref))["x"].numpy() for ref in refs]
+        node.freeze()
+        puts = [asyncio.create_task(plane.put({"x": pattern(9, 60 << 10)})) for _ in range(20)]
+        await asyncio.sleep(0)  # they have sent what the socket takes, and the rest waits for its turn
+        await plane.aclose()
+        assert all(isinstance(e, dp.Closed) for e in await asyncio.gather(*puts, return_exceptions=True))
+        node.thaw()
+        for _ in range(3):  # by then the node has read what was sent
+            await other.stats()
+        del views[0]
+        while (await other.stats()).pinned_bytes > 2 * SIZE:
+            await asyncio.sleep(0.001)
+        del views[0]
+        while (await other.stats()).pinned_bytes > SIZE:
+            await asyncio.sleep(0.001)
+        for ref in refs:
+            await other.free(ref)
+        room = (await other.stats()).memory_budget - (await other.stats()).memory_used
+        for seed in range(4):
+            await other.free(await other.put({"x": pattern(seed, room)}, timeout=5))
+        assert np.array_equal(views[0], pattern(2, SIZE))
+
+
+def test_numpy_and_arrow_views_are_read_only(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        batch = plane.get(plane.put({"x": pattern(1, SIZE), "ragged": [[1, 2], [3]][:1]}))
+        for array in (batch["x"].numpy(), batch["ragged"].numpy()[0]):
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
+        buffers = [buffer for buffer in batch["x"].arrow().buffers() if buffer is not None]
+        assert not any(buffer.is_mutable for buffer in buffers)
+
+
+def test_writing_into_a_torch_tensor_touches_nobody_else(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
+        ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
+        one, two = plane.get(ref)["x"].torch(), other.get(ref)["x"].torch()
+        array = plane.get(ref)["x"].numpy()
+        one.mul_(-1)
+        assert torch.equal(one, -two)
+        two.zero_()
+        assert int(one[0, 5]) == -int(array[0, 5])
+        assert np.array_equal(array, pattern(1, SIZE))
+        again = other.get(ref)["x"]
+        assert np.array_equal(again.numpy(), pattern(1, SIZE))
+        assert torch.equal(again.torch(), -one)
+
+
+def test_a_private_copy_holds_when_its_memory_goes_to_others(node: StandingNode) -> None:
+    """Pages that were never written still come from the shard: the tensor must keep it in place."""
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
+        tensor = plane.get(ref)["x"].torch()
+        tensor[0, 0] = -1
+        plane.free(ref)
+        overwrite(plane)
+        assert tensor[0, 0] == -1
+        assert np.array_equal(tensor.numpy()[0, 1:], pattern(1, SIZE)[0, 1:])
+
+
+def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
+        draft = plane.draft({"x": dp.dense((1, SIZE // 8), "int64")})
+        array = draft["x"]
+        array[:] = pattern(1, SIZE)
+        ref = draft.seal()
+        assert np.array_equal(array, pattern(1, SIZE))
+        array[:] = 0
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, SIZE))
+        other.free(ref)
+        assert plane.stats().pinned_bytes == SIZE
+        del array, draft
+        eventually(lambda: plane.stats().memory_used == 0, "the array held it")
+
+
+@pytest.mark.parametrize("keep", ["draft", "array"])
+def test_a_draft_open_when_its_plane_is_closed_writes_nowhere(node: StandingNode, keep: str) -> None:
+    with dp.connect(node.address) as other:
+        plane = dp.connect(node.address)
+        draft = plane.draft({"x": dp.dense((1, SIZE // 8), "int64")})
+        array = draft["x"]
+        array[:] = 1
+        plane.close()
+        eventually(lambda: other.stats().memory_used == 0, "its memory is back")
+        ref = other.put({"x": pattern(2, 8 * SIZE)}, timeout=5)
+        array[:] = 0xBAD
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(2, 8 * SIZE))
+        draft.drop()
+        if keep == "array":
+            del draft
+        array[:] = 0xBAD
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(2, 8 * SIZE))
+
+
+def test_views_outlive_the_node(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node:
+        with dp.connect(node.address) as plane:
+            batch = plane.get(plane.put({"x": pattern(1, SIZE).view(np.int64)}))
+            array, tensor = batch["x"].numpy(), batch["x"].torch()
+            node.kill()
+            with pytest.raises(dp.PeerUnavailable):
+                plane.stats()
+        tensor[0, 0] = 7
+        assert np.array_equal(array, pattern(1, SIZE))
+        assert np.array_equal(tensor.numpy()[0, 1:], pattern(1, SIZE)[0, 1:])

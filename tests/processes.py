@@ -1,0 +1,168 @@
+"""Real processes for tests: workers that are talked to over a pipe, and nodes that stand by themselves.
+
+A worker runs a function of a test module in a process of its own and ends, at the latest, with the `with` block that
+it was made in, however it was treated there. Workers are forked from a server that has done the imports already and
+has no threads, so that one takes a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from dataplane.config import NodeConfig
+from dataplane.node.node import Node, run
+
+T = TypeVar("T")
+
+WAIT_S = 15.0  # more than anything here takes on a busy machine, and less than a test's limit
+MIB = 1 << 20
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["numpy", "pyarrow", "pytest", "psutil", "dataplane.client.sync", "dataplane.node.node"])
+
+
+def warm() -> None:
+    """Start the server that workers are forked from, so that no test is taken to have left it behind."""
+    multiprocessing.forkserver.ensure_running()
+    with Worker(_nothing):
+        pass
+
+
+def _nothing(_: Connection) -> None:
+    pass
+
+
+def eventually(condition: Callable[[], T], what: str = "", timeout_s: float = WAIT_S) -> T:
+    """The first true value of `condition()`; an AssertionError naming `what` where none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    pause = 0.001
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never came true: {what or condition}"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return value
+
+
+def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:
+    """[rows, n] values, `nbytes` in all, that no other seed gives at any place."""
+    return (np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(seed << 32)).reshape(rows, -1)
+
+
+class Worker:
+    """`work(pipe, *args)` in a process of its own; `work` is a function of a module."""
+
+    def __init__(self, work: Callable[..., None], *args: Any) -> None:
+        self._pipe, theirs = _context.Pipe()
+        self._process = _context.Process(target=_perform, args=(theirs, work, args), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid: int = self._process.pid or -1
+
+    def say(self, what: Any = None) -> None:
+        """Send it an object."""
+        self._pipe.send(what)
+
+    def hear(self, timeout_s: float = WAIT_S) -> Any:
+        """What it sends next. Raises AssertionError where it failed or says nothing, EOFError where it has ended."""
+        assert self._pipe.poll(timeout_s), f"the worker said nothing for {timeout_s} s"
+        fine, what = self._pipe.recv()
+        assert fine, f"the worker failed:\n{what}"
+        return what
+
+    def ask(self, what: Any = None) -> Any:
+        """Send it an object, and return what it says to that."""
+        self.say(what)
+        return self.hear()
+
+    def freeze(self) -> None:
+        """Stop it (SIGSTOP); it has stopped when this returns."""
+        os.kill(self.pid, signal.SIGSTOP)
+        eventually(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "the worker stopped")
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> int:
+        """End it; its exit code."""
+        os.kill(self.pid, how)
+        return self.join()
+
+    def join(self) -> int:
+        """Wait until it has ended; its exit code."""
+        self._process.join(WAIT_S)
+        assert self._process.exitcode is not None, "the worker did not end"
+        return self._process.exitcode
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
+
+
+class _Stage:
+    """A worker's end of its pipe: what it says arrives as said."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, what: Any) -> None:
+        self._pipe.send((True, what))
+
+    def recv(self) -> Any:
+        return self._pipe.recv()
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        return self._pipe.poll(timeout_s)
+
+
+def _perform(pipe: Connection, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    try:
+        work(_Stage(pipe), *args)
+    except EOFError:  # the test has gone
+        pass
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        raise
+
+
+class StandingNode(Worker):
+    """A node by itself, with its store's settings as keywords. `address` is what to connect to."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        settings = {"memory": "16MiB", "spill": "64MiB", "prewarm": 0, "spill_dir": directory / "spill"} | settings
+        super().__init__(_serve, directory / "node.sock", settings)
+        try:
+            self.address: str = self.hear()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> StandingNode:
+        return self
+
+
+def _serve(pipe: Connection, path: Path, settings: dict[str, Any]) -> None:
+    node = Node(NodeConfig(**settings), path)
+    run(node, ready=lambda: pipe.send(node.address))

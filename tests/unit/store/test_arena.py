@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dataplane.config import PAGE
+from dataplane.store.arena import Arena, Extent, Segment, pages
+
+OWNERS = st.sampled_from(["a", "b", "c"])
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena(64 * PAGE)
+    yield made
+    made.close()
+
+
+def fill(arena: Arena, extent: Extent, byte: int) -> None:
+    with arena.view(extent) as view:
+        view[:] = bytes([byte]) * extent.size
+
+
+def holds(arena: Arena, extent: Extent, byte: int) -> bool:
+    with arena.view(extent) as view:
+        return bytes(view) == bytes([byte]) * extent.size
+
+
+class ArenaUnderLoad(RuleBasedStateMachine):
+    """Allocated, released, quarantined, orphaned and made warm in any order: nobody's bytes change."""
+
+    @initialize(capacity=st.integers(1, 40))
+    def begin(self, capacity: int) -> None:
+        self.arena = Arena(capacity * PAGE)
+        self.live: dict[Extent, tuple[str, int]] = {}
+        self.quarantined: list[Extent] = []
+        self.byte = 0
+
+    @property
+    def room(self) -> int:
+        return (self.arena.capacity - self.arena.used) // PAGE
+
+    @rule(owner=OWNERS, count=st.integers(1, 20), short=st.integers(0, PAGE - 1))
+    def allocate(self, owner: str, count: int, short: int) -> None:
+        if count > self.room:
+            before = self.arena.statistics()
+            with pytest.raises(MemoryError):
+                self.arena.allocate(owner, count * PAGE - short)
+            assert self.arena.statistics() == before
+            return
+        extent = self.arena.allocate(owner, count * PAGE - short)
+        assert extent.size == count * PAGE
+        assert extent.offset % PAGE == 0
+        assert extent.end <= self.arena[extent.segment].size
+        for other in (*self.live, *self.quarantined):
+            apart = extent.end <= other.offset or other.end <= extent.offset
+            assert extent.segment != other.segment or apart, "the addresses are in use"
+        shared = {other.segment: who for other, (who, _) in self.live.items() if not who.endswith("'s heir")}
+        assert shared.get(extent.segment, owner) == owner, "it could write over another's shard"
+        self.byte = self.byte % 255 + 1
+        fill(self.arena, extent, self.byte)
+        self.live[extent] = (owner, self.byte)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        extent = data.draw(st.sampled_from(list(self.live)))
+        del self.live[extent]
+        self.arena.release(extent)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def quarantine(self, data: st.DataObject) -> None:
+        extent = data.draw(st.sampled_from(list(self.live)))
+        del self.live[extent]
+        self.arena.quarantine(extent)
+        self.quarantined.append(extent)
+        assert holds(self.arena, extent, 0), "its memory has gone back"
+
+    @precondition(lambda self: self.quarantined)
+    @rule(data=st.data())
+    def write_where_nobody_should(self, data: st.DataObject) -> None:
+        fill(self.arena, data.draw(st.sampled_from(self.quarantined)), 255)
+
+    @precondition(lambda self: self.quarantined)
+    @rule(data=st.data())
+    def readmit(self, data: st.DataObject) -> None:
+        extent = self.quarantined.pop(data.draw(st.integers(0, len(self.quarantined) - 1)))
+        self.arena.readmit(extent)
+        assert holds(self.arena, extent, 0), "what was written there meanwhile costs no memory"
+
+    @rule(owner=OWNERS)
+    def orphan(self, owner: str) -> None:
+        self.arena.orphan(owner)
+        self.live = {e: (f"{who}'s heir" if who == owner else who, byte) for e, (who, byte) in self.live.items()}
+
+    @rule(owner=OWNERS, count=st.integers(0, 50))
+    def prewarm(self, owner: str, count: int) -> None:
+        segment, nbytes = self.arena.prewarm(owner, count * PAGE)
+        assert 0 <= nbytes <= min(count * PAGE, self.arena.capacity)
+        assert nbytes % PAGE == 0
+        used = (*self.live, *self.quarantined)
+        assert all(e.offset >= nbytes for e in used if e.segment == segment.number)
+
+    @invariant()
+    def bounded(self) -> None:
+        now = self.arena.statistics()
+        assert now.used == sum(extent.size for extent in self.live)
+        assert now.used <= now.resident <= now.capacity
+        warm = [held for n in range(now.segments) for held in self.arena[n].warm]
+        assert now.resident == sum(end - start for start, end in warm)
+
+    @invariant()
+    def unchanged(self) -> None:
+        for extent, (_, byte) in self.live.items():
+            assert holds(self.arena, extent, byte)
+
+    def teardown(self) -> None:
+        if hasattr(self, "arena"):
+            self.arena.close()
+
+
+TestArenaUnderLoad = ArenaUnderLoad.TestCase
+TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_whole_pages() -> None:
+    assert [pages(n) for n in (0, 1, PAGE, PAGE + 1, 5 * PAGE)] == [PAGE, PAGE, PAGE, 2 * PAGE, 5 * PAGE]
+
+
+def test_an_owner_gets_back_what_it_freed_last(arena: Arena) -> None:
+    mine = [arena.allocate("a", 4 * PAGE) for _ in range(3)]
+    theirs = arena.allocate("b", 4 * PAGE)
+    assert theirs.segment != mine[0].segment
+    arena.release(mine[0])
+    arena.release(theirs)
+    assert arena.allocate("a", 4 * PAGE) == mine[0]
+    assert arena.allocate("b", 4 * PAGE) == theirs
+
+
+def test_released_pages_stay_warm_and_a_reuse_needs_no_more(arena: Arena) -> None:
+    extent = arena.allocate("a", 8 * PAGE)
+    arena.release(extent)
+    assert (arena.used, arena.resident) == (0, 8 * PAGE)
+    assert arena.allocate("a", 8 * PAGE) == extent
+    assert arena.resident == 8 * PAGE
+
+
+def test_pages_that_are_free_but_warm_make_way_for_another_owner(arena: Arena) -> None:
+    kept = arena.allocate("a", 8 * PAGE)
+    fill(arena, kept, 7)
+    gone = arena.allocate("a", 40 * PAGE)
+    fill(arena, gone, 8)
+    arena.release(gone)
+    other = arena.allocate("b", 50 * PAGE)
+    fill(arena, other, 9)
+    assert arena.used == 58 * PAGE
+    assert arena.resident <= arena.capacity
+    assert holds(arena, kept, 7)
+    assert holds(arena, other, 9)
+
+
+def test_the_host_has_the_memory_back(arena: Arena) -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if setting.exists() and not {"[never]", "[deny]"} & set(setting.read_text().split()):
+        pytest.skip("huge pages are on for shared memory, and are given back as whole ones only")
+
+    def blocks() -> int:
+        return sum(os.fstat(arena[n].fd).st_blocks * 512 for n in range(arena.statistics().segments))
+
+    for owner in "abcd":
+        extent = arena.allocate(owner, 40 * PAGE)
+        fill(arena, extent, 1)
+        assert blocks() == arena.resident <= arena.capacity
+        arena.release(extent)
+    held = arena.allocate("a", 10 * PAGE)
+    fill(arena, held, 2)
+    before = arena.resident
+    arena.quarantine(held)
+    assert blocks() == arena.resident == before - 10 * PAGE
+
+
+def test_quarantined_addresses_are_given_to_nobody(arena: Arena) -> None:
+    held = arena.allocate("a", 60 * PAGE)
+    arena.quarantine(held)
+    assert arena.used == 0
+    after = [arena.allocate("a", 20 * PAGE) for _ in range(3)]
+    assert all(e.segment != held.segment or e.offset >= held.end for e in after)
+    for extent in after:
+        arena.release(extent)
+    arena.readmit(held)
+    again = arena.allocate("a", 60 * PAGE)
+    assert again.segment == held.segment
+
+
+def test_a_segment_whose_owner_has_gone_is_adopted(arena: Arena) -> None:
+    shard = arena.allocate("a", 10 * PAGE)
+    fill(arena, shard, 5)
+    assert not arena.abandoned
+    arena.orphan("a")
+    assert arena.abandoned
+    mine = arena.allocate("b", 10 * PAGE)
+    assert mine.segment == shard.segment
+    assert not arena.abandoned
+    assert arena.statistics().segments == 1
+    fill(arena, mine, 6)
+    assert holds(arena, shard, 5)
+    assert arena.allocate("a", PAGE).segment != shard.segment, "who comes back is a new owner"
+
+
+def test_fragmentation_costs_addresses_and_not_memory(arena: Arena) -> None:
+    single = [arena.allocate("a", PAGE) for _ in range(64)]
+    for extent in single[::2]:
+        arena.release(extent)
+    large = arena.allocate("a", 32 * PAGE)
+    fill(arena, large, 3)
+    assert arena.used == arena.resident == arena.capacity
+
+
+def test_prewarming_takes_no_more_than_is_asked_or_there(arena: Arena) -> None:
+    segment, nbytes = arena.prewarm("a", 16 * PAGE + 5)
+    assert (segment.number, nbytes, arena.resident, arena.used) == (0, 16 * PAGE, 16 * PAGE, 0)
+    assert arena.prewarm("a", 100 * PAGE) == (segment, 64 * PAGE)
+    assert arena.prewarm("b", 10 * PAGE)[1] == 0
+    first = arena.allocate("a", 16 * PAGE)
+    assert first.offset == 0, "the first that is written is warm"
+    assert arena.prewarm("a", 10 * PAGE)[1] == 0
+
+
+def test_a_reader_can_not_write() -> None:
+    segment = Segment(0, 4 * PAGE)
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(segment.readonly_fd, 4 * PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(segment.readonly_fd, b"x")
+        segment.memory[:3] = b"abc"
+        with mmap.mmap(segment.readonly_fd, 4 * PAGE, prot=mmap.PROT_READ) as reading:
+            assert reading[:3] == b"abc"
+    finally:
+        segment.close()
+
+
+def test_forgetting_unmaps_and_loses_nothing(arena: Arena) -> None:
+    extent = arena.allocate("a", 8 * PAGE)
+    fill(arena, extent, 4)
+    arena.forget(extent, PAGE, 3 * PAGE)
+    assert holds(arena, extent, 4)
+    assert arena.resident == 8 * PAGE
+
+
+def test_a_release_of_what_is_free_is_an_error(arena: Arena) -> None:
+    extent = arena.allocate("a", 8 * PAGE)
+    arena.release(extent)
+    with pytest.raises(ValueError, match="free"):
+        arena.release(extent)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_segment_that_can_not_be_made_leaves_no_descriptor(arena: Arena, spare: int) -> None:
+    """With no descriptor left, and with one where two are needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/dev/null", os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + spare, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            arena.allocate("a", PAGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert arena.used == arena.resident == 0
+    assert arena.allocate("a", PAGE).size == PAGE
+
+
+def test_a_segment_that_can_not_be_mapped_leaves_no_descriptor() -> None:
+    with pytest.raises(OSError, match="memory"):
+        Segment(0, 1 << 60)

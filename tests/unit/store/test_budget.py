@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, LimitExceeded
+from dataplane.store.budget import Budget, Holders
+
+LONG = 20.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Waiters:
+    """Reservations that wait, each in a task, and which of them were granted, in order."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.granted: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, name: str, nbytes: int, *, restore: bool = False, seconds: float = LONG) -> asyncio.Task[None]:
+        async def wait() -> None:
+            await self.budget.reserve(nbytes, Deadline.after(seconds), restore=restore)
+            self.granted.append(name)
+
+        self.tasks[name] = task = asyncio.create_task(wait())
+        await turns()
+        return task
+
+    async def free(self, nbytes: int) -> None:
+        self.budget.release(nbytes)
+        await turns()
+
+    async def end(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+
+async def turns() -> None:
+    """Lets every task go on until it waits: none here waits for anything but the budget."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_requests_are_granted_in_the_order_they_came() -> None:
+    budget = Budget(100)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    for name in "abc":
+        await waiters.ask(name, 40)
+    assert waiters.granted == []
+    await waiters.free(40)
+    assert waiters.granted == ["a"]
+    await waiters.free(60)
+    assert waiters.granted == ["a", "b"]
+    await waiters.free(20)
+    assert waiters.granted == ["a", "b", "c"]
+    assert budget.used == 100
+    assert budget.statistics().waiting == 0
+
+
+async def test_a_small_request_passes_a_large_one_only_for_a_bounded_time() -> None:
+    clock = FakeClock()
+    budget = Budget(100, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(90)
+    waiters = Waiters(budget)
+    await waiters.ask("large", 80)
+    clock.now = 1.0
+    await waiters.ask("small", 5)
+    assert waiters.granted == ["small"]
+    assert budget.try_reserve(2)
+    clock.now = 1.01
+    assert not budget.try_reserve(1), "everything is kept for the large one"
+    await waiters.ask("late", 1)
+    await waiters.free(30)
+    assert waiters.granted == ["small"]
+    await waiters.free(47)
+    assert waiters.granted == ["small", "large"]
+    await waiters.free(1)
+    assert waiters.granted == ["small", "large", "late"]
+
+
+async def test_a_small_one_that_waits_passes_a_large_one_when_something_is_freed() -> None:
+    clock = FakeClock()
+    budget = Budget(100, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    await waiters.ask("large", 80)
+    await waiters.ask("small", 10)
+    clock.now = 0.5
+    await waiters.free(10)
+    assert waiters.granted == ["small"]
+    await waiters.ask("late", 10)
+    clock.now = 2.0
+    await waiters.free(10)
+    assert waiters.granted == ["small"]
+    await waiters.end()
+
+
+async def test_restores_go_before_new_bytes() -> None:
+    clock = FakeClock()
+    budget = Budget(100, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    await waiters.ask("put", 40)
+    await waiters.ask("restore", 40, restore=True)
+    await waiters.free(40)
+    assert waiters.granted == ["restore"]
+    clock.now = 10.0
+    await waiters.free(30)
+    assert budget.try_reserve(30, restore=True), "it waits for no put, however old"
+    assert not budget.try_reserve(1)
+    await waiters.end()
+
+
+async def test_an_old_restore_keeps_new_bytes_out() -> None:
+    clock = FakeClock()
+    budget = Budget(100, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(90)
+    waiters = Waiters(budget)
+    await waiters.ask("restore", 50, restore=True)
+    clock.now = 2.0
+    assert not budget.try_reserve(5)
+    assert not budget.try_reserve(5, restore=True)
+    await waiters.ask("put", 5)
+    await waiters.free(20)
+    assert waiters.granted == []
+    await waiters.free(25)
+    assert waiters.granted == ["restore", "put"]
+
+
+async def test_a_cancelled_wait_leaves_nothing_and_lets_the_next_go_on() -> None:
+    clock = FakeClock()
+    budget = Budget(100, clock=clock)
+    assert budget.try_reserve(50)
+    waiters = Waiters(budget)
+    first = await waiters.ask("first", 80)
+    clock.now = 5.0
+    await waiters.ask("second", 40)
+    assert waiters.granted == []
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await turns()
+    assert waiters.granted == ["second"]
+    assert budget.used == 90
+    assert budget.statistics().waiting == 0
+
+
+async def test_a_wait_that_is_cancelled_just_after_it_was_granted_gives_the_bytes_back() -> None:
+    budget = Budget(100)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    first = await waiters.ask("first", 60)
+    await waiters.ask("second", 60)
+    budget.release(60)
+    assert budget.used == 100, "granted, but its task has not gone on"
+    first.cancel()
+    await turns()
+    assert waiters.granted == ["second"]
+    assert budget.used == 100
+    budget.release(100)
+    assert budget.used == 0
+
+
+async def test_a_wait_that_is_cancelled_just_before_bytes_are_freed_gets_none() -> None:
+    budget = Budget(100)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    first = await waiters.ask("first", 60)
+    first.cancel()
+    budget.release(100)
+    await turns()
+    assert budget.used == 0
+    assert waiters.granted == []
+    assert budget.statistics().waiting == 0
+
+
+@pytest.mark.parametrize("restore", [False, True])
+async def test_more_than_there_ever_is_is_refused_at_once(restore: bool) -> None:
+    budget = Budget(100)
+    with pytest.raises(LimitExceeded) as caught:
+        await budget.reserve(101, Deadline.after(LONG), restore=restore)
+    assert caught.value.fields == {"what": "memory", "asked": 101, "limit": 100}
+    with pytest.raises(LimitExceeded):
+        budget.try_reserve(101, restore=restore)
+    assert budget.try_reserve(100)
+    assert budget.statistics().waits == 0
+
+
+async def test_a_deadline_that_passes_names_who_holds_the_bytes() -> None:
+    held = ({"holder": "trainer", "bytes": 90, "how": "pinned"}, {"holder": "rollout", "bytes": 10, "how": "reserved"})
+    budget = Budget(100, explain=lambda: Holders(held, "the disk is full"))
+    assert budget.try_reserve(95)
+    with pytest.raises(Backpressure) as caught:
+        await budget.reserve(10, Deadline.after(0.01))
+    error = caught.value
+    assert (error.needed, error.holders, error.spill_error) == (10, held, "the disk is full")
+    assert error.waited_s >= 0.01
+    for word in ("trainer", "pinned", "rollout", "reserved", "the disk is full", "10 B", "100 B"):
+        assert word in str(error)
+    assert error.__suppress_context__
+    assert (budget.used, budget.statistics().waiting) == (95, 0)
+
+
+async def test_a_deadline_that_has_passed_still_gives_what_is_there() -> None:
+    budget = Budget(100)
+    await budget.reserve(60, Deadline.after(0))
+    with pytest.raises(Backpressure):
+        await budget.reserve(60, Deadline.after(0))
+    assert budget.used == 60
+
+
+async def test_one_that_gives_up_lets_those_behind_it_go_on() -> None:
+    clock = FakeClock()
+    budget = Budget(100, clock=clock)
+    assert budget.try_reserve(50)
+    waiters = Waiters(budget)
+    first = await waiters.ask("first", 80, seconds=0.01)
+    clock.now = 5.0
+    second = await waiters.ask("second", 40)
+    with pytest.raises(Backpressure):
+        await first
+    await second
+    assert waiters.granted == ["second"]
+
+
+async def test_demand_is_told_as_long_as_somebody_waits() -> None:
+    told: list[int] = []
+    budget = Budget(100, on_demand=lambda: told.append(budget.shortfall))
+    assert budget.try_reserve(100)
+    assert told == []
+    assert budget.shortfall == 0
+    waiters = Waiters(budget)
+    await waiters.ask("a", 30)
+    assert told == [30]
+    await waiters.free(10)
+    assert told == [30, 20]
+    await waiters.free(20)
+    assert told == [30, 20], "nobody waits any more"
+    assert budget.shortfall == 0
+
+
+def test_giving_back_more_than_is_in_use_is_an_error() -> None:
+    budget = Budget(100)
+    assert budget.try_reserve(10)
+    with pytest.raises(ValueError, match="11 bytes given back of 10"):
+        budget.release(11)
+    assert budget.used == 10
+
+
+async def test_statistics_count_waits_and_their_time() -> None:
+    clock = FakeClock()
+    budget = Budget(100, clock=clock)
+    assert budget.try_reserve(100)
+    waiters = Waiters(budget)
+    await waiters.ask("a", 30)
+    await waiters.ask("b", 20, restore=True)
+    now = budget.statistics()
+    assert (now.capacity, now.used, now.waiting, now.waiting_bytes, now.waits) == (100, 100, 2, 50, 2)
+    clock.now = 3.0
+    await waiters.free(100)
+    assert budget.statistics().waited_s == 6.0
+    assert (budget.statistics().waiting, budget.used) == (0, 50)
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(1, 110), st.booleans()),
+        st.tuples(st.just("free"), st.integers(0, 9), st.just(False)),
+        st.tuples(st.just("cancel"), st.integers(0, 9), st.booleans()),
+        st.tuples(st.just("time"), st.integers(0, 3), st.just(False)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(actions)
+def test_whatever_happens_the_bytes_add_up(done: list[tuple[str, int, bool]]) -> None:
+    async def scenario() -> None:
+        clock = FakeClock()
+        budget = Budget(100, clock=clock)
+        tasks: list[tuple[int, asyncio.Task[None]]] = []
+        held: list[int] = []
+
+        async def hold(nbytes: int, restore: bool) -> None:
+            await budget.reserve(nbytes, Deadline.after(LONG), restore=restore)
+            held.append(nbytes)
+
+        for what, number, flag in done:
+            if what == "ask" and number > 100:
+                with pytest.raises(LimitExceeded):
+                    budget.try_reserve(number)
+            elif what == "ask":
+                tasks.append((number, asyncio.create_task(hold(number, flag))))
+            elif what == "free" and held:
+                budget.release(held.pop(number % len(held)))
+            elif what == "cancel" and tasks:
+                tasks[number % len(tasks)][1].cancel()
+            elif what == "time":
+                clock.now += number / 2
+            assert 0 <= budget.used <= 100
+            if not flag:
+                await turns()
+                assert budget.used == sum(held)
+                waiting = [nbytes for nbytes, task in tasks if not task.done()]
+                assert budget.statistics().waiting_bytes == sum(waiting)
+                assert all(budget.used + nbytes > 100 for nbytes in waiting) or clock.now > 1
+        await turns()
+        while held or budget.statistics().waiting:
+            assert held, "somebody waits while nothing is held"
+            budget.release(held.pop())
+            await turns()
+        assert budget.used == 0
+        assert all(task.done() for _, task in tasks)
+
+    run(scenario)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())

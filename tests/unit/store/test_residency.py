@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.clock import Deadline
+from dataplane.config import NodeConfig
+from dataplane.errors import Backpressure, Corrupt
+from dataplane.store.store import Pinned, Store
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZE = 64 * KIB  # of every shard here
+MEMORY = 64 * SIZE
+WAIT_S = 15.0
+
+LAYOUT = ShardLayout((("x", ColumnLayout(Field("dense", "uint8", (SIZE,)), 1, 1, ((0, SIZE),))),)).encode()
+
+
+def content(seed: int) -> bytes:
+    return bytes((seed + i) % 251 for i in range(256)) * (SIZE // 256)
+
+
+def soon() -> Deadline:
+    return Deadline.after(WAIT_S)
+
+
+@asynccontextmanager
+async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
+    """A store whose shards move, and that is empty at the end of it all."""
+    defaults = {"memory": MEMORY, "spill": 64 * MIB, "spill_dir": directory, "prewarm": 0, "compression": "never"}
+    store = Store(NodeConfig(**(defaults | settings)))
+    mover = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not mover.done(), mover.exception()
+    finally:
+        mover.cancel()
+        await asyncio.gather(mover, return_exceptions=True)
+        await store.aclose()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0)  # sees every turn of the loop, so no state passes unseen
+
+
+async def at_rest(store: Store) -> None:
+    """Waits until nothing moves and nothing is about to."""
+    quiet = 0
+    while quiet < 50:
+        await asyncio.sleep(0)
+        moving = any(shard.moving for shard in store._shards.values()) or store._residency._wake.is_set()
+        quiet = 0 if moving else quiet + 1
+        if moving:
+            await asyncio.sleep(0.0005)
+
+
+async def put(store: Store, seed: int, *, seconds: float = WAIT_S) -> int:
+    deadline = Deadline.after(seconds)
+    return await store.put("producer", content(seed), LAYOUT, deadline, scope="", holder="producer")
+
+
+async def pin(store: Store, *numbers: int) -> list[Pinned]:
+    return await store.pin("reader", numbers, soon())
+
+
+def read(store: Store, pinned: Pinned) -> bytes:
+    with store.arena.view(pinned.extent) as view:
+        return bytes(view[:SIZE])
+
+
+def on_disk(store: Store) -> list[int]:
+    assert store.disk.directory is not None
+    return sorted(int(name.removesuffix(".spill"), 16) for name in os.listdir(store.disk.directory))
+
+
+async def test_of_a_queue_its_newest_rows_go(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
+        numbers = [await put(store, seed) for seed in range(64)]
+        await at_rest(store)
+        assert on_disk(store) == [], "it all fits"
+        numbers.append(await put(store, 64))
+        await at_rest(store)
+        assert on_disk(store) == [numbers[63]]
+        assert store.statistics().spilled_shards == 1
+        numbers += [await put(store, seed) for seed in range(65, 75)]
+        await at_rest(store)
+        assert numbers[:60] == [n for n in numbers[:60] if n not in on_disk(store)], "the oldest are read next"
+        assert store.disk.statistics().read == 0
+
+
+async def test_what_was_just_read_is_needed_last(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
+        numbers = [await put(store, seed) for seed in range(64)]
+        await pin(store, *numbers[:3])
+        store.unpin("reader", [numbers[1], numbers[0], numbers[2]])
+        for seed, expected in ((64, 2), (65, None), (66, None)):
+            await put(store, seed)
+            await at_rest(store)
+            if expected is not None:
+                assert on_disk(store) == [numbers[expected]]
+        assert set(on_disk(store)) <= {numbers[2], numbers[0], numbers[1], *range(numbers[63], numbers[63] + 4)}
+
+
+async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int] = lambda i: i) -> None:
+    """Puts `count` shards and reads and frees each in order, the reader `ahead` shards behind."""
+    numbers: list[int] = []
+    for seed in range(count + ahead):
+        if seed < count:
+            numbers.append(await put(store, seed))
+        if seed >= ahead:
+            which = order(seed - ahead)
+            (pinned,) = await pin(store, numbers[which])
+            assert read(store, pinned) == content(which)
+            store.unpin("reader", [numbers[which]])
+            store.free([numbers[which]])
+
+
+async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        await queue(store, 128, 128)
+        must = 64 * SIZE
+        now = store.statistics()
+        assert must <= now.disk.read <= 1.05 * must
+        assert (now.budget.used, now.disk.used, now.shards) == (0, 0, 0)
+
+
+async def test_a_steady_queue_longer_than_the_memory_reads_nothing_twice(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        await queue(store, 96, 400)
+        now = store.statistics()
+        assert now.disk.read <= now.disk.written <= now.put, "each is written and read once at most"
+        assert now.disk.read >= 32 * SIZE
+        assert (now.budget.used, now.disk.used) == (0, 0)
+
+
+async def test_reading_a_set_again_and_again_restores_the_least_it_can(tmp_path: Path) -> None:
+    """80 shards in memory for 64, read in a cycle: the best there is brings back 16 of 79 accesses or so each time."""
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(80)]
+        rounds = 6
+        for _ in range(rounds):
+            for seed, number in enumerate(numbers):
+                (pinned,) = await pin(store, number)
+                assert read(store, pinned) == content(seed)
+                store.unpin("reader", [number])
+        restored = store.disk.statistics().read / SIZE / rounds
+        assert 16 <= restored <= 20, "least-recently-used would bring back all 80"
+
+
+async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=0.75, low_watermark=0.5) as store:
+        numbers = [await put(store, seed) for seed in range(48)]
+        await at_rest(store)
+        assert on_disk(store) == [], "at the high watermark, not above it"
+        numbers.append(await put(store, 48))
+        await until(lambda: store.disk.statistics().files == 17)
+        await at_rest(store)
+        assert on_disk(store) == numbers[-17:], "and no further; the newest go"
+        now = store.statistics()
+        assert now.budget.used == 49 * SIZE, "their memory stays until somebody needs it"
+        assert now.spilled_shards == 0
+        numbers += [await put(store, seed) for seed in range(49, 64)]
+        await at_rest(store)
+        assert store.disk.statistics().files == 17, "below the high watermark again"
+        held = store.pin_now("reader", numbers)
+        assert held is not None
+        assert all(read(store, pinned) == content(seed) for seed, pinned in enumerate(held))
+        assert store.disk.statistics().read == 0
+
+
+async def test_memory_is_taken_only_as_it_is_needed(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=0.75, low_watermark=0.5) as store:
+        for seed in range(64):
+            await put(store, seed)
+        await at_rest(store)
+        assert store.statistics().spilled_shards == 0
+        for more in range(1, 6):
+            await put(store, 63 + more)
+            await at_rest(store)
+            assert store.statistics().spilled_shards == more
+            assert store.budget.used == MEMORY
+
+
+async def test_what_is_pinned_is_never_moved(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(40)]
+        held = await pin(store, *numbers[20:])
+        for seed in range(40, 140):
+            await put(store, seed)
+        await at_rest(store)
+        assert not set(numbers[20:]) & set(on_disk(store))
+        assert store.pin_now("other", numbers[20:]) == held
+        assert all(read(store, pinned) == content(20 + i) for i, pinned in enumerate(held))
+        assert store.statistics().pinned == 20 * SIZE
+
+
+async def test_all_of_it_pinned_is_backpressure_that_names_the_holder(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(64)]
+        await pin(store, *numbers)
+        with pytest.raises(Backpressure) as caught:
+            await put(store, 64, seconds=0.05)
+        assert caught.value.holders == ({"holder": "reader", "bytes": MEMORY, "how": "pinned"},)
+        assert caught.value.spill_error == ""
+        waiting = asyncio.create_task(put(store, 64))
+        store.unpin("reader", numbers[5:6])
+        await waiting
+        await at_rest(store)
+        assert on_disk(store) == [numbers[5]]
+
+
+async def test_a_full_quota_is_backpressure_that_says_so_and_ends_when_something_is_freed(tmp_path: Path) -> None:
+    quota = 5 * (SIZE + 4096)
+    async with running(tmp_path, spill=quota) as store:
+        numbers = [await put(store, seed) for seed in range(69)]
+        with pytest.raises(Backpressure) as caught:
+            await put(store, 69, seconds=0.05)
+        assert "the disk budget is full" in caught.value.spill_error
+        assert caught.value.holders == ({"holder": "producer", "bytes": MEMORY, "how": "stored"},)
+        assert store.disk.used == quota
+        waiting = asyncio.create_task(put(store, 69))
+        await asyncio.sleep(0)
+        store.free([on_disk(store)[0]])
+        assert await waiting > numbers[-1]
+        assert store.disk.used == quota
+
+
+async def test_with_spilling_off_the_error_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=0) as store:
+        for seed in range(64):
+            await put(store, seed)
+        with pytest.raises(Backpressure) as caught:
+            await put(store, 64, seconds=0.02)
+        assert caught.value.spill_error == "spilling is off"
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=1.0, low_watermark=1.0) as store:
+        numbers = [await put(store, seed) for seed in range(64)]
+        waiting = asyncio.create_task(put(store, 64))
+        moving = store._shards[numbers[63]]
+        await until(lambda: moving.moving)
+        store.free(numbers)
+        await waiting
+        await at_rest(store)
+        await until(lambda: store.budget.used == SIZE)
+        assert (on_disk(store), store.disk.used) == ([], 0)
+
+
+async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(70)]
+        await at_rest(store)
+        gone = next(n for n in numbers if store._shards[n].extent is None)
+        reading = asyncio.create_task(pin(store, gone))
+        await until(lambda: gone not in store._shards or store._shards[gone].moving)
+        store.free([gone])
+        (pinned,) = await reading
+        assert read(store, pinned) == content(numbers.index(gone))
+        store.unpin("reader", [gone])
+        assert gone not in on_disk(store)
+        store.free(numbers)
+        await until(lambda: store.budget.used == store.disk.used == 0)
+
+
+async def test_a_read_that_is_cancelled_keeps_nothing_pinned(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(70)]
+        await at_rest(store)
+        gone = [n for n in numbers if store._shards[n].extent is None]
+        reading = asyncio.create_task(pin(store, *gone))
+        await until(lambda: store._shards[gone[0]].moving)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert store.statistics().pinned == 0
+        await at_rest(store)
+        assert store.budget.used <= MEMORY
+        store.free(numbers)
+        await until(lambda: store.budget.used == store.disk.used == 0)
+
+
+async def test_a_damaged_shard_is_corrupt_each_time_and_holds_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(70)]
+        await at_rest(store)
+        victim = next(n for n in numbers if store._shards[n].extent is None)
+        assert store.disk.directory is not None
+        (store.disk.directory / f"{victim:016x}.spill").unlink()
+        depths = []
+        for _ in range(4):
+            with pytest.raises(Corrupt) as caught:
+                await pin(store, numbers[0], victim)
+            assert caught.value.shard == victim
+            depths.append(len(caught.traceback))
+            with pytest.raises(Corrupt):
+                store.pin_now("reader", [victim])
+        assert depths[1] == depths[2] == depths[3], "the error does not grow with every read"
+        assert store.statistics().pinned == 0
+        store.free(numbers)
+        await until(lambda: store.budget.used == store.disk.used == 0)
+
+
+async def test_reads_of_one_shard_share_one_restore(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(70)]
+        await at_rest(store)
+        gone = next(n for n in numbers if store._shards[n].extent is None)
+        held = await asyncio.gather(*(store.pin(f"reader {i}", [gone, gone], soon()) for i in range(5)))
+        assert all(pinned == held[0][0] for pair in held for pinned in pair)
+        assert store.disk.statistics().read == SIZE
+
+
+async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: Path) -> None:
+    """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
+    quota = 8 * (SIZE + 4096)
+    async with running(tmp_path, spill=quota, high_watermark=1.0, low_watermark=1.0) as store:
+        numbers = [await put(store, seed) for seed in range(72)]
+        await at_rest(store)
+        assert store.disk.used == quota
+        gone = on_disk(store)
+        store.free([n for n in numbers if n not in gone][:8])
+        await pin(store, *gone)
+        later = [await put(store, 100 + seed) for seed in range(8)]
+        await at_rest(store)
+        assert store.disk.used <= quota
+        assert not set(later) & set(gone)
+        for number in gone:
+            assert store._shards[number].extent is not None

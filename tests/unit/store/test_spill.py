@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane.config import PAGE
+from dataplane.errors import Corrupt
+from dataplane.store import spill
+from dataplane.store.spill import CHUNK, Disk, SpillFile
+
+MIB = 1 << 20
+
+
+def nothing(_start: int, _size: int) -> None:
+    pass
+
+
+def random_bytes(nbytes: int, seed: int = 0) -> memoryview:
+    return aligned(np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8))
+
+
+def compressible(nbytes: int) -> memoryview:
+    return aligned((np.arange(nbytes) // 64).astype(np.uint8))
+
+
+def aligned(values: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> memoryview:
+    """The bytes where an extent would be: at the start of a page, as O_DIRECT asks."""
+    room = np.zeros(len(values) + PAGE, np.uint8)
+    start = -room.ctypes.data % PAGE
+    room[start : start + len(values)] = values
+    return memoryview(room)[start : start + len(values)]  # type: ignore[arg-type]
+
+
+def blank(nbytes: int) -> memoryview:
+    return aligned(np.zeros(nbytes, np.uint8))
+
+
+def on_disk(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*.spill"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path, 64 * MIB, compression="never")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def packing(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path, 64 * MIB, compression="always")
+    yield made
+    made.close()
+
+
+def mounted(directory: Path, kind: str, *options: str) -> Iterator[Path]:
+    directory.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command")
+    command = ["mount", "-t", kind, *options, kind, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+@pytest.fixture
+def without_direct(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has no O_DIRECT."""
+    yield from mounted(tmp_path / "ramfs", "ramfs")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 6 MiB."""
+    yield from mounted(tmp_path / "small", "tmpfs", "-o", "size=6m")
+
+
+SIZES = [PAGE, 3 * PAGE, CHUNK - PAGE, CHUNK, CHUNK + PAGE, 3 * CHUNK]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", [random_bytes, compressible])
+@pytest.mark.parametrize("compression", ["never", "always", "auto"])
+async def test_what_was_written_is_read(
+    tmp_path: Path, size: int, make: Callable[[int], memoryview], compression: str
+) -> None:
+    disk = Disk(tmp_path, 64 * MIB, compression=compression)
+    try:
+        data, back = make(size), blank(size)
+        file = await disk.write(7, data, nothing)
+        assert on_disk(tmp_path) == [file.path]
+        assert disk.used == file.size == file.path.stat().st_blocks * 512
+        packs = compression == "always" and make is compressible and size > PAGE
+        assert (file.size < size) == packs
+        await disk.read(file, back, nothing)
+        assert back == data
+        now = disk.statistics()
+        assert (now.files, now.written, now.read, now.error) == (1, size, size, "")
+        disk.remove(file)
+        assert (disk.used, disk.statistics().files, on_disk(tmp_path)) == (0, 0, [])
+    finally:
+        disk.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_it_says_which_bytes_have_been_dealt_with(disk: Disk) -> None:
+    done: list[tuple[int, int]] = []
+    data = random_bytes(2 * CHUNK + PAGE)
+    file = await disk.write(1, data, lambda start, size: done.append((start, size)))
+    chunks = [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, PAGE)]
+    assert sorted(done) == chunks
+    done.clear()
+    await disk.read(file, blank(len(data)), lambda start, size: done.append((start, size)))
+    assert sorted(done) == chunks
+
+
+async def test_many_at_once(disk: Disk) -> None:
+    data = {shard: random_bytes((shard % 5 + 1) * PAGE, shard) for shard in range(40)}
+    files = await asyncio.gather(*(disk.write(shard, memory, nothing) for shard, memory in data.items()))
+    back = {shard: blank(len(memory)) for shard, memory in data.items()}
+    await asyncio.gather(*(disk.read(file, back[file.shard], nothing) for file in files))
+    assert back == data
+    assert disk.used == sum(file.path.stat().st_blocks * 512 for file in files)
+
+
+# Damage
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+async def refused(disk: Disk, file: SpillFile, size: int) -> Corrupt:
+    with pytest.raises(Corrupt) as caught:
+        await disk.read(file, blank(size), nothing)
+    assert caught.value.fields == {"shard": file.shard, "path": str(file.path)}
+    return caught.value
+
+
+EXTENT = CHUNK + 3 * PAGE
+REGIONS = {
+    "first": 0,
+    "end of the first chunk": CHUNK - 1,
+    "second chunk": CHUNK,
+    "end of the data": EXTENT - 1,
+    "magic": EXTENT,
+    "version": EXTENT + 8,
+    "codec": EXTENT + 12,
+    "shard": EXTENT + 16,
+    "extent": EXTENT + 24,
+    "chunks": EXTENT + 32,
+    "stored": EXTENT + 40,
+    "digest": EXTENT + 48,
+    "last entry": EXTENT + 40 + 2 * 16 - 1,
+    "padding": EXTENT + 40 + 2 * 16,
+    "end of the padding": EXTENT + PAGE - 1,
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+async def test_a_flipped_bit_is_corrupt_wherever_it_is(disk: Disk, region: str) -> None:
+    data = random_bytes(EXTENT)
+    file = await disk.write(3, data, nothing)
+    assert file.path.stat().st_size == EXTENT + PAGE
+    flip(file.path, REGIONS[region])
+    await refused(disk, file, EXTENT)
+    flip(file.path, REGIONS[region])
+    back = blank(EXTENT)
+    await disk.read(file, back, nothing)
+    assert back == data
+
+
+async def test_a_flipped_bit_of_compressed_data_is_corrupt_wherever_it_is(packing: Disk) -> None:
+    data = compressible(EXTENT)
+    file = await packing.write(3, data, nothing)
+    assert file.size < EXTENT
+    with file.path.open("rb") as written:
+        head = written.read(CHUNK)
+    stored = len(head.rstrip(b"\0"))
+    for offset in (0, 1, stored // 2, stored - 1, CHUNK, CHUNK + 1):
+        flip(file.path, offset)
+        await refused(packing, file, EXTENT)
+        flip(file.path, offset)
+    await packing.read(file, blank(EXTENT), nothing)
+
+
+async def test_a_flipped_bit_of_the_padding_of_compressed_data_is_corrupt(packing: Disk) -> None:
+    file = await packing.write(3, compressible(8 * PAGE), nothing)
+    stored = len(file.path.read_bytes()[: 8 * PAGE].rstrip(b"\0"))
+    last = -(-stored // PAGE) * PAGE - 1
+    assert last > stored
+    flip(file.path, last)
+    await refused(packing, file, 8 * PAGE)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(offset=st.integers(0, 3 * PAGE - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_corrupt(tmp_path: Path, offset: int, bit: int) -> None:
+    async def scenario() -> None:
+        disk = Disk(tmp_path, MIB, compression="never")
+        try:
+            file = await disk.write(1, random_bytes(2 * PAGE), nothing)
+            damaged = bytearray(file.path.read_bytes())
+            damaged[offset] ^= 1 << bit
+            file.path.write_bytes(damaged)
+            await refused(disk, file, 2 * PAGE)
+        finally:
+            disk.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("left", [0, 1, PAGE, EXTENT, EXTENT + 40, EXTENT + PAGE - 1])
+async def test_a_file_cut_short_is_corrupt(disk: Disk, left: int) -> None:
+    file = await disk.write(1, random_bytes(EXTENT), nothing)
+    os.truncate(file.path, left)
+    await refused(disk, file, EXTENT)
+
+
+async def test_a_file_that_is_gone_is_corrupt_and_can_be_removed(disk: Disk) -> None:
+    file = await disk.write(1, random_bytes(PAGE), nothing)
+    file.path.unlink()
+    error = await refused(disk, file, PAGE)
+    assert "cannot be opened" in str(error)
+    disk.remove(file)
+    assert disk.used == 0
+
+
+async def test_a_file_replaced_by_anothers_is_corrupt(disk: Disk) -> None:
+    """Each is sound in itself, and both hold the same bytes."""
+    mine = await disk.write(1, random_bytes(2 * PAGE), nothing)
+    other = await disk.write(2, random_bytes(2 * PAGE), nothing)
+    shutil.copyfile(other.path, mine.path)
+    await refused(disk, mine, 2 * PAGE)
+    await disk.read(other, blank(2 * PAGE), nothing)
+
+
+async def test_a_file_replaced_by_a_directory_is_corrupt(disk: Disk) -> None:
+    file = await disk.write(1, random_bytes(PAGE), nothing)
+    file.path.unlink()
+    file.path.mkdir()
+    await refused(disk, file, PAGE)
+
+
+async def test_a_file_is_read_into_an_extent_of_its_own_size_only(disk: Disk) -> None:
+    file = await disk.write(1, random_bytes(2 * PAGE), nothing)
+    await refused(disk, file, PAGE)
+    await refused(disk, file, 3 * PAGE)
+
+
+# Quota
+
+
+def test_the_quota_counts_records_too(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10 * PAGE)
+    try:
+        assert disk.fits([9 * PAGE])
+        assert not disk.fits([9 * PAGE + 1])
+        assert disk.fits([4 * PAGE, 4 * PAGE])
+        assert not disk.fits([4 * PAGE, 5 * PAGE])
+        assert disk.fits([])
+    finally:
+        disk.close()
+
+
+async def test_the_quota_counts_what_is_being_written(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 10 * PAGE, compression="always")
+    try:
+        writing = asyncio.create_task(disk.write(1, compressible(8 * PAGE), nothing))
+        await asyncio.sleep(0)
+        assert disk.used == 9 * PAGE
+        assert not disk.fits([PAGE])
+        file = await writing
+        assert disk.used == file.size < 9 * PAGE, "compressed, it takes less"
+        assert disk.fits([PAGE])
+    finally:
+        disk.close()
+
+
+async def test_no_quota_no_directory(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "spill", 0)
+    assert disk.directory is None
+    assert not disk.fits([PAGE])
+    with pytest.raises(OSError, match="spilling is off"):
+        await disk.write(1, random_bytes(PAGE), nothing)
+    assert disk.used == 0
+    disk.close()
+    assert not (tmp_path / "spill").exists()
+
+
+# Disks that refuse
+
+
+async def test_a_full_disk_is_named_and_nothing_is_left(small: Path) -> None:
+    disk = Disk(small, 64 * MIB, compression="never")
+    try:
+        kept = await disk.write(1, random_bytes(2 * MIB), nothing)
+        for size in (5 * MIB, 3 * CHUNK):
+            with pytest.raises(OSError, match="No space left"):
+                await disk.write(2, random_bytes(size), nothing)
+            assert "No space left" in disk.error
+            assert str(disk.directory) in disk.error
+            assert on_disk(small) == [kept.path]
+            assert disk.used == kept.size
+        file = await disk.write(2, random_bytes(3 * MIB), nothing)
+        assert disk.error == ""
+        for done, size in ((kept, 2 * MIB), (file, 3 * MIB)):
+            await disk.read(done, blank(size), nothing)
+    finally:
+        disk.close()
+
+
+@pytest.mark.parametrize("size", [2 * MIB, 2 * CHUNK + PAGE])
+@pytest.mark.parametrize("compression", ["never", "always"])
+async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, size: int, compression: str) -> None:
+    """As a full disk: the write fails part of the way, here at a limit of the process."""
+    disk = Disk(tmp_path, 64 * MIB, compression=compression)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+        with pytest.raises(OSError, match="File too large"):
+            await disk.write(1, random_bytes(size), nothing)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        assert "File too large" in disk.error
+        assert (disk.used, disk.statistics().files, disk.statistics().written, on_disk(tmp_path)) == (0, 0, 0, [])
+        await disk.write(1, random_bytes(size), nothing)
+        assert disk.error == ""
+    finally:
+        disk.close()
+
+
+async def test_a_directory_that_was_taken_away_is_named(disk: Disk) -> None:
+    assert disk.directory is not None
+    disk.directory.rmdir()
+    with pytest.raises(FileNotFoundError):
+        await disk.write(1, random_bytes(PAGE), nothing)
+    assert "No such file" in disk.error
+    assert disk.used == 0
+    disk.directory.mkdir()
+
+
+async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
+    assert disk.directory is not None
+    other = disk.directory / f"{1:016x}.spill"
+    other.write_bytes(b"theirs")
+    with pytest.raises(FileExistsError):
+        await disk.write(1, random_bytes(PAGE), nothing)
+    assert other.read_bytes() == b"theirs"
+    assert disk.used == 0
+
+
+@pytest.mark.parametrize("size", [3 * PAGE, 2 * CHUNK + PAGE])
+@pytest.mark.parametrize("compression", ["never", "always"])
+async def test_a_file_system_without_direct_io(without_direct: Path, size: int, compression: str) -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.open(without_direct / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    disk = Disk(without_direct, 64 * MIB, compression=compression)
+    try:
+        data, back = compressible(size), blank(size)
+        file = await disk.write(1, data, nothing)
+        await disk.read(file, back, nothing)
+        assert back == data
+        flip(file.path, 10)
+        await refused(disk, file, size)
+        file.path.unlink()
+        await refused(disk, file, size)
+        assert not on_disk(without_direct), "a look at what is not there makes nothing"
+    finally:
+        disk.close()
+
+
+# Compression
+
+
+async def test_speeds_are_measured_on_whole_chunks_only(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, 64 * MIB)
+    try:
+        await disk.write(1, compressible(CHUNK - PAGE), nothing)
+        assert disk._write_rate == 0
+        await disk.write(2, random_bytes(CHUNK), nothing)
+        assert disk._write_rate > 0
+    finally:
+        disk.close()
+
+
+@pytest.mark.parametrize(
+    ("write_rate", "make", "packs"),
+    [
+        (0.0, compressible, False),  # nobody knows how fast it is
+        (100e6, compressible, True),
+        (100e6, random_bytes, False),  # it does not shrink
+        (599e6, compressible, True),
+        (601e6, compressible, False),
+    ],
+)
+async def test_only_a_slow_disk_and_what_shrinks_is_compressed(
+    tmp_path: Path, write_rate: float, make: Callable[[int], memoryview], packs: bool
+) -> None:
+    disk = Disk(tmp_path, 64 * MIB)
+    disk._write_rate, disk._lz4_rate = write_rate, 600e6
+    try:
+        file = await disk.write(1, make(MIB), nothing)
+        assert (file.size < MIB) == packs
+    finally:
+        disk.close()
+
+
+async def test_a_chunk_that_does_not_shrink_lies_raw_among_others_that_do(packing: Disk) -> None:
+    data = compressible(3 * CHUNK)
+    data[CHUNK : 2 * CHUNK] = random_bytes(CHUNK)
+    file, back = await packing.write(1, data, nothing), blank(3 * CHUNK)
+    assert CHUNK < file.size < 2 * CHUNK
+    assert file.path.stat().st_blocks * 512 == file.size
+    await packing.read(file, back, nothing)
+    assert back == data
+    flip(file.path, CHUNK + 5)
+    await refused(packing, file, 3 * CHUNK)
+
+
+def test_a_measured_speed_moves_by_a_fifth() -> None:
+    assert spill._smooth(0, 500) == 500
+    assert spill._smooth(500, 1000) == 600
+
+
+def test_closing_removes_the_directory(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, MIB)
+    assert disk.directory is not None
+    asyncio.run(disk.write(1, random_bytes(PAGE), nothing))
+    assert on_disk(tmp_path)
+    disk.close()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,641 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.config import PAGE, NodeConfig
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
+from dataplane.store.arena import Extent
+from dataplane.store.store import Store
+
+MIB = 1 << 20
+CAPACITY = MIB // PAGE
+LEASE_S = 60.0
+WAIT_S = 15.0
+ROWS, COLUMNS = 4, 2
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def soon() -> Deadline:
+    return Deadline.after(WAIT_S)
+
+
+def layout(nbytes: int, *, rows: int = ROWS, offset: int = 0) -> bytes:
+    """Two dense columns that fill `nbytes` between them."""
+    width = nbytes // (COLUMNS * rows)
+    field, size = Field("dense", "uint8", (width,)), rows * width
+    columns = ((name, ColumnLayout(field, rows, rows, ((offset + i * size, size),))) for i, name in enumerate("ab"))
+    return ShardLayout(tuple(columns)).encode()
+
+
+def content(nbytes: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+def write(store: Store, extent: Extent, data: bytes) -> None:
+    with store.arena.view(extent) as view:
+        view[: len(data)] = data
+
+
+def read(store: Store, extent: Extent, nbytes: int) -> bytes:
+    with store.arena.view(extent) as view:
+        return bytes(view[:nbytes])
+
+
+def settings_in(directory: Path, **changed: Any) -> NodeConfig:
+    defaults = {"memory": MIB, "spill": 32 * MIB, "spill_dir": directory, "prewarm": 0, "reservation_lease_s": LEASE_S}
+    return NodeConfig(**(defaults | changed))
+
+
+@asynccontextmanager
+async def running(directory: Path, clock: FakeClock | None = None, **changed: Any) -> AsyncIterator[Store]:
+    """A store whose shards move."""
+    config = settings_in(directory, **changed)
+    store = Store(config) if clock is None else Store(config, clock=clock)
+    mover = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not mover.done()
+    finally:
+        mover.cancel()
+        await asyncio.gather(mover, return_exceptions=True)
+        await store.aclose()
+
+
+@contextmanager
+def refused(store: Store, *errors: type[DataplaneError]) -> Iterator[None]:
+    """The block raises one of `errors`, and afterwards the store holds what it held, less the client's reservations."""
+    before = store.statistics()
+    with pytest.raises(errors):
+        yield
+    after = store.statistics()
+    assert (after.shards, after.put, after.pinned) == (before.shards, before.put, before.pinned)
+    assert after.budget.used <= before.budget.used
+
+
+# A model
+
+
+@dataclass
+class Known:
+    data: bytes
+    scope: str
+    live: np.ndarray[Any, Any]
+    pages: int
+
+
+CLIENTS = st.sampled_from(["a", "b", "c"])
+SCOPES = st.sampled_from(["", "", "step-1", "step-2"])
+PAGES = st.one_of(st.integers(1, 8), st.integers(1, 90))
+
+
+class StoreAgainstAModel(RuleBasedStateMachine):
+    """Everything that clients do, in any order, with a memory that is too small and a disk that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.clock = FakeClock()
+        self.store = Store(settings_in(Path(self.directory.name), compression="never"), clock=self.clock)
+        self.mover = self.loop.create_task(self.store.run())
+        self.reserved: dict[int, tuple[str, Extent]] = {}
+        self.revoked: dict[int, tuple[str, Extent]] = {}
+        self.sealed: dict[int, Known] = {}
+        self.pins: Counter[tuple[str, int]] = Counter()
+        self.extents: dict[int, Extent] = {}  # of what is pinned
+        self.freed: dict[int, Known] = {}  # that are pinned still
+        self.gone: set[int] = set()
+        self.seed = 0
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    # What the model says
+
+    def held(self) -> set[int]:
+        return {number for _, number in +self.pins}
+
+    def known(self, number: int) -> Known:
+        return self.sealed[number] if number in self.sealed else self.freed[number]
+
+    def fixed(self) -> int:
+        """Pages that can not be taken from anybody."""
+        reserved = sum(extent.size for _, extent in self.reserved.values()) // PAGE
+        return reserved + sum(self.known(number).pages for number in self.held())
+
+    def new(self, size: int) -> bytes:
+        self.seed += 1
+        return content(size, self.seed)
+
+    def forget(self, number: int) -> None:
+        known = self.sealed.pop(number)
+        self.gone.add(number)
+        if number in self.held():
+            self.freed[number] = known
+
+    def let_go(self) -> None:
+        for number in set(self.extents) - self.held():
+            del self.extents[number]
+            self.freed.pop(number, None)
+
+    # What clients do
+
+    @rule(client=CLIENTS, sizes=st.lists(PAGES, min_size=1, max_size=4))
+    def reserve(self, client: str, sizes: list[int]) -> None:
+        nbytes = [size * PAGE - 8 for size in sizes]
+        if sum(sizes) > CAPACITY:
+            with pytest.raises(LimitExceeded):
+                self.run(self.store.reserve(client, nbytes, soon()))
+            return
+        if sum(sizes) + self.fixed() > CAPACITY:
+            with pytest.raises(Backpressure) as caught:
+                self.run(self.store.reserve(client, nbytes, Deadline.after(0.002)))
+            assert caught.value.needed == sum(sizes) * PAGE
+            assert sum(holder["bytes"] for holder in caught.value.holders) >= self.fixed() * PAGE
+            return
+        made = self.store.reserve_now(client, nbytes) or self.run(self.store.reserve(client, nbytes, soon()))
+        assert [r.extent.size for r in made] == [size * PAGE for size in sizes]
+        self.reserved |= {r.shard: (client, r.extent) for r in made}
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), scope=SCOPES, hold=st.booleans())
+    def seal(self, data: st.DataObject, scope: str, hold: bool) -> None:
+        client = data.draw(st.sampled_from(sorted({client for client, _ in self.reserved.values()})))
+        mine = sorted(number for number, (who, _) in self.reserved.items() if who == client)
+        chosen = data.draw(st.lists(st.sampled_from(mine), min_size=1, unique=True))
+        made = {}
+        for number in chosen:
+            extent = self.reserved[number][1]
+            made[number] = self.new(extent.size)
+            write(self.store, extent, made[number])
+        sealed = [(number, layout(len(made[number]))) for number in chosen]
+        self.store.seal(client, sealed, scope=scope, holder=client, hold=hold)
+        for number in chosen:
+            _, extent = self.reserved.pop(number)
+            live = np.ones((COLUMNS, ROWS), bool)
+            self.sealed[number] = Known(made[number], scope, live, extent.size // PAGE)
+            if hold:
+                self.pins[client, number] += 1
+                self.extents[number] = extent
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), client=CLIENTS)
+    def seal_what_is_anothers_or_false(self, data: st.DataObject, client: str) -> None:
+        number = data.draw(st.sampled_from(sorted(self.reserved)))
+        owner, extent = self.reserved[number]
+        with pytest.raises((ProtocolMismatch, Corrupt)):
+            self.store.seal(client, [(number, layout(2 * extent.size))], scope="", holder=client)
+        if owner == client:
+            del self.reserved[number]
+
+    @precondition(lambda self: self.reserved or self.revoked)
+    @rule(data=st.data(), client=CLIENTS)
+    def abort(self, data: st.DataObject, client: str) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.reserved | self.revoked)), min_size=1))
+        self.store.abort(client, numbers)
+        for number in numbers:
+            for place in (self.reserved, self.revoked):
+                if number in place and place[number][0] == client:
+                    del place[number]
+
+    @rule(client=CLIENTS, size=PAGES, scope=SCOPES)
+    def put_now(self, client: str, size: int, scope: str) -> None:
+        made = self.new(size * PAGE)
+        number = self.store.put_now(client, made, layout(len(made)), scope=scope, holder=client)
+        if number is None:
+            if size + self.fixed() > CAPACITY:
+                return
+            put = self.store.put(client, made, layout(len(made)), soon(), scope=scope, holder=client)
+            number = self.run(put)
+        self.sealed[number] = Known(made, scope, np.ones((COLUMNS, ROWS), bool), size)
+
+    @precondition(lambda self: self.sealed)
+    @rule(data=st.data(), client=CLIENTS)
+    def pin(self, data: st.DataObject, client: str) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.sealed)), min_size=1, max_size=5))
+        asked = sum(self.sealed[number].pages for number in set(numbers))
+        more = sum(self.sealed[number].pages for number in set(numbers) - self.held())
+        pinned = None if asked > CAPACITY else self.store.pin_now(client, numbers)
+        if asked > CAPACITY:
+            with pytest.raises(LimitExceeded):
+                self.run(self.store.pin(client, numbers, soon()))
+            return
+        if pinned is None and more + self.fixed() > CAPACITY:
+            with pytest.raises(Backpressure):
+                self.run(self.store.pin(client, numbers, Deadline.after(0.002)))
+            return
+        pinned = pinned or self.run(self.store.pin(client, numbers, soon()))
+        assert [p.shard for p in pinned] == numbers
+        for p in pinned:
+            known = self.sealed[p.shard]
+            assert self.extents.setdefault(p.shard, p.extent) == p.extent, "it has moved"
+            assert p.layout == layout(len(known.data))
+            assert p.live == (b"" if known.live.all() else np.packbits(known.live).tobytes())
+            self.pins[client, p.shard] += 1
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data(), client=CLIENTS)
+    def pin_what_is_gone(self, data: st.DataObject, client: str) -> None:
+        number = data.draw(st.sampled_from(sorted(self.gone)))
+        numbers = [*sorted(self.sealed)[:2], number]
+        for attempt in (self.store.pin_now, lambda *asked: self.run(self.store.pin(*asked, soon()))):
+            with pytest.raises(Freed) as caught:
+                attempt(client, numbers)
+            assert caught.value.shard == number
+
+    @precondition(lambda self: self.held())
+    @rule(data=st.data(), client=CLIENTS)
+    def unpin(self, data: st.DataObject, client: str) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.held())), min_size=1, max_size=6))
+        self.store.unpin(client, numbers)
+        for number in numbers:
+            self.pins[client, number] = max(0, self.pins[client, number] - 1)
+        self.let_go()
+
+    @precondition(lambda self: self.sealed)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.sealed)), min_size=1, max_size=4))
+        self.store.free([*numbers, *sorted(self.gone)[:1]])
+        for number in set(numbers):
+            self.forget(number)
+
+    @precondition(lambda self: self.sealed)
+    @rule(
+        data=st.data(),
+        columns=st.lists(st.integers(0, COLUMNS - 1), min_size=1),
+        rows=st.lists(st.integers(0, ROWS - 1), min_size=1),
+    )
+    def free_part(self, data: st.DataObject, columns: list[int], rows: list[int]) -> None:
+        number = data.draw(st.sampled_from(sorted(self.sealed)))
+        self.store.free_part(number, columns, Rows.index(rows))
+        self.sealed[number].live[np.ix_(sorted(set(columns)), sorted(set(rows)))] = False
+        if not self.sealed[number].live.any():
+            self.forget(number)
+
+    @rule(scope=st.sampled_from(["step-1", "step-2", "no such"]))
+    def free_scope(self, scope: str) -> None:
+        self.store.free_scope(scope)
+        for number in [number for number, known in self.sealed.items() if known.scope == scope]:
+            self.forget(number)
+
+    @rule(client=CLIENTS)
+    def leave(self, client: str) -> None:
+        self.store.leave(client)
+        self.reserved = {number: item for number, item in self.reserved.items() if item[0] != client}
+        self.revoked = {number: item for number, item in self.revoked.items() if item[0] != client}
+        for key in [key for key in self.pins if key[0] == client]:
+            del self.pins[key]
+        self.let_go()
+
+    @rule(client=CLIENTS)
+    def all_but_one_fall_silent(self, client: str) -> None:
+        self.clock.now += LEASE_S + 1
+        self.store.touch(client)
+        expected = {who for who, _ in self.reserved.values()} - {client}
+        assert set(self.store.revoke_silent()) == expected
+        for number in [number for number, (who, _) in self.reserved.items() if who != client]:
+            self.revoked[number] = self.reserved.pop(number)
+
+    @precondition(lambda self: self.revoked)
+    @rule(data=st.data())
+    def seal_too_late(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.revoked)))
+        client, extent = self.revoked.pop(number)
+        with pytest.raises(LeaseExpired):
+            self.store.seal(client, [(number, layout(extent.size))], scope="", holder=client)
+
+    # What always holds
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        now = self.store.statistics()
+        assert now.budget.used == now.arena.used <= now.arena.resident <= now.budget.capacity == MIB
+        assert now.peak <= MIB
+        assert now.reserved == sum(extent.size for _, extent in self.reserved.values())
+        assert now.pinned == sum(self.known(number).pages for number in self.held()) * PAGE
+        assert now.shards == len(self.sealed)
+        assert now.budget.waiting == 0
+        assert now.disk.used <= now.disk.quota
+
+    @invariant()
+    def pinned_bytes_are_those_that_were_written(self) -> None:
+        for number, extent in self.extents.items():
+            known = self.known(number)
+            assert read(self.store, extent, len(known.data)) == known.data
+
+    @invariant()
+    def nothing_lies_over_anything_else(self) -> None:
+        places = [extent for _, extent in (*self.reserved.values(), *self.revoked.values())]
+        places = sorted([*places, *self.extents.values()], key=lambda e: (e.segment, e.offset))
+        assert all(a.segment != b.segment or a.end <= b.offset for a, b in zip(places, places[1:], strict=False))
+
+    def teardown(self) -> None:
+        try:
+            self.run(self.end())
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+            self.directory.cleanup()
+
+    async def end(self) -> None:
+        """Each shard is what was put, and afterwards nothing is left."""
+        store = self.store
+        try:
+            for client in "abc":
+                store.leave(client)
+            for number, known in self.sealed.items():
+                (pinned,) = await store.pin("a", [number], soon())
+                assert read(store, pinned.extent, len(known.data)) == known.data
+                store.unpin("a", [number])
+            store.free(list(self.sealed))
+            async with asyncio.timeout(WAIT_S):
+                while store.budget.used or store.disk.used:
+                    assert not self.mover.done()
+                    await asyncio.sleep(0)
+            now = store.statistics()
+            assert (now.arena.used, now.shards, now.pinned, now.reserved, now.holders) == (0, 0, 0, 0, ())
+            assert now.put == now.freed
+            assert store.disk.directory is not None
+            assert os.listdir(store.disk.directory) == []
+        finally:
+            self.mover.cancel()
+            await asyncio.gather(self.mover, return_exceptions=True)
+            await store.aclose()
+        assert os.listdir(self.directory.name) == []
+
+
+TestStoreAgainstAModel = StoreAgainstAModel.TestCase
+TestStoreAgainstAModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+# Silent clients
+
+
+async def test_a_silent_clients_memory_goes_to_others_at_once_but_its_addresses_do_not(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as store:
+        (mine,) = await store.reserve("silent", [MIB], soon())
+        waiting = asyncio.create_task(store.reserve("other", [MIB], soon()))
+        await asyncio.sleep(0)
+        clock.now += LEASE_S
+        assert store.revoke_silent() == [], "not yet"
+        clock.now += 0.1
+        assert store.revoke_silent() == ["silent"]
+        assert store.revoke_silent() == []
+        (theirs,) = await waiting
+        assert (theirs.extent.segment, theirs.extent.offset) != (mine.extent.segment, mine.extent.offset)
+        write(store, theirs.extent, content(MIB, 1))
+        write(store, mine.extent, content(MIB, 2))  # it was only stopped, and goes on writing
+        assert read(store, theirs.extent, MIB) == content(MIB, 1)
+        with refused(store, LeaseExpired):
+            store.seal("silent", [(mine.shard, layout(MIB))], scope="", holder="silent")
+        with refused(store, ProtocolMismatch):
+            store.seal("silent", [(mine.shard, layout(MIB))], scope="", holder="silent")
+        assert store.statistics().reserved == MIB
+
+
+@pytest.mark.parametrize("how", ["aborts", "goes"])
+async def test_revoked_addresses_are_given_out_again_when_the_client_aborts_or_goes(tmp_path: Path, how: str) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as store:
+        (mine,) = await store.reserve("silent", [MIB], soon())
+        clock.now += LEASE_S + 1
+        store.revoke_silent()
+        assert store.budget.used == 0
+        (later,) = await store.reserve("silent", [MIB], soon())
+        assert later.extent != mine.extent
+        store.abort("silent", [later.shard])
+        if how == "aborts":
+            store.abort("silent", [mine.shard])
+        else:
+            store.leave("silent")
+        assert store.budget.used == 0
+        got = [(await store.reserve("next", [MIB], soon()))[0] for _ in range(1)]
+        store.abort("next", [r.shard for r in got])
+        (again,) = await store.reserve("silent", [MIB], soon())
+        assert mine.extent in (again.extent, got[0].extent)
+
+
+async def test_a_sign_of_life_keeps_a_reservation(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as store:
+        (mine,) = await store.reserve("slow", [PAGE], soon())
+        for _ in range(5):
+            clock.now += LEASE_S - 1
+            store.touch("slow")
+            assert store.revoke_silent() == []
+        store.seal("slow", [(mine.shard, layout(PAGE))], scope="", holder="slow")
+        clock.now += 10 * LEASE_S
+        assert store.revoke_silent() == [], "what is sealed is nobody's reservation"
+        assert store.pin_now("slow", [mine.shard])
+
+
+async def test_of_several_sealed_at_once_one_revoked_takes_all(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(tmp_path, clock) as store:
+        (old,) = await store.reserve("a", [PAGE], soon())
+        clock.now += LEASE_S + 1
+        store.revoke_silent()
+        (young,) = await store.reserve("a", [PAGE], soon())
+        with refused(store, LeaseExpired):
+            sealed = [(r.shard, layout(PAGE)) for r in (young, old)]
+            store.seal("a", sealed, scope="s", holder="a", hold=True)
+        assert store.budget.used == 0
+
+
+# False layouts
+
+
+def nonsense() -> dict[str, bytes]:
+    texts = ColumnLayout(Field("text"), 3, 3, ((0, 32), (64, 5)))
+    return {
+        "no layout": b"",
+        "no message": b"\xc1",
+        "another message": b"\x93\x01\x02\x03",
+        "beyond the extent": layout(2 * PAGE),
+        "not aligned": layout(PAGE // 2, offset=8),
+        "no columns": ShardLayout(()).encode(),
+        "more than there is": layout(PAGE, rows=8)[:-3] + b"\xcd\xff\xff",
+        "offsets that do not rise": ShardLayout((("x", texts),)).encode(),
+    }
+
+
+@pytest.mark.parametrize("what", nonsense())
+async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path: Path, what: str) -> None:
+    async with running(tmp_path) as store:
+        (good, bad) = await store.reserve("a", [PAGE, PAGE], soon())
+        write(store, bad.extent, b"\xff" * PAGE)
+        with refused(store, Corrupt, ProtocolMismatch):
+            store.seal("a", [(good.shard, layout(PAGE)), (bad.shard, nonsense()[what])], scope="s", holder="a")
+        assert (store.budget.used, store.arena.used, store.statistics().reserved) == (0, 0, 0)
+        with refused(store, Corrupt, ProtocolMismatch):
+            store.put_now("a", b"\xff" * PAGE, nonsense()[what], scope="s", holder="a")
+        with refused(store, Corrupt, ProtocolMismatch):
+            await store.put("a", b"\xff" * PAGE, nonsense()[what], soon(), scope="s", holder="a")
+        assert store.budget.used == 0
+        with pytest.raises(Freed):
+            store.pin_now("a", [good.shard])
+        store.free_scope("s")
+
+
+async def test_one_reservation_sealed_twice_at_once_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        (mine,) = await store.reserve("a", [PAGE], soon())
+        with refused(store, ProtocolMismatch):
+            store.seal("a", [(mine.shard, layout(PAGE))] * 2, scope="", holder="a")
+        assert store.budget.used == 0
+
+
+async def test_nobody_seals_or_aborts_what_is_anothers(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        (mine,) = await store.reserve("a", [PAGE], soon())
+        with refused(store, ProtocolMismatch):
+            store.seal("b", [(mine.shard, layout(PAGE))], scope="", holder="b")
+        store.abort("b", [mine.shard])
+        store.leave("b")
+        with pytest.raises(Freed):
+            store.pin_now("a", [mine.shard])
+        assert store.statistics().reserved == PAGE
+        store.seal("a", [(mine.shard, layout(PAGE))], scope="", holder="a")
+        assert store.pin_now("b", [mine.shard])
+
+
+@pytest.mark.parametrize("sizes", [[], [-1], [PAGE, -PAGE]])
+async def test_a_reservation_of_nothing_or_less_is_no_request(tmp_path: Path, sizes: list[int]) -> None:
+    async with running(tmp_path) as store:
+        with refused(store, ProtocolMismatch):
+            store.reserve_now("a", sizes)
+        with refused(store, ProtocolMismatch):
+            await store.reserve("a", sizes, soon())
+
+
+# Several at once
+
+
+async def test_two_readers_that_each_need_what_the_other_has_both_go_on(tmp_path: Path) -> None:
+    """Six shards of 48 pages in memory for five; each reader wants four, and two of them are wanted by both."""
+    async with running(tmp_path) as store:
+        size = 48 * PAGE
+        data = [content(size, seed) for seed in range(6)]
+        numbers = [await store.put("p", d, layout(size), soon(), scope="", holder="p") for d in data]
+        rounds = 15
+
+        async def reader(name: str, wanted: list[int]) -> int:
+            done = 0
+            for _ in range(rounds):
+                pinned = await store.pin(name, [numbers[i] for i in wanted], soon())
+                assert [read(store, p.extent, size) for p in pinned] == [data[i] for i in wanted]
+                await asyncio.sleep(0)
+                store.unpin(name, [p.shard for p in pinned])
+                done += 1
+            return done
+
+        async with asyncio.timeout(WAIT_S):
+            done = await asyncio.gather(reader("a", [0, 1, 2, 3]), reader("b", [2, 3, 4, 5]), reader("c", [5, 4, 1, 0]))
+        assert done == [rounds] * 3
+        assert store.statistics().pinned == 0
+
+
+async def test_more_than_the_memory_can_not_be_read_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        size = 100 * PAGE
+        numbers = [await store.put("p", b"", layout(0), soon(), scope="", holder="p")]
+        for seed in range(3):
+            numbers.append(
+                await store.put("p", content(size, seed), layout(size), soon(), scope="", holder="p"),
+            )
+        with pytest.raises(LimitExceeded) as caught:
+            await store.pin("r", numbers, soon())
+        assert (caught.value.asked, caught.value.limit) == (301 * PAGE, MIB)
+        assert store.statistics().pinned == 0
+        assert await store.pin("r", [numbers[1]] * 3 + [numbers[0]], soon()), "one shard is counted once"
+
+
+async def test_a_reader_that_waits_in_vain_holds_nothing_and_lets_the_next_go_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        size = 100 * PAGE
+        numbers = [
+            await store.put("p", content(size, seed), layout(size), soon(), scope="", holder="p") for seed in range(4)
+        ]
+        await store.pin("first", numbers[:2], soon())
+        with pytest.raises(Backpressure) as caught:
+            await store.pin("second", numbers[2:], Deadline.after(0.02))
+        assert caught.value.holders[0] == {"holder": "first", "bytes": 2 * size, "how": "pinned"}
+        assert store.statistics().pinned == 2 * size
+        waiting = asyncio.create_task(store.pin("second", numbers[2:], soon()))
+        third = asyncio.create_task(store.pin("third", numbers[2:3], soon()))
+        await asyncio.sleep(0)
+        store.unpin("first", numbers[:2])
+        assert [p.shard for p in await waiting] == numbers[2:]
+        assert [p.shard for p in await third] == numbers[2:3]
+
+
+async def test_a_client_that_goes_lets_those_who_wait_go_on(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=0) as store:
+        (mine,) = await store.reserve("a", [200 * PAGE], soon())
+        store.seal("a", [(mine.shard, layout(200 * PAGE))], scope="", holder="a", hold=True)
+        store.free([mine.shard])
+        await store.reserve("a", [50 * PAGE], soon())
+        waiting = asyncio.create_task(store.reserve("b", [MIB], soon()))
+        await asyncio.sleep(0)
+        assert store.budget.used == 250 * PAGE
+        assert {(h["holder"], h["how"], h["bytes"]) for h in store.holders()} == {
+            ("a", "pinned", 200 * PAGE),
+            ("a", "reserved", 50 * PAGE),
+        }
+        store.leave("a")
+        await waiting
+        assert store.budget.used == MIB
+
+
+async def test_the_first_client_is_made_warm_and_its_heir_inherits(tmp_path: Path) -> None:
+    async with running(tmp_path, prewarm="512KiB") as store:
+        segment, nbytes = store.prewarm("a")
+        assert (segment, nbytes) == (0, MIB // 2)
+        assert store.prewarm("b") == (None, 0)
+        (mine,) = await store.reserve("a", [PAGE], soon())
+        assert (mine.extent.segment, mine.extent.offset) == (0, 0)
+        store.leave("a")
+        assert store.prewarm("c") == (0, MIB // 2)
+        assert store.budget.used == 0
+
+
+async def test_closing_leaves_nothing_even_while_shards_move(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=0.1, low_watermark=0.05) as store:
+        for seed in range(12):
+            size = 20 * PAGE
+            await store.put("p", content(size, seed), layout(size), soon(), scope="", holder="p")
+        gone = [n for n, shard in store._shards.items() if shard.extent is None]
+        reading = asyncio.create_task(store.pin("r", gone[:1], soon())) if gone else None
+        await asyncio.sleep(0)
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    assert os.listdir(tmp_path) == []

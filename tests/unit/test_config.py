@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.config import (
+    PAGE,
+    NodeConfig,
+    _cgroup_limits,
+    default_memory,
+    environment,
+    export_address,
+    format_size,
+    parse_size,
+)
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        (0, 0),
+        (12345, 12345),
+        ("0", 0),
+        ("17", 17),
+        ("17B", 17),
+        ("64MiB", 64 << 20),
+        (" 1.5 GB ", 1_500_000_000),
+        ("1KB", 1000),
+        ("1KiB", 1024),
+        ("2GiB", 2 << 30),
+        ("3TiB", 3 << 40),
+        ("0.5KiB", 512),
+    ],
+)
+def test_sizes(text: int | str, nbytes: int) -> None:
+    assert parse_size(text) == nbytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "1 mib", "1XB", "1.MiB", "-1", "-1MiB", "1e9", "1 GiB 2", "0x10", "nan", -1, 1.5, True, None]
+)
+def test_what_is_no_size_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_as_text_is_near_to_the_size(nbytes: int) -> None:
+    again = parse_size(format_size(nbytes))
+    assert abs(again - nbytes) <= max(0.06 * nbytes, 0)
+
+
+def test_sizes_as_text() -> None:
+    assert [format_size(n) for n in (0, 1023, 1024, 3 << 19, 5 << 30, 7 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 MiB",
+        "5.0 GiB",
+        "7.0 TiB",
+    ]
+
+
+def test_every_field_is_the_value_in_force(tmp_path: Path) -> None:
+    config = NodeConfig(memory="8MiB", spill="1GiB", spill_dir=tmp_path, prewarm="1MiB")
+    assert (config.memory_bytes, config.spill_bytes, config.prewarm_bytes) == (8 * MIB, 1 << 30, MIB)
+    assert config.spill_path == tmp_path
+    assert (config.memory, config.spill, config.prewarm, config.spill_dir) == (8 * MIB, 1 << 30, MIB, str(tmp_path))
+
+
+def test_defaults_come_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATAPLANE_SPILL_DIR", str(tmp_path / "not" / "made" / "yet"))
+    config = NodeConfig()
+    assert config.memory_bytes == default_memory() // PAGE * PAGE
+    assert config.prewarm_bytes == min(512 * MIB, config.memory_bytes // 2) // PAGE * PAGE
+    assert config.spill_path == tmp_path / "not" / "made" / "yet"
+    assert not config.spill_path.exists(), "settings make nothing"
+    assert 0 < config.spill_bytes <= min(4 * config.memory_bytes, shutil.disk_usage(tmp_path).total // 2)
+    assert (config.high_watermark, config.low_watermark, config.compression) == (0.9, 0.75, "auto")
+
+
+def test_spill_is_four_times_the_memory_where_the_disk_has_that(tmp_path: Path) -> None:
+    if shutil.disk_usage(tmp_path).free < 64 * MIB:
+        pytest.skip("the disk has no 64 MiB free")
+    assert NodeConfig(memory="2MiB", spill_dir=tmp_path).spill_bytes == 8 * MIB
+    assert NodeConfig(memory="2MiB", spill=0, spill_dir=tmp_path).spill_bytes == 0
+
+
+def test_memory_and_prewarm_are_whole_pages(tmp_path: Path) -> None:
+    config = NodeConfig(memory=2 * MIB + 5, prewarm=PAGE + 1, spill_dir=tmp_path)
+    assert config.memory_bytes == 2 * MIB
+    assert config.prewarm_bytes == PAGE
+
+
+def test_a_relative_spill_directory_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = NodeConfig(memory="2MiB", spill_dir="spill")
+    monkeypatch.chdir("/")
+    assert config.spill_path == tmp_path / "spill"
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"memory": MIB - 1}, "memory"),
+        ({"memory": "lots"}, "size"),
+        ({"spill": -1}, "size"),
+        ({"prewarm": "5MiB"}, "prewarm"),
+        ({"low_watermark": 0}, "watermarks"),
+        ({"low_watermark": 0.95}, "watermarks"),
+        ({"high_watermark": 1.01}, "watermarks"),
+        ({"high_watermark": float("nan")}, "watermarks"),
+        ({"low_watermark": float("nan")}, "watermarks"),
+        ({"reservation_lease_s": 0}, "reservation_lease_s"),
+        ({"reservation_lease_s": float("nan")}, "reservation_lease_s"),
+        ({"compression": "zstd"}, "compression"),
+    ],
+)
+def test_settings_that_can_not_work_are_refused(tmp_path: Path, settings: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        NodeConfig(**({"memory": "4MiB", "spill_dir": tmp_path} | settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (0.5, 0.5), (0.01, 1.0)])
+def test_watermarks_may_meet(tmp_path: Path, low: float, high: float) -> None:
+    config = NodeConfig(memory="4MiB", spill_dir=tmp_path, low_watermark=low, high_watermark=high)
+    assert (config.low_watermark, config.high_watermark) == (low, high)
+
+
+def test_settings_are_frozen(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        NodeConfig(memory="4MiB", spill_dir=tmp_path).memory = 1  # type: ignore[misc]
+
+
+class Groups:
+    """Files as the kernel shows control groups."""
+
+    def __init__(self, directory: Path) -> None:
+        self.own, self.root = directory / "cgroup", directory / "fs"
+        self.root.mkdir()
+
+    def belongs(self, *lines: str) -> None:
+        self.own.write_text("".join(f"{line}\n" for line in lines))
+
+    def limit(self, path: str, value: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value}\n")
+
+    @property
+    def limits(self) -> list[int]:
+        return sorted(_cgroup_limits(self.own, self.root))
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
+
+
+def test_limits_of_version_2_are_those_of_the_group_and_of_all_it_is_in(groups: Groups) -> None:
+    groups.belongs("0::/kube/pod/container")
+    groups.limit("kube/pod/container/memory.max", "max")
+    groups.limit("kube/pod/memory.max", "3000")
+    groups.limit("kube/memory.max", "2000")
+    groups.limit("kube/other/memory.max", "1")
+    assert groups.limits == [2000, 3000]
+
+
+def test_the_limit_of_a_container_that_sees_its_group_as_the_root(groups: Groups) -> None:
+    groups.belongs("0::/")
+    groups.limit("memory.max", "5000")
+    assert groups.limits == [5000]
+
+
+def test_the_limit_of_a_container_that_is_named_by_a_path_it_can_not_see(groups: Groups) -> None:
+    groups.belongs("0::/host/only/path")
+    groups.limit("memory.max", "5000")
+    assert groups.limits == [5000]
+
+
+def test_limits_of_version_1(groups: Groups) -> None:
+    groups.belongs("5:cpu,cpuacct:/docker/x", "4:memory:/docker/x", "1:name=systemd:/init")
+    groups.limit("memory/docker/x/memory.limit_in_bytes", "7000")
+    groups.limit("memory/docker/memory.limit_in_bytes", "9223372036854771712")
+    groups.limit("cpu,cpuacct/docker/x/memory.limit_in_bytes", "1")
+    groups.limit("docker/x/memory.max", "2")
+    assert groups.limits == [7000, 9223372036854771712]
+
+
+def test_limits_of_both_versions_at_once(groups: Groups) -> None:
+    groups.belongs("4:cpuset,memory:/a", "0::/b")
+    groups.limit("memory/a/memory.limit_in_bytes", "100")
+    groups.limit("b/memory.max", "200")
+    assert groups.limits == [100, 200]
+
+
+def test_no_limits_where_there_are_no_groups(groups: Groups) -> None:
+    assert groups.limits == []
+    groups.belongs("0::/a")
+    assert groups.limits == []
+    groups.limit("a/memory.max", "nonsense")
+    assert groups.limits == []
+
+
+def test_the_default_is_within_the_machine() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = _cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    assert default_memory() == int(0.3 * min([total, *limits]))
+
+
+def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DATAPLANE_ADDRESS", "DATAPLANE_SPILL_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    nothing = environment()
+    assert nothing.address is None
+    assert os.access(nothing.spill_dir, os.W_OK)
+    assert nothing.runtime_dir == tempfile.gettempdir()
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "")
+    assert environment().address is None
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///a.sock")
+    monkeypatch.setenv("DATAPLANE_SPILL_DIR", "/some/where")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    said = environment()
+    assert (said.address, said.spill_dir, said.runtime_dir) == ("unix:///a.sock", "/some/where", str(tmp_path))
+
+
+def test_a_runtime_directory_that_is_not_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+    assert environment().runtime_dir == tempfile.gettempdir()
+
+
+def test_an_exported_address_is_found_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "before")  # so that it is put back
+    export_address("unix:///b.sock")
+    assert environment().address == "unix:///b.sock"
+    export_address(None)
+    export_address(None)
+    assert environment().address is None
