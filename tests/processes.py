@@ -32,7 +32,9 @@ WAIT_S = 15.0  # more than anything here takes on a busy machine, and less than 
 MIB = 1 << 20
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["numpy", "pyarrow", "pytest", "psutil", "dataplane.client.sync", "dataplane.node.node"])
+_context.set_forkserver_preload(
+    ["numpy", "pyarrow", "pytest", "psutil", "dataplane.client.sync", "dataplane.node.node"]
+)
 
 
 def warm() -> None:

@@ -151,6 +151,8 @@ class Store:
         """
         try:
             made = [self._seal_one(client, number, layout, scope, holder) for number, layout in sealed]
+            if len({number for number, _ in sealed}) < len(sealed):
+                raise ProtocolMismatch("one reservation, sealed twice at once")
         except BaseException:
             self.abort(client, [number for number, _ in sealed])
             raise

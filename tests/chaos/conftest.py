@@ -1,4 +1,4 @@
-"""Chaos: real processes are killed, stopped, starved and lied to, a test or more for each fault that one host can have."""
+"""Chaos: real processes are killed, stopped, starved and lied to: a test or more for each fault of one host."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_the_quota_is_never_passed_by_many_small_shards(tmp_path: Path) -> None:
 
 
 def spilled(directory: Path, shard: int) -> Path:
-    """The file of the shard. What was put last is in memory, and so is what was put first; the rest is on disk alone."""
+    """The file of the shard. What was put first and what was put last is in memory; the rest is on disk alone."""
     (path,) = (directory / "spill").rglob(f"{shard:016x}.spill")
     return path
 

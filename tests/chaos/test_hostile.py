@@ -170,7 +170,9 @@ def random_message(chance: random.Random) -> m.Message:
         return chance.choice([0.0, 0.001, 1e300])
 
     def layout() -> bytes:
-        good = one_column(chance.choice([0, 64, 4096]), chance.choice([None, 3, 2**40]), chance.choice([0, 64, -64, 2**50]))
+        good = one_column(
+            chance.choice([0, 64, 4096]), chance.choice([None, 3, 2**40]), chance.choice([0, 64, -64, 2**50])
+        )
         return chance.choice([good, good[:-1], b"", chance.randbytes(20)])
 
     def rows() -> tuple[int, int, bytes]:

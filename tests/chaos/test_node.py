@@ -1,4 +1,4 @@
-"""A node that dies, alone or with everybody else: typed errors at once, and nothing that a new start does not reclaim."""
+"""A node that dies, alone or with everybody else: typed errors at once, and nothing that the next does not reclaim."""
 
 from __future__ import annotations
 

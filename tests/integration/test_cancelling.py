@@ -98,8 +98,6 @@ async def test_cancelled_before_it_began(plane: AsyncPlane) -> None:
     await nothing_is_left(plane)
 
 
-
-
 @pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
 async def test_cancelled_at_any_step_of_a_put(plane: AsyncPlane, size: int) -> None:
     """Also when the reply was on its way, or the seal was through already."""

@@ -50,7 +50,9 @@ def test_a_path_that_is_too_long(tmp_path: Path) -> None:
 
 
 @both_faces
-@pytest.mark.parametrize("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
+@pytest.mark.parametrize(
+    "address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"]
+)
 def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
     with pytest.raises(ValueError, match="no address"):

@@ -233,9 +233,7 @@ def test_a_part_that_was_freed_stays_freed_on_disk(plane: Any) -> None:
 
 
 def test_a_draft(plane: Any) -> None:
-    with plane.draft(
-        {"x": dp.dense((3, 5), "float32"), "y": dp.ragged([2, 0, 1], (4,), "int64")}, scope="s"
-    ) as draft:
+    with plane.draft({"x": dp.dense((3, 5), "float32"), "y": dp.ragged([2, 0, 1], (4,), "int64")}, scope="s") as draft:
         draft["x"][:] = np.arange(15).reshape(3, 5)
         for row, values in enumerate(draft["y"]):
             values[:] = row

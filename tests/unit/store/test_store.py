@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
+import resource
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -354,7 +356,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     def nothing_lies_over_anything_else(self) -> None:
         places = [extent for _, extent in (*self.reserved.values(), *self.revoked.values())]
         places = sorted([*places, *self.extents.values()], key=lambda e: (e.segment, e.offset))
-        assert all(a.segment != b.segment or a.end <= b.offset for a, b in zip(places, places[1:], strict=False))
+        assert all(a.segment != b.segment or a.end <= b.offset for a, b in itertools.pairwise(places))
 
     def teardown(self) -> None:
         try:
@@ -392,7 +394,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstAModel = StoreAgainstAModel.TestCase
-TestStoreAgainstAModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestStoreAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 # Silent clients
@@ -639,3 +641,44 @@ async def test_closing_leaves_nothing_even_while_shards_move(tmp_path: Path) -> 
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
     assert os.listdir(tmp_path) == []
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Nothing can be opened in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_out_of_descriptors_is_backpressure_and_takes_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        with without_descriptors():
+            with pytest.raises(Backpressure, match="Too many open files"):
+                store.reserve_now("a", [PAGE, PAGE])
+            with pytest.raises(Backpressure, match="Too many open files"):
+                await store.reserve("a", [PAGE], soon())
+            with pytest.raises(Backpressure, match="Too many open files"):
+                store.put_now("a", bytes(PAGE), layout(PAGE), scope="", holder="a")
+        assert (store.budget.used, store.arena.used, store.statistics().reserved) == (0, 0, 0)
+        assert store.reserve_now("a", [MIB])
+
+
+async def test_a_shard_that_can_not_be_read_for_want_of_descriptors_is_not_lost(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        size = 200 * PAGE
+        data = [content(size, seed) for seed in range(2)]
+        first, second = [await store.put("p", d, layout(size), soon(), scope="", holder="p") for d in data]
+        assert store.pin_now("r", [second])
+        store.unpin("r", [second])
+        with without_descriptors():
+            with pytest.raises(Backpressure, match="Too many open files"):
+                await store.pin("r", [first], Deadline.after(0.3))
+        assert store.statistics().pinned == 0
+        (pinned,) = await store.pin("r", [first], soon())
+        assert read(store, pinned.extent, size) == data[0]

@@ -1,0 +1,84 @@
+"""Frames: cut anywhere on the way, put together again; lengths that nobody may send."""
+
+from __future__ import annotations
+
+import struct
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.wire import messages as m
+from dataplane.wire.framing import Framer, frame
+
+bodies = st.lists(st.binary(max_size=200), max_size=12)
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+@given(bodies, st.data())
+def test_messages_survive_any_cuts(sent: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(framed, sent))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    framer = Framer()
+    got: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += framer.feed(stream[start:end])
+    assert got == sent
+    assert list(framer.feed(b"")) == []
+
+
+@given(bodies)
+def test_byte_by_byte(sent: list[bytes]) -> None:
+    framer = Framer()
+    got = [body for i in b"".join(map(framed, sent)) for body in framer.feed(bytes([i]))]
+    assert got == sent
+
+
+def test_a_frame_is_its_length_and_its_message() -> None:
+    message = m.Abort([1, 2, 3])
+    (body,) = Framer().feed(frame(message))
+    assert frame(message) == framed(body)
+
+
+@pytest.mark.parametrize("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
+def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: int) -> None:
+    framer = Framer()
+    with pytest.raises(ProtocolMismatch, match=str(size)):
+        list(framer.feed(struct.pack("<I", size)))
+
+
+def test_messages_before_a_false_length_are_delivered() -> None:
+    framer = Framer()
+    got = []
+    with pytest.raises(ProtocolMismatch):
+        for body in framer.feed(framed(b"one") + struct.pack("<I", m.MAX_FRAME + 1)):
+            got.append(body)
+    assert got == [b"one"]
+
+
+def test_the_largest_message_goes_through() -> None:
+    body = bytes(m.MAX_FRAME)
+    framer = Framer()
+    stream = framed(body)
+    got = [b for start in range(0, len(stream), 100_000) for b in framer.feed(stream[start : start + 100_000])]
+    assert got == [body]
+
+
+def test_a_message_that_no_reader_takes_is_not_sent() -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        frame(m.Put(1, bytes(m.MAX_FRAME), b"", "", 1.0))
+    assert caught.value.what == "message"
+    assert caught.value.asked > caught.value.limit == m.MAX_FRAME
+
+
+def test_a_reader_that_stops_half_way_loses_nothing() -> None:
+    """Who leaves the loop over messages after one finds the others at the next call."""
+    framer = Framer()
+    for body in framer.feed(framed(b"one") + framed(b"two") + framed(b"three")[:5]):
+        assert body == b"one"
+        break
+    assert list(framer.feed(framed(b"three")[5:])) == [b"two", b"three"]

@@ -1,0 +1,335 @@
+"""Addresses, listening, and the channel: messages and descriptors over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from dataplane.wire.local import Channel, connect, format_address, listen, parse_address, peer
+
+decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.Request | m.Reply)
+
+
+class End:
+    """A channel that remembers what happened to it."""
+
+    def __init__(self, connected: socket.socket, *, descriptors: bool = False) -> None:
+        connected.setblocking(False)
+        self.got: list[Any] = []
+        self.closed: list[DataplaneError | None] = []
+        self.taken: list[int] = []
+        self.on_message: Callable[[Any], object] = lambda message: None
+        self.channel = Channel(connected, decoder, self._received, self.closed.append, descriptors=descriptors)
+
+    def _received(self, message: Any) -> None:
+        self.got.append(message)
+        for grant in getattr(message, "grants", ()):
+            assert grant
+            self.taken += self.channel.take_descriptors(1)
+        self.on_message(message)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    async def message(self, count: int = 1) -> Any:
+        await self.until(lambda: len(self.got) >= count or self.closed)
+        assert len(self.got) >= count, self.closed
+        return self.got[-1]
+
+    async def end(self) -> DataplaneError | None:
+        await self.until(lambda: self.closed)
+        return self.closed[0]
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[End, End]]:
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    pair = End(one), End(two, descriptors=True)
+    yield pair
+    for end in pair:
+        end.channel.close()
+        for descriptor in end.taken:
+            os.close(descriptor)
+
+
+Ends = tuple[End, End]
+
+
+@pytest.fixture
+def raw() -> Any:
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    one.settimeout(10)
+    yield one, two
+    one.close()
+    two.close()
+
+
+# Addresses
+
+
+def test_an_address_and_back() -> None:
+    assert parse_address("unix:///run/a b/node.sock") == Path("/run/a b/node.sock")
+    assert format_address(Path("/run/a b/node.sock")) == "unix:///run/a b/node.sock"
+
+
+@pytest.mark.parametrize("address", ["", "unix://", "unix://node.sock", "/node.sock", "tcp:///node.sock", "UNIX:///x"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="no address of a node"):
+        parse_address(address)
+
+
+# Listening and connecting
+
+
+def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with listen(tmp_path / "s"):
+            assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+def test_a_path_that_is_taken(tmp_path: Path) -> None:
+    with listen(tmp_path / "s"), pytest.raises(OSError, match="in use"):
+        listen(tmp_path / "s")
+
+
+def test_who_is_at_the_other_end(tmp_path: Path) -> None:
+    with listen(tmp_path / "s") as listener, connect(tmp_path / "s") as ours:
+        theirs, _ = listener.accept()
+        with theirs:
+            assert peer(ours) == peer(theirs) == (os.getpid(), os.getuid())
+        assert not ours.getblocking()
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(PeerUnavailable) as caught:
+        connect(tmp_path / "s")
+    assert caught.value.address == f"unix://{tmp_path}/s"
+
+
+# Messages
+
+
+async def test_messages_in_both_directions_in_order(ends: Ends) -> None:
+    one, two = ends
+    for i in range(100):
+        one.channel.send(m.Stats(i))
+        two.channel.send(m.Done(i))
+    await two.message(100)
+    await one.message(100)
+    assert two.got == [m.Stats(i) for i in range(100)]
+    assert one.got == [m.Done(i) for i in range(100)]
+
+
+async def test_more_than_the_socket_takes_at_once(ends: Ends) -> None:
+    one, two = ends
+    messages = [m.Put(i, os.urandom(1 << 20), b"", "", 1.0) for i in range(8)]
+    for message in messages:
+        one.channel.send(message)
+    await two.message(8)
+    assert two.got == messages
+    one.channel.send(m.Stats(9))
+    assert await two.message(9) == m.Stats(9)
+
+
+async def test_one_side_closes(ends: Ends) -> None:
+    one, two = ends
+    one.channel.send(m.Stats(1))
+    one.channel.close()
+    assert not one.channel.open
+    assert await two.end() is None
+    assert two.got == [m.Stats(1)]
+    one.channel.close()
+    two.channel.close()
+    assert (one.closed, two.closed) == ([None], [None])
+    one.channel.send(m.Stats(2))  # to nobody
+
+
+async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -> None:
+    """Sending to a side that has gone must not lose what it said before it went."""
+    one, two = ends
+    one.channel.send(m.Failure(0, "Rejected", "because", {}))
+    one.channel.close()
+    for i in range(3):
+        two.channel.send(m.Stats(i))
+    assert await two.end() is None
+    assert two.got == [m.Failure(0, "Rejected", "because", {})]
+
+
+async def test_nothing_is_delivered_after_the_close(ends: Ends) -> None:
+    one, two = ends
+    two.on_message = lambda message: two.channel.close()
+    one.channel.send(m.Stats(1))
+    one.channel.send(m.Stats(2))
+    await two.end()
+    assert two.got == [m.Stats(1)]
+    assert two.closed == [None]
+
+
+NONSENSE = {
+    "no message": b"\x02\x00\x00\x00\xc1\xc1",
+    "another type": frame(m.Stats(1))[:-1] + b"\xa0",
+    "text that is no UTF-8": b"\x0c\x00\x00\x00\x95\xa7failure\x00\xa1\xff",
+    "too deep": (20_000).to_bytes(4, "little") + b"\x91" * 20_000,
+    "too long": (m.MAX_FRAME + 1).to_bytes(4, "little"),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+async def test_nonsense_closes(raw: Any, what: str) -> None:
+    theirs, ours = raw
+    end = End(ours)
+    theirs.sendall(frame(m.Stats(1)) + NONSENSE[what] + frame(m.Stats(2)))
+    assert isinstance(await end.end(), ProtocolMismatch)
+    assert end.got == [m.Stats(1)]
+    with suppress(ConnectionResetError):  # what it had not read is lost
+        assert theirs.recv(1) == b""
+
+
+async def test_what_the_receiver_refuses_closes(ends: Ends) -> None:
+    one, two = ends
+
+    def refuse(message: Any) -> None:
+        raise ProtocolMismatch("not this one")
+
+    two.on_message = refuse
+    one.channel.send(m.Stats(1))
+    assert str(await two.end()) == "not this one"
+
+
+async def test_a_side_that_does_not_read_is_cut_off(raw: Any) -> None:
+    _, ours = raw
+    end = End(ours)
+    sent = 0
+    while not end.closed:
+        end.channel.send(m.Put(1, bytes(1 << 20), b"", "", 1.0))
+        sent += 1
+        assert sent < 40
+    assert isinstance(end.closed[0], ProtocolMismatch)
+    assert sent > 16
+
+
+# Descriptors
+
+
+def pipes(count: int) -> tuple[list[int], list[int]]:
+    both = [os.pipe() for _ in range(count)]
+    return [read for read, _ in both], [write for _, write in both]
+
+
+def grants(count: int) -> list[m.Grant]:
+    return [m.Grant(i, 4096, False) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 65, 200])
+async def test_descriptors_arrive_with_their_message_in_order(ends: Ends, count: int) -> None:
+    one, two = ends
+    reads, writes = pipes(count)
+    one.channel.send(m.Reserved(1, [], grants(count)), writes)
+    await two.message()
+    assert len(two.taken) == count
+    for number, (ours, theirs) in enumerate(zip(writes, two.taken, strict=True)):
+        os.close(ours)
+        os.write(theirs, number.to_bytes(2, "little"))
+    assert [int.from_bytes(os.read(read, 9), "little") for read in reads] == list(range(count))
+    for read in reads:
+        os.close(read)
+
+
+async def test_descriptors_behind_messages_that_wait(ends: Ends) -> None:
+    """They go with their own message also when the socket was full before it."""
+    one, two = ends
+    reads, writes = pipes(3)
+    for i in range(6):
+        one.channel.send(m.Put(i, bytes(1 << 20), b"", "", 1.0))
+        one.channel.send(m.Reserved(i, [], grants(1)), [writes[i % 3]])
+    await two.message(12)
+    assert len(two.taken) == 6
+    for descriptor, theirs in zip(writes * 2, two.taken, strict=True):
+        assert os.stat(theirs).st_ino == os.stat(descriptor).st_ino
+    for descriptor in (*reads, *writes):
+        os.close(descriptor)
+
+
+async def test_fewer_descriptors_than_announced(ends: Ends) -> None:
+    one, two = ends
+    one.channel.send(m.Reserved(1, [], grants(1)))
+    error = await two.end()
+    assert isinstance(error, ProtocolMismatch)
+    assert "0 came" in str(error)
+
+
+async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
+    one, two = ends
+    reads, writes = pipes(2)
+    one.channel.send(m.Reserved(1, [], grants(1)), writes)  # two where one is announced
+    await two.message()
+    two.channel.close()
+    os.close(writes[0])
+    os.close(writes[1])
+    os.close(two.taken.pop())
+    for read in reads:
+        assert os.read(read, 1) == b""  # no other end is open any more
+        os.close(read)
+
+
+async def test_who_takes_no_descriptors_gets_none(ends: Ends) -> None:
+    one, two = ends
+    reads, writes = pipes(1)
+    two.channel.send(m.Reserved(1, [], []), writes)
+    await one.message()
+    os.close(writes[0])
+    assert os.read(reads[0], 1) == b""
+    os.close(reads[0])
+
+
+# Detaching
+
+
+async def test_a_detached_socket_is_still_connected(ends: Ends) -> None:
+    one, two = ends
+    connected, rest = one.channel.detach()
+    assert rest == b""
+    assert not one.channel.open
+    assert one.closed == []
+    connected.send(frame(m.Stats(5)))
+    assert await two.message() == m.Stats(5)
+    connected.close()
+    assert await two.end() is None
+
+
+async def test_what_is_half_sent_comes_with_the_socket(raw: Any) -> None:
+    theirs, ours = raw
+    end = End(ours)
+    messages = [m.Put(i, bytes([i]) * (1 << 20), b"", "", 1.0) for i in range(3)]
+    for message in messages:
+        end.channel.send(message)
+    connected, rest = end.channel.detach()
+    assert 0 < len(rest) < len(frame(messages[0]))
+    received = bytearray()
+
+    def read(until: int) -> None:
+        while len(received) < until:
+            received.extend(theirs.recv(1 << 20))
+
+    whole = frame(messages[0])
+    await asyncio.to_thread(read, len(whole) - len(rest))
+    assert received + rest == whole  # and of the others nothing
+    assert connected is ours

@@ -1,0 +1,97 @@
+"""Messages: what is encoded is decoded; other types, tags and versions are refused or read as far as known."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from dataplane.wire import messages as m
+
+requests = msgspec.msgpack.Decoder(m.Request)
+replies = msgspec.msgpack.Decoder(m.Reply)
+
+
+def instances(union: Any) -> st.SearchStrategy[m.Message]:
+    simple = {
+        int: st.integers(-(2**63), 2**63 - 1),
+        float: st.floats(allow_nan=False),
+        str: st.text(max_size=8),
+        bytes: st.binary(max_size=8),
+        bool: st.booleans(),
+        dict[str, Any]: st.dictionaries(st.text(max_size=4), st.integers(0, 9) | st.text(max_size=3), max_size=3),
+    }
+    return st.one_of([st.builds(kind, **{n: of(t, simple) for n, t in fields(kind)}) for kind in get_args(union)])
+
+
+def fields(kind: type[m.Message]) -> list[tuple[str, Any]]:
+    return [(field.name, field.type) for field in msgspec.structs.fields(kind)]
+
+
+def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    if kind in simple:
+        return simple[kind]
+    if kind is m.Grant:
+        return st.builds(m.Grant, simple[int], simple[int], simple[bool])
+    if kind.__origin__ is tuple:
+        return st.tuples(*(of(inner, simple) for inner in get_args(kind)))
+    return st.lists(of(get_args(kind)[0], simple), max_size=3)
+
+
+@given(instances(m.Request))
+def test_requests_come_back(request_: m.Message) -> None:
+    assert requests.decode(msgspec.msgpack.encode(request_)) == request_
+
+
+@given(instances(m.Reply))
+def test_replies_come_back(reply: m.Message) -> None:
+    assert replies.decode(msgspec.msgpack.encode(reply)) == reply
+
+
+@given(instances(m.Request), st.integers(0, 30), st.binary(min_size=1, max_size=3))
+def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int, what: bytes) -> None:
+    encoded = bytearray(msgspec.msgpack.encode(request_))
+    encoded[where : where + len(what)] = what
+    try:
+        decoded = requests.decode(bytes(encoded))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    assert isinstance(decoded, m.Message)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    for decoder in (requests, replies):
+        try:
+            assert isinstance(decoder.decode(data), m.Message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+
+
+@pytest.mark.parametrize("union", [m.Request, m.Reply])
+def test_what_a_later_minor_version_adds_at_the_end_is_ignored(union: Any) -> None:
+    decoder = msgspec.msgpack.Decoder(union)
+
+    @given(instances(union))
+    def ignored(message: m.Message) -> None:
+        later = [*msgspec.msgpack.decode(msgspec.msgpack.encode(message)), "more", {"and": "more"}]
+        assert decoder.decode(msgspec.msgpack.encode(later)) == message
+
+    ignored()
+
+
+def test_requests_and_replies_have_no_tag_in_common() -> None:
+    tags = [kind.__struct_config__.tag for union in (m.Request, m.Reply) for kind in get_args(union)]
+    assert len(set(tags)) == len(tags)
+
+
+def test_a_reply_is_no_request() -> None:
+    with pytest.raises(msgspec.ValidationError):
+        requests.decode(msgspec.msgpack.encode(m.Done(1)))
+
+
+def test_whatever_is_put_in_a_message_fits_a_frame() -> None:
+    assert m.MAX_INLINE + m.MAX_LAYOUT + 6 * m.MAX_SCOPE < m.MAX_FRAME
