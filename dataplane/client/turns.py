@@ -17,10 +17,11 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from dataplane.errors import Closed
+from dataplane.errors import Closed, Misuse
 from dataplane.wire.polling import PollingSelector, polling_loop
 
 T = TypeVar("T")
@@ -43,8 +44,16 @@ class Turns:
         self._keeper.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine; its result or its error. Any thread may call."""
-        if not self._turn.acquire(blocking=False):
+        """Run the coroutine; its result or its error. Any thread may call, also one that runs a loop of its own (as
+        notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer that runs within another call.
+        """
+        running = asyncio._get_running_loop()
+        if running is self._loop:
+            coroutine.close()
+            raise Misuse(
+                "a plane was used within a call of it, by an object's finalizer most likely; it would wait forever"
+            )
+        if running is not None or not self._turn.acquire(blocking=False):
             return self._hand_over(coroutine)
         try:
             self._check(coroutine)
@@ -83,27 +92,41 @@ class Turns:
             _signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        waiting = object()
+        waiting: Future[T] = Future()
 
-        async def counted() -> T:
-            try:
-                return await coroutine
-            finally:
-                self._waiting.discard(waiting)
-                self._ended.set()
+        def begin() -> None:
+            task = self._loop.create_task(coroutine)
+            task.add_done_callback(ended)
+            waiting.add_done_callback(lambda _: interrupted(task))
 
-        self._waiting.add(waiting)  # before looking whether it is open: `close` sees either this, or that nobody comes
+        def interrupted(task: asyncio.Task[T]) -> None:
+            if waiting.cancelled():
+                self._loop.call_soon_threadsafe(task.cancel)
+
+        def ended(task: asyncio.Task[T]) -> None:  # which comes also where the task was cancelled before it began
+            self._waiting.discard(waiting)
+            self._ended.set()
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if waiting.set_running_or_notify_cancel():
+                if error is None:
+                    waiting.set_result(task.result())
+                else:
+                    waiting.set_exception(error)
+
+        self._waiting.add(waiting)  # before looking whether it is open: the keeper sees either this, or nobody comes
         try:
             self._check(coroutine)
         except Closed:
             self._waiting.discard(waiting)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended.set)
             raise
-        future = asyncio.run_coroutine_threadsafe(counted(), self._loop)
+        self._loop.call_soon_threadsafe(begin)
         self._calls.put(None)
         try:
-            return future.result()
+            return waiting.result()
         except BaseException:
-            future.cancel()
+            waiting.cancel()
             raise
 
     def soon(self, work: Callable[[], object]) -> None:
@@ -120,12 +143,13 @@ class Turns:
                 self._calls.put(None)  # the turn may be ending; then the keeper does it
 
     def _keep(self) -> None:
-        while self._open:
+        while not self._loop.is_closed():
             self._calls.get()
             with self._turn:
-                if self._open:
-                    self._selector.polls = False
-                    self._loop.run_until_complete(self._while_needed())
+                self._selector.polls = False
+                self._loop.run_until_complete(self._while_needed())
+                if not self._open and not self._waiting:
+                    self._loop.close()
 
     async def _while_needed(self) -> None:
         await asyncio.sleep(0)  # what `soon` left
@@ -143,7 +167,3 @@ class Turns:
         self._open = False
         self._calls.put(None)
         self._keeper.join()
-        with self._turn:
-            if not self._loop.is_closed():
-                self._loop.run_until_complete(self._while_needed())
-                self._loop.close()

@@ -157,21 +157,24 @@ async def test_reading_a_set_again_and_again_restores_the_least_it_can(tmp_path:
         assert 16 <= restored <= 20, "least-recently-used would bring back all 80"
 
 
-async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(tmp_path: Path) -> None:
-    async with running(tmp_path, high_watermark=0.75, low_watermark=0.5) as store:
+@pytest.mark.parametrize(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
+async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
+    tmp_path: Path, low: float, files: int
+) -> None:
+    async with running(tmp_path, high_watermark=0.75, low_watermark=low) as store:
         numbers = [await put(store, seed) for seed in range(48)]
         await at_rest(store)
         assert on_disk(store) == [], "at the high watermark, not above it"
         numbers.append(await put(store, 48))
-        await until(lambda: store.disk.statistics().files == 17)
+        await until(lambda: store.disk.statistics().files == files)
         await at_rest(store)
-        assert on_disk(store) == numbers[-17:], "and no further; the newest go"
+        assert on_disk(store) == numbers[-files:], "and no further; the newest go"
         now = store.statistics()
         assert now.budget.used == 49 * SIZE, "their memory stays until somebody needs it"
         assert now.spilled_shards == 0
         numbers += [await put(store, seed) for seed in range(49, 64)]
         await at_rest(store)
-        assert store.disk.statistics().files == 17, "below the high watermark again"
+        assert store.disk.statistics().files == files, "below the high watermark again"
         held = store.pin_now("reader", numbers)
         assert held is not None
         assert all(read(store, pinned) == content(seed) for seed, pinned in enumerate(held))

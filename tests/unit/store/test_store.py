@@ -676,9 +676,8 @@ async def test_a_shard_that_can_not_be_read_for_want_of_descriptors_is_not_lost(
         first, second = [await store.put("p", d, layout(size), soon(), scope="", holder="p") for d in data]
         assert store.pin_now("r", [second])
         store.unpin("r", [second])
-        with without_descriptors():
-            with pytest.raises(Backpressure, match="Too many open files"):
-                await store.pin("r", [first], Deadline.after(0.3))
+        with without_descriptors(), pytest.raises(Backpressure, match="Too many open files"):
+            await store.pin("r", [first], Deadline.after(0.3))
         assert store.statistics().pinned == 0
         (pinned,) = await store.pin("r", [first], soon())
         assert read(store, pinned.extent, size) == data[0]

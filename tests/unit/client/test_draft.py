@@ -1,0 +1,258 @@
+"""Drafts: written in place, sealed in place, by dtype and kind; what they refuse; what becomes of their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+import dataplane as dp
+from dataplane.aio import AsyncPlane
+from dataplane.client.draft import Spec, dense, ragged
+from tests.processes import MIB, StandingNode
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path_factory.mktemp("node"), spill=0) as node:
+        yield node
+
+
+@pytest.fixture
+async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
+    async with dp.aio.connect(node.address) as plane:
+        yield plane
+        async with asyncio.timeout(10):
+            while (await plane.stats()).memory_used:
+                gc.collect()
+                await asyncio.sleep(0.001)
+
+
+# Descriptions
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), torch.float32])
+def test_a_dtype_by_any_name(dtype: Any) -> None:
+    assert dense((2, 3), dtype) == dense([2, 3], "float32")
+    assert ragged([1], (2,), dtype).field.dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float31", object, "datetime64[s]", 7, "O", "str"])
+def test_a_dtype_that_no_column_has(dtype: Any) -> None:
+    with pytest.raises(dp.SchemaMismatch):
+        dense((2,), dtype)
+    with pytest.raises(dp.SchemaMismatch):
+        ragged([2], (), dtype)
+
+
+@pytest.mark.parametrize("shape", [(), (-1,), (3, -2), (2.5,), ("3",), 3, None])
+def test_a_shape_that_is_none(shape: Any) -> None:
+    with pytest.raises(dp.SchemaMismatch):
+        dense(shape, "uint8")
+
+
+@pytest.mark.parametrize(("lengths", "shape"), [([-1], ()), ([1], (-2,)), ([1.5], ()), (["1"], ()), (3, ())])
+def test_lengths_that_are_none(lengths: Any, shape: Any) -> None:
+    with pytest.raises(dp.SchemaMismatch):
+        ragged(lengths, shape, "uint8")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"x": dense((0, 3), "uint8")},
+        {"x": dense((3, 0), "uint8")},
+        {"x": dense((2,), "uint8"), "y": dense((3,), "uint8")},
+        {"x": dense((2,), "uint8"), "y": ragged([1, 2, 3], (), "uint8")},
+        {"x": [1, 2, 3]},
+        {"x": np.zeros(3)},
+    ],
+)
+async def test_columns_that_make_no_draft(plane: AsyncPlane, columns: Any) -> None:
+    with pytest.raises(dp.SchemaMismatch):
+        await plane.draft(columns)
+    assert (await plane.stats()).reserved_bytes == 0
+
+
+# Writing and sealing
+
+
+dtypes = st.sampled_from(["bool", "uint8", "int16", "float16", "int64", "float64", "complex64"])
+shapes = st.lists(st.integers(1, 4), max_size=2).map(tuple)
+_counter = itertools.count()
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> dict[str, Spec]:
+    rows = draw(st.integers(1, 6))
+    lengths = st.lists(st.integers(0, 5), min_size=rows, max_size=rows)
+    kinds = st.one_of(
+        st.builds(lambda shape, dtype: dense((rows, *shape), dtype), shapes, dtypes),
+        st.builds(ragged, lengths, shapes, dtypes),
+    )
+    return {f"c{i}": spec for i, spec in enumerate([dense((rows,), "uint8"), *draw(st.lists(kinds, max_size=4))])}
+
+
+def value(spec: Spec, shape: tuple[int, ...], dtype: Any) -> Any:
+    count = int(np.prod(shape, dtype=np.int64))
+    return (np.arange(count) + next(_counter)).astype(dtype).reshape(shape)
+
+
+async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def one(columns: dict[str, Spec]) -> None:
+        draft = await plane.draft(columns)
+        assert list(draft) == list(columns)
+        written: dict[str, Any] = {}
+        for name, spec in columns.items():
+            arrays = draft[name]
+            if isinstance(arrays, list):
+                written[name] = [value(spec, array.shape, array.dtype) for array in arrays]
+                for array, values in zip(arrays, written[name], strict=True):
+                    array[...] = values
+            else:
+                written[name] = value(spec, arrays.shape, arrays.dtype)
+                arrays[...] = written[name]
+        ref = await draft.seal()
+        batch = await plane.get(ref)
+        for name, spec in columns.items():
+            got = batch[name].numpy()
+            assert batch[name].kind == spec.field.kind
+            for ours, theirs in zip(written[name], got, strict=True):
+                assert np.asarray(theirs).dtype == np.asarray(ours).dtype
+                assert np.array_equal(ours, theirs)
+        await plane.free(ref)
+
+    @settings(max_examples=40, deadline=None)
+    @given(specs())
+    def all_of_them(columns: dict[str, Spec]) -> None:
+        asyncio.run_coroutine_threadsafe(one(columns), loop).result(20)
+
+    await asyncio.to_thread(all_of_them)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.bool])
+async def test_torch_dtypes(plane: AsyncPlane, dtype: torch.dtype) -> None:
+    draft = await plane.draft({"x": dense((3, 4), dtype), "y": ragged([2, 0, 1], (3,), dtype)})
+    x = torch.arange(12).reshape(3, 4).to(dtype)
+    draft.torch("x").copy_(x)
+    for row, values in enumerate(draft.torch("y")):
+        assert values.dtype == dtype
+        values.fill_(row)
+    del values
+    ref = await draft.seal()
+    batch = await plane.get(ref)
+    assert batch["x"].torch().dtype == dtype
+    assert torch.equal(batch["x"].torch().view(torch.uint8), x.view(torch.uint8))
+    del batch
+    await plane.free(ref)
+
+
+async def test_what_numpy_has_no_dtype_for_is_written_as_bits(plane: AsyncPlane) -> None:
+    draft = await plane.draft({"x": dense((2,), "bfloat16")})
+    assert draft["x"].dtype == np.uint16
+    draft["x"][:] = 0x3F80
+    ref = await draft.seal()
+    assert (await plane.get(ref))["x"].torch().tolist() == [1.0, 1.0]
+    await plane.free(ref)
+
+
+async def test_nobody_sees_it_before_the_seal(plane: AsyncPlane) -> None:
+    draft = await plane.draft({"x": dense((1, MIB), "uint8")})
+    stats = await plane.stats()
+    assert (stats.shards, stats.reserved_bytes, stats.put_bytes) == (0, MIB, 0)
+    draft.drop()
+
+
+async def test_a_sealed_draft_is_a_shard_like_any_other(plane: AsyncPlane) -> None:
+    draft = await plane.draft({"x": dense((4, MIB // 4), "uint8"), "n": dense((4,), "int64")}, scope="s")
+    draft["x"][:] = 5
+    draft["n"][:] = range(4)
+    ref = await draft.seal()
+    assert ref.schema["x"].shape == (MIB // 4,)
+    batch = await plane.get(ref[[3, 1]].select("n"))
+    assert batch["n"].to_list() == [3, 1]
+    del batch
+    await plane.free(ref[:2])
+    with pytest.raises(dp.Freed):
+        await plane.get(ref)
+    await plane.free(scope="s")
+    with pytest.raises(dp.Freed):
+        await plane.get(ref[2:])
+
+
+# The end of a draft
+
+
+async def test_sealed_twice_or_written_after(plane: AsyncPlane) -> None:
+    draft = await plane.draft({"x": dense((1,), "uint8")})
+    ref = await draft.seal()
+    with pytest.raises(dp.Closed):
+        await draft.seal()
+    with pytest.raises(dp.Closed):
+        draft["x"]
+    draft.drop()  # which leaves the shard alone
+    assert len(await plane.get(ref)) == 1
+    await plane.free(ref)
+
+
+async def test_dropped(plane: AsyncPlane) -> None:
+    draft = await plane.draft({"x": dense((1, MIB), "uint8")})
+    array = draft["x"]
+    draft.drop()
+    draft.drop()
+    assert (await plane.stats()).reserved_bytes == 0
+    with pytest.raises(dp.Closed):
+        await draft.seal()
+    with pytest.raises(dp.Closed):
+        draft["x"]
+    ref = await plane.put({"x": np.full((1, MIB), 1, np.uint8)})
+    array[:] = 2  # not ours any more; harmless all the same
+    assert (await plane.get(ref))["x"].numpy().max() == 1
+    await plane.free(ref)
+
+
+async def test_forgotten(plane: AsyncPlane) -> None:
+    """A draft that nobody sealed or dropped says so, and its memory is back when the plane is closed at the latest."""
+    async with dp.aio.connect(plane.address) as other:
+        draft = await other.draft({"x": dense((1, MIB), "uint8")})
+        assert (await plane.stats()).reserved_bytes == MIB
+        with pytest.warns(ResourceWarning, match="neither sealed nor dropped"):
+            del draft
+            gc.collect()
+
+
+async def test_a_column_that_is_not_there(plane: AsyncPlane) -> None:
+    async with await plane.draft({"x": dense((1,), "uint8")}) as draft:
+        with pytest.raises(dp.SchemaMismatch) as caught:
+            draft["y"]
+        assert caught.value.column == "y"
+
+
+async def test_an_expired_lease(tmp_path: Path) -> None:
+    """The loop is held up for longer than the lease: no signs of life go out, and the seal is refused."""
+    with StandingNode(tmp_path, reservation_lease_s=0.3, spill=0) as node:
+        async with dp.aio.connect(node.address) as plane:
+            draft = await plane.draft({"x": dense((1, MIB), "uint8")})
+            with dp.connect(node.address) as other:  # which has a loop of its own
+                deadline = time.monotonic() + 10
+                while other.stats().reserved_bytes:
+                    assert time.monotonic() < deadline
+                with pytest.raises(dp.LeaseExpired) as caught:
+                    await draft.seal()
+                assert caught.value.lease_s == 0.3
+                assert other.stats().shards == 0
+            ref = await plane.put({"x": [1]})
+            assert (await plane.get(ref))["x"].to_list() == [1]

@@ -1,0 +1,175 @@
+"""Mappings of a segment, and views that keep what they look into."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.client.memory import HeldShard, Segment
+
+PAGE = mmap.PAGESIZE
+SIZE = 16 * PAGE
+
+
+class Pin:
+    """Anything that can be held."""
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """A memfd with a different value in each page; the test's own descriptor of it."""
+    fd = os.memfd_create("dataplane-test")
+    os.write(fd, np.repeat(np.arange(SIZE // PAGE, dtype=np.uint8), PAGE).tobytes())
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def segment(fd: int) -> Iterator[Segment]:
+    segment = Segment(0, SIZE)
+    segment.grant(os.dup(fd), writable=True)
+    segment.grant(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY), writable=False)
+    yield segment
+    segment._descriptors.clear()  # pytest keeps the fixture's value beyond the test
+    segment._mappings.clear()
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:dataplane-test")
+
+
+def test_a_segment_is_mapped_once_for_each_right(segment: Segment) -> None:
+    before = mappings()
+    kept = [segment.mapping(writable=writable).array(i, 1) for i in range(10) for writable in (True, False)]
+    assert mappings() == before + 2
+    assert len(kept) == 20
+
+
+def test_the_read_only_mapping_is_read_only(segment: Segment) -> None:
+    array = segment.mapping(writable=False).array(3 * PAGE, PAGE)
+    assert array.tolist() == [3] * PAGE
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        array.setflags(write=True)
+
+
+def test_what_is_written_is_seen_by_all(segment: Segment) -> None:
+    reading = segment.mapping(writable=False).array(0, SIZE)
+    segment.mapping(writable=True).array(PAGE, 4)[:] = 200
+    assert reading[PAGE : PAGE + 5].tolist() == [200] * 4 + [1]
+
+
+def test_a_right_that_was_not_granted(fd: int) -> None:
+    segment = Segment(0, SIZE)
+    segment.grant(os.dup(fd), writable=False)
+    with pytest.raises(KeyError):
+        segment.mapping(writable=True)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 1), (0, SIZE + 1), (SIZE, 1), (1, -1)])
+def test_beyond_a_mapping(segment: Segment, offset: int, size: int) -> None:
+    with pytest.raises(ValueError, match="of a mapping"):
+        segment.mapping(writable=False).array(offset, size)
+
+
+def test_an_array_keeps_its_mapping_and_what_it_was_given(segment: Segment) -> None:
+    pin = Pin()
+    gone = weakref.ref(pin)
+    mapping = segment.shared(2 * PAGE, PAGE)
+    before = mappings()
+    array = mapping.array(0, PAGE, pin).view(np.uint32).reshape(4, -1)[1:, ::2]
+    del pin, mapping
+    gc.collect()
+    assert gone() is not None
+    assert mappings() == before
+    assert int(array[0, 0]) == 0x02020202
+    del array
+    assert gone() is None
+    assert mappings() == before - 1
+
+
+def test_populating_makes_pages(fd: int) -> None:
+    empty = os.memfd_create("dataplane-empty")
+    try:
+        os.ftruncate(empty, SIZE)
+        segment = Segment(0, SIZE)
+        segment.grant(os.dup(empty), writable=True)
+        mapping = segment.mapping(writable=True)
+        if not mapping.populate(4 * PAGE, 8 * PAGE):
+            pytest.skip("this kernel has no MADV_POPULATE_WRITE")
+        assert os.stat(empty).st_blocks * 512 == 8 * PAGE
+        assert not mapping.populate(0, 4 * SIZE)
+    finally:
+        os.close(empty)
+
+
+def test_turning_private_in_place(segment: Segment) -> None:
+    mapping = segment.shared(4 * PAGE, 2 * PAGE)
+    array = mapping.array(0, 2 * PAGE)
+    array[0] = 99
+    segment.unshare(mapping, 4 * PAGE)
+    assert array[:2].tolist() == [99, 4]
+    array[1] = 77
+    array[PAGE] = 66
+    assert segment.mapping(writable=False).array(4 * PAGE, PAGE + 1)[[0, 1, PAGE]].tolist() == [99, 4, 5]
+    assert array[[0, 1, PAGE]].tolist() == [99, 77, 66]
+
+
+def test_turning_private_without_a_read_only_descriptor(fd: int) -> None:
+    segment = Segment(0, SIZE)
+    segment.grant(os.dup(fd), writable=True)
+    mapping = segment.shared(0, PAGE)
+    segment.unshare(mapping, 0)
+    mapping.array(0, PAGE)[0] = 55
+    assert os.pread(fd, 1, 0) == b"\0"
+
+
+class TestHeldShard:
+    def test_reading_in_place(self, segment: Segment) -> None:
+        held = HeldShard(segment, 3 * PAGE, 2 * PAGE, Pin())
+        view = held.read(PAGE - 1, 2)
+        assert view.tolist() == [3, 4]
+        segment.mapping(writable=True).array(4 * PAGE, 1)[0] = 9
+        assert view.tolist() == [3, 9]
+
+    def test_a_private_view_is_one_copy_and_nobody_elses(self, segment: Segment) -> None:
+        held, other = (HeldShard(segment, 3 * PAGE, 2 * PAGE, Pin()) for _ in range(2))
+        one, two = held.private(0, 8), held.private(4, 8)
+        one[5] = 200
+        assert two[1] == 200
+        assert held.read(5, 1).tolist() == [3]
+        assert other.private(5, 1).tolist() == [3]
+        assert segment.mapping(writable=False).array(3 * PAGE + 5, 1).tolist() == [3]
+
+    @pytest.mark.parametrize("how", ["read", "private"])
+    def test_views_keep_the_pin(self, segment: Segment, how: str) -> None:
+        pin = Pin()
+        gone = weakref.ref(pin)
+        held = HeldShard(segment, 0, PAGE, pin)
+        view = getattr(held, how)(0, PAGE)
+        del pin, held
+        gc.collect()
+        assert gone() is not None
+        del view
+        assert gone() is None
+
+    @pytest.mark.parametrize("how", ["read", "private"])
+    @pytest.mark.parametrize(("offset", "size"), [(-1, 1), (PAGE, 1), (0, PAGE + 1), (8, -8)])
+    def test_beyond_the_shard(self, segment: Segment, how: str, offset: int, size: int) -> None:
+        with pytest.raises(ValueError, match="of a shard"):
+            getattr(HeldShard(segment, PAGE, PAGE, Pin()), how)(offset, size)
+
+    def test_views_take_no_descriptors(self, segment: Segment) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        kept: list[Any] = [HeldShard(segment, 0, PAGE, Pin()).private(0, 8) for _ in range(300)]
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(kept) == 300

@@ -1,0 +1,197 @@
+"""Pins of a connection: dropped once, from any thread, also after the plane was closed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from dataplane.client.pins import Pin, Pins
+from dataplane.wire import messages as m
+from dataplane.wire.framing import Framer, frame
+
+decoder = msgspec.msgpack.Decoder(m.Request)
+
+
+class Flushes:
+    """Counts how often the pins ask for a flush."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.pins = Pins(self.ask)
+
+    def ask(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The plane's end, not blocking, and the node's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    theirs.settimeout(10)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def said(theirs: socket.socket) -> list[Any]:
+    """Everything until the other end is closed."""
+    framer = Framer()
+    got = []
+    while data := theirs.recv(1 << 16):
+        got += [decoder.decode(body) for body in framer.feed(data)]
+    return got
+
+
+def test_each_pin_is_dropped_once() -> None:
+    flushes = Flushes()
+    pins = flushes.pins
+    held = [pins.hold(shard) for shard in (1, 2, 2, 3)]
+    assert pins.live == 4
+    assert pins.take() == []
+    held.clear()
+    assert pins.live == 0
+    assert sorted(pins.take()) == [1, 2, 2, 3]
+    assert pins.take() == []
+
+
+def test_a_flush_is_asked_for_once_until_it_comes() -> None:
+    flushes = Flushes()
+    first = [flushes.pins.hold(shard) for shard in range(5)]
+    later = flushes.pins.hold(9)
+    first.clear()
+    assert flushes.count == 1
+    assert len(flushes.pins.take()) == 5
+    del later
+    assert flushes.count == 2
+    assert flushes.pins.take() == [9]
+
+
+def test_pins_in_a_cycle_are_dropped_by_the_collector() -> None:
+    flushes = Flushes()
+    cycle: list[Any] = [flushes.pins.hold(4)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert flushes.pins.take() == [4]
+
+
+def test_dropped_from_many_threads() -> None:
+    flushes = Flushes()
+    pins = flushes.pins
+    expected: Counter[int] = Counter()
+    taken: Counter[int] = Counter()
+    together = threading.Barrier(6)
+
+    def drop(held: list[Pin]) -> None:
+        together.wait()
+        while held:
+            held.pop()
+
+    def take() -> None:
+        together.wait()
+        for _ in range(2000):
+            taken.update(pins.take())
+
+    threads = [threading.Thread(target=take)]
+    for thread in range(5):
+        shards = [thread * 1000 + i % 100 for i in range(400)]
+        expected.update(shards)
+        threads.append(threading.Thread(target=drop, args=([pins.hold(shard) for shard in shards],)))
+    for running in threads:
+        running.start()
+    for running in threads:
+        running.join()
+    taken.update(pins.take())
+    assert taken == expected
+    assert pins.live == 0
+
+
+def test_after_close_the_last_pin_closes_the_socket(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    first, second = pins.hold(1), pins.hold(2)
+    pins.inherit(ours, b"")
+    del first
+    assert ours.fileno() >= 0
+    del second
+    assert ours.fileno() == -1
+    assert said(theirs) == [m.Unpin([1])]
+
+
+def test_what_was_dropped_before_the_close_is_sent_with_it(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    first, second = pins.hold(1), pins.hold(2)
+    del first
+    pins.inherit(ours, b"")
+    del second
+    assert said(theirs) == [m.Unpin([1])]
+
+
+def test_nothing_held_closes_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    Flushes().pins.inherit(ours, b"")
+    assert said(theirs) == []
+
+
+def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    held = {shard: pins.hold(shard) for shard in range(3)}
+    filler = m.Put(1, bytes(1 << 20), b"", "", 1.0)
+    rest = memoryview(frame(filler))
+    with suppress(BlockingIOError):
+        while True:
+            rest = rest[ours.send(rest) :]
+    pins.inherit(ours, bytes(rest))
+    del held[0]  # nobody reads
+    framer = Framer()
+    sent = len(frame(filler)) - len(rest)
+    while sent:
+        data = theirs.recv(min(sent, 1 << 16))
+        sent -= len(data)
+        assert list(framer.feed(data)) == []
+    del held[1]  # now there is room for the rest, as far as it goes
+    del held[2]
+    theirs_got = bytearray()
+    while data := theirs.recv(1 << 16):
+        theirs_got += data
+    got = [decoder.decode(body) for body in framer.feed(bytes(theirs_got))]
+    # What did not fit before the end is told by the end; what came is whole, and in order.
+    assert got in ([], [filler], [filler, m.Unpin([0])], [filler, m.Unpin([0]), m.Unpin([1])])
+
+
+def test_a_node_that_has_gone_is_no_matter(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    held = [pins.hold(shard) for shard in range(3)]
+    pins.inherit(ours, b"")
+    theirs.close()
+    held.clear()
+    assert ours.fileno() == -1
+
+
+def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    held = {shard: pins.hold(shard) for shard in range(3)}
+    pins.inherit(ours, b"")
+    pid = os.fork()
+    if pid == 0:
+        held.clear()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert pins.live == 3
+    for shard in range(3):
+        del held[shard]
+    assert [message.shards for message in said(theirs)] == [[0], [1]]  # and the third by the end
