@@ -93,15 +93,11 @@ class Turns:
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
         waiting: Future[T] = Future()
+        begun: list[asyncio.Task[T]] = []
 
         def begin() -> None:
-            task = self._loop.create_task(coroutine)
-            task.add_done_callback(ended)
-            waiting.add_done_callback(lambda _: interrupted(task))
-
-        def interrupted(task: asyncio.Task[T]) -> None:
-            if waiting.cancelled():
-                self._loop.call_soon_threadsafe(task.cancel)
+            begun.append(self._loop.create_task(coroutine))
+            begun[0].add_done_callback(ended)
 
         def ended(task: asyncio.Task[T]) -> None:  # which comes also where the task was cancelled before it began
             self._waiting.discard(waiting)
@@ -126,7 +122,8 @@ class Turns:
         try:
             return waiting.result()
         except BaseException:
-            waiting.cancel()
+            if waiting.cancel():  # interrupted
+                self._loop.call_soon_threadsafe(lambda: begun[0].cancel())
             raise
 
     def soon(self, work: Callable[[], object]) -> None:

@@ -169,6 +169,11 @@ class Budget:
         first = next(self._waiters(), None)
         return 0 if first is None else max(0, self.used + first.nbytes - self.capacity)
 
+    @property
+    def restoring(self) -> bool:
+        """Whether somebody waits to read something back."""
+        return bool(self._restores)
+
     def statistics(self) -> BudgetStatistics:
         """The budget's figures now."""
         waiting = list(self._waiters())

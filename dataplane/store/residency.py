@@ -7,6 +7,8 @@ What always holds:
   being read to be read again only after all others. So of a queue its newest rows go, not its oldest;
 - above the high watermark the coldest shards are written ahead, down to the low one, but stay in memory until somebody
   needs the room: a producer seldom waits for the disk, and nothing is read back that need not have gone;
+- whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
+  quota is kept for changing places;
 - a shard that moves is not touched until it has moved; freed meanwhile, it goes right after.
 
 Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is passed,
@@ -21,7 +23,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig
+from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Corrupt, Freed
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
@@ -92,16 +94,17 @@ class Residency:
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
-        """Begin to read those back that are on disk, once there is room for all of them; `moving` says when each is
-        done. Raises Backpressure at the deadline."""
-        missing = {s.number: s for s in shards if s.extent is None and s.moving is None and s.damage is None}
-        if not missing:
-            return
-        await self._budget.reserve(sum(s.size for s in missing.values()), deadline, restore=True)
-        for shard in missing.values():
-            shard.moving = task = asyncio.create_task(self._read(shard))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        """Begin to read those back that are on disk, each as soon as there is room for it; `moving` says when it is
+        done. Raises Backpressure at the deadline.
+
+        One by one, since what the first gives up on disk is where the next one's place in memory may have to go.
+        """
+        for shard in shards:
+            if shard.extent is None and shard.moving is None and shard.damage is None:
+                await self._budget.reserve(shard.size, deadline, restore=True)
+                shard.moving = task = asyncio.create_task(self._read(shard))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     async def _read(self, shard: Shard) -> None:
         """Read the shard into memory that the budget has already given.
@@ -205,9 +208,10 @@ class Residency:
     def _victims(self, need: int) -> list[Shard]:
         """Dirty shards to write, the coldest first, of `need` bytes or what is worth writing at once."""
         victims: list[Shard] = []
-        sizes: list[int] = []
+        sizes = [] if self._budget.restoring else self._kept()
+        kept = sum(sizes)
         self.disk_full = False
-        while sum(sizes) < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
+        while sum(sizes) - kept < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
             shard = self._pop(clean=False)
             if shard is None:
                 break
@@ -220,7 +224,7 @@ class Residency:
         return victims
 
     def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
-        """Whether the disk takes these, after dropping files of shards that are in memory too, the warmest first.
+        """Whether the disk takes these sizes, after dropping files of shards that are in memory too, the warmest first.
 
         Of those only that are pinned or read before `next_use`: else two shards could take each other's place forever.
         """
@@ -232,6 +236,17 @@ class Residency:
                 if self._disk.fits(sizes):
                     break
         return self._disk.fits(sizes)
+
+    def _kept(self) -> list[int]:
+        """What of the quota only a read may use: with memory and disk both full, a shard on disk changes places with
+        some in memory by way of it. Enough to make room for the largest; of shards of different sizes that may take one
+        too many, and many small files."""
+        if self._disk.fits([2 * self._budget.capacity]):
+            return []  # far from full: spare looking at every shard
+        sizes = {shard.size for shard in self._shards.values()}
+        if len(sizes) < 2:
+            return list(sizes)
+        return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]
 
     def _evict(self, shard: Shard) -> None:
         extent, shard.extent = shard.extent, None

@@ -226,7 +226,7 @@ async def test_all_of_it_pinned_is_backpressure_that_names_the_holder(tmp_path: 
 
 async def test_a_full_quota_is_backpressure_that_says_so_and_ends_when_something_is_freed(tmp_path: Path) -> None:
     quota = 5 * (SIZE + 4096)
-    async with running(tmp_path, spill=quota) as store:
+    async with running(tmp_path, spill=quota + SIZE + 4096) as store:  # the last is kept for changing places
         numbers = [await put(store, seed) for seed in range(69)]
         with pytest.raises(Backpressure) as caught:
             await put(store, 69, seconds=0.05)
@@ -330,7 +330,7 @@ async def test_reads_of_one_shard_share_one_restore(tmp_path: Path) -> None:
 async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: Path) -> None:
     """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
     quota = 8 * (SIZE + 4096)
-    async with running(tmp_path, spill=quota, high_watermark=1.0, low_watermark=1.0) as store:
+    async with running(tmp_path, spill=quota + SIZE + 4096, high_watermark=1.0, low_watermark=1.0) as store:
         numbers = [await put(store, seed) for seed in range(72)]
         await at_rest(store)
         assert store.disk.used == quota
@@ -339,7 +339,34 @@ async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: 
         await pin(store, *gone)
         later = [await put(store, 100 + seed) for seed in range(8)]
         await at_rest(store)
-        assert store.disk.used <= quota
+        assert store.disk.used <= quota + SIZE + 4096
         assert not set(later) & set(gone)
         for number in gone:
             assert store._shards[number].extent is not None
+
+
+async def test_with_memory_and_disk_full_whatever_is_on_disk_can_be_read(tmp_path: Path) -> None:
+    """A producer filled both before a slow consumer came to what is on disk: the two must be able to change places."""
+    async with running(tmp_path, spill=12 * (SIZE + 4096)) as store:
+        numbers = []
+        with pytest.raises(Backpressure):
+            while True:
+                numbers.append(await put(store, len(numbers), seconds=0.05))
+        producer = asyncio.create_task(put(store, 1000))
+        for number in [*on_disk(store), *numbers]:
+            assert (await pin(store, number))[0].shard == number
+            store.unpin("reader", [number])
+        store.free(numbers)
+        await producer
+        assert store.disk.used <= 12 * (SIZE + 4096)
+
+
+async def test_a_read_of_several_shards_when_memory_and_disk_are_full(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=12 * (SIZE + 4096)) as store:
+        numbers = []
+        with pytest.raises(Backpressure):
+            while True:
+                numbers.append(await put(store, len(numbers), seconds=0.05))
+        gone = on_disk(store)
+        assert len(gone) > 5
+        assert [pinned.shard for pinned in await pin(store, *gone)] == gone

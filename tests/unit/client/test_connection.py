@@ -1,0 +1,259 @@
+"""The connection: requests that end whatever happens, replies to nobody, errors that keep nothing alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.client.connection import Connection
+from dataplane.wire import messages as m
+from dataplane.wire.local import Channel, format_address, listen
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, pattern
+
+_requests = msgspec.msgpack.Decoder(m.Request)
+
+
+class Scripted:
+    """A node's end of one connection: remembers what it is asked, and answers what the test has it answer."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = format_address(path)
+        self.asked: list[Any] = []
+        self.answer: Callable[[Any], list[m.Message]] = lambda request: []
+        self.channel: Channel | None = None
+        self._listener = listen(path)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        connected, _ = self._listener.accept()
+        connected.setblocking(False)
+        self.channel = Channel(connected, _requests, self._received, lambda error: None)
+
+    def _received(self, request: Any) -> None:
+        assert self.channel is not None
+        if isinstance(request, m.Hello):
+            self.channel.send(m.Welcome(request.id, m.MAJOR, 0, b"scripted", MIB, 0.2, [], 0))
+            return
+        self.asked.append(request)
+        for message in self.answer(request):
+            self.channel.send(message)
+
+    def kinds(self) -> list[str]:
+        return [type(request).__name__ for request in self.asked]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
+        if self.channel is not None:
+            self.channel.close()
+
+
+@pytest.fixture
+async def scripted(tmp_path: Path) -> AsyncIterator[Scripted]:
+    scripted = Scripted(tmp_path / "s")
+    yield scripted
+    scripted.close()
+
+
+@pytest.fixture
+async def connection(scripted: Scripted) -> AsyncIterator[Connection]:
+    connection = await Connection.open(scripted.address, asyncio.get_running_loop().call_soon_threadsafe)
+    yield connection
+    connection.close()
+
+
+def stats(connection: Connection) -> m.Stats:
+    return m.Stats(connection.next_id())
+
+
+async def test_replies_find_their_requests_in_any_order(scripted: Scripted, connection: Connection) -> None:
+    asks = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(5)]
+    await scripted.until(lambda: len(scripted.asked) == 5)
+    assert scripted.channel is not None
+    for request in reversed(scripted.asked):
+        scripted.channel.send(m.Figures(request.id, {"n": request.id}))
+    numbers = [reply.values["n"] for reply in await asyncio.gather(*asks)]
+    assert numbers == [request.id for request in scripted.asked]
+
+
+async def test_no_answer_in_time(scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
+    with pytest.raises(dp.PeerUnavailable) as caught:
+        await connection.request(stats(connection), m.Figures, 0.0)
+    assert caught.value.address == scripted.address
+    await scripted.until(lambda: scripted.kinds() == ["Stats", "Cancel"])
+    # The answer that comes too late is nobody's, and the connection lives on.
+    assert scripted.channel is not None
+    scripted.channel.send(m.Figures(scripted.asked[0].id, {}))
+    scripted.answer = lambda request: [m.Figures(request.id, {"fine": 1})]
+    assert (await connection.request(stats(connection), m.Figures, 5.0)).values == {"fine": 1}
+
+
+GRANTED: list[tuple[Any, str]] = [
+    (lambda i: m.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
+    (lambda i: m.Held(i, [(4, 0, 0, 4096, b"", b""), (5, 0, 0, 64, b"", b"")], []), "Unpin"),
+    (lambda i: m.Stored(i, 4), "Free"),
+]
+
+
+@pytest.mark.parametrize(("reply", "undone"), GRANTED)
+async def test_what_a_cancelled_request_was_granted_is_given_back(
+    scripted: Scripted, connection: Connection, reply: Any, undone: str
+) -> None:
+    task = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scripted.channel is not None
+    scripted.channel.send(reply(scripted.asked[0].id))
+    await scripted.until(lambda: undone in scripted.kinds())
+    (back,) = (request for request in scripted.asked if type(request).__name__ == undone)
+    assert back.shards == ([4] if undone == "Free" else [4, 5])
+
+
+@pytest.mark.parametrize(("reply", "undone"), GRANTED)
+async def test_a_reply_and_a_cancellation_at_once(
+    scripted: Scripted, connection: Connection, reply: Any, undone: str
+) -> None:
+    """The reply has arrived when the task is cancelled, but the task has not seen it yet."""
+    task = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    connection._received(reply(scripted.asked[0].id))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await scripted.until(lambda: undone in scripted.kinds())
+
+
+async def test_another_answer_than_was_due(scripted: Scripted, connection: Connection) -> None:
+    scripted.answer = lambda request: [m.Done(request.id)]
+    with pytest.raises(dp.ProtocolMismatch, match="Done where Figures was due"):
+        await connection.request(stats(connection), m.Figures, 5.0)
+
+
+async def test_an_answer_to_nothing_ends_the_connection(scripted: Scripted, connection: Connection) -> None:
+    scripted.answer = lambda request: [m.Done(999)]
+    with pytest.raises(dp.ProtocolMismatch, match="999"):
+        await connection.request(stats(connection), m.Figures, 5.0)
+    with pytest.raises(dp.ProtocolMismatch):
+        connection.check()
+
+
+async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
+    scripted: Scripted, connection: Connection
+) -> None:
+    waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
+    await scripted.until(lambda: len(scripted.asked) == 3)
+    assert scripted.channel is not None
+    scripted.channel.send(m.Failure(0, "Unauthenticated", "not you", {"peer": "7", "of a later version": 1}))
+    scripted.channel.close()
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in errors] == [dp.Unauthenticated] * 3
+    assert len({id(error) for error in errors}) == 3  # each its own: one error raised twice grows two tracebacks
+    with pytest.raises(dp.Unauthenticated) as caught:
+        connection.check()
+    assert caught.value.peer == "7"
+
+
+async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, connection: Connection) -> None:
+    with pytest.raises(dp.LimitExceeded):
+        await connection.request(m.Pin(connection.next_id(), [2**60] * 500_000, 1.0), m.Held, 1.0)
+    scripted.answer = lambda request: [m.Figures(request.id, {})]
+    await connection.request(stats(connection), m.Figures, 5.0)
+    assert scripted.kinds() == ["Stats"]
+
+
+async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, connection: Connection) -> None:
+    connection.reserved(+1)
+    await scripted.until(lambda: scripted.kinds().count("Alive") >= 4)
+    connection.reserved(+1)
+    connection.reserved(-2)
+    count = len(scripted.asked)
+    await asyncio.sleep(3 * 0.2 / 5)
+    assert len(scripted.asked) <= count + 1
+
+
+async def test_closing_ends_what_waits(scripted: Scripted, connection: Connection) -> None:
+    waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
+    await scripted.until(lambda: len(scripted.asked) == 3)
+    connection.close()
+    connection.close()
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in errors] == [dp.Closed] * 3
+
+
+async def test_a_reply_and_the_close_at_once(scripted: Scripted, connection: Connection) -> None:
+    """A grant that is in hand when the connection is closed has gone with it: nobody may use it."""
+    task = asyncio.create_task(connection.request(stats(connection), m.Held, 5.0))
+    await scripted.until(lambda: bool(scripted.asked))
+    connection._received(m.Held(scripted.asked[0].id, [], []))
+    connection.close()
+    with pytest.raises(dp.Closed):
+        await task
+
+
+# Errors and what they hold
+
+
+class Array(np.ndarray[Any, Any]):
+    """An array that can be watched."""
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with StandingNode(tmp_path, spill=0) as node, FACES[request.param](node.address) as plane:
+        yield plane
+
+
+@pytest.mark.parametrize("size", [4096, 8 * MIB])
+def test_a_failed_put_keeps_its_columns_no_longer_than_its_error(plane: Any, size: int) -> None:
+    """Who retries after Backpressure must not pile up what was refused until the collector comes."""
+    kept = plane.get(plane.put({"x": pattern(0, 16 * MIB)}))["x"].numpy()
+
+    def attempt() -> weakref.ref[Any]:
+        column = pattern(1, size).view(Array)
+        gone = weakref.ref(column)
+        try:
+            plane.put({"x": column}, timeout=0.01)
+        except dp.Backpressure:
+            return gone
+        raise AssertionError("it found room")
+
+    attempt()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = attempt()
+        plane.stats()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert kept[0, 9] == 9
+
+
+def test_a_failed_get_holds_nothing(plane: Any) -> None:
+    ref = plane.put({"x": pattern(1, MIB, 4)})
+    plane.free(ref[:1])
+    gc.disable()
+    try:
+        with pytest.raises(dp.Freed):
+            plane.get(ref)
+        assert plane.stats().pinned_bytes == 0
+    finally:
+        gc.enable()
