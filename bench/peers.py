@@ -55,10 +55,12 @@ def _ray(scratch: Path) -> tuple[Cycle, Callable[[], None]]:
 
 
 def _transferqueue(scratch: Path) -> tuple[Cycle, Callable[[], None]]:
+    import ray
     import torch
     import transfer_queue as tq
     from tensordict import TensorDict
 
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # its actors ask for a processor each
     tq.init()
 
     def cycle(columns: dict[str, Any]) -> tuple[float, float]:
@@ -73,7 +75,11 @@ def _transferqueue(scratch: Path) -> tuple[Cycle, Callable[[], None]]:
         tq.kv_clear(keys, "bench")
         return middle - began, ended - middle
 
-    return cycle, tq.close
+    def stop() -> None:
+        tq.close()
+        ray.shutdown()
+
+    return cycle, stop
 
 
 PEERS: dict[str, tuple[str, Callable[[Path], tuple[Cycle, Callable[[], None]]]]] = {
