@@ -119,6 +119,7 @@ class Connection:
             raise
         finally:
             timer.cancel()
+            del future  # else an error would hold it through its frames, and it the error, and both what is being put
         if self._detached:  # between the reply and now: what it granted has gone with the connection
             self.check()
         if not isinstance(reply, kind):

@@ -55,13 +55,15 @@ class Turns:
             )
         if running is not None or not self._turn.acquire(blocking=False):
             return self._hand_over(coroutine)
+        task: asyncio.Task[T] | None = None
         try:
             self._check(coroutine)
             self._selector.polls = True
             task = self._loop.create_task(coroutine)
-            with self._interrupting(task):
-                return self._loop.run_until_complete(task)
+            self._run(task)
+            return task.result()
         finally:
+            task = None  # an error must not hold what holds it: with them would stay what the call was given
             self._turn.release()
             if self.busy():
                 self._calls.put(None)
@@ -84,14 +86,36 @@ class Turns:
         _signal.signal(signal.SIGINT, interrupt)
         try:
             yield
-        except asyncio.CancelledError:
-            if interrupted:
-                raise KeyboardInterrupt from None
-            raise
+            if interrupted and task.cancelled():
+                raise KeyboardInterrupt
         finally:
             _signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    def _run(self, task: asyncio.Task[Any]) -> None:
+        """As `run_until_complete`, but for the error: that is left in the task."""
+        task.add_done_callback(self._stop)
+        try:
+            with self._interrupting(task):
+                self._loop.run_forever()
+        finally:
+            task.remove_done_callback(self._stop)
+
+    def _stop(self, _: object) -> None:
+        self._loop.stop()
+
     def _hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        waiting, cancel = self._begin(coroutine)
+        try:
+            return waiting.result()
+        except BaseException:
+            if waiting.cancel():  # interrupted
+                cancel()
+            raise
+        finally:
+            del waiting, cancel  # as in `wait`
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> tuple[Future[T], Callable[[], object]]:
+        """Have the coroutine run by whoever runs the loop: what will come of it, and how to cancel it."""
         waiting: Future[T] = Future()
         begun: list[asyncio.Task[T]] = []
 
@@ -108,6 +132,10 @@ class Turns:
                     waiting.set_result(task.result())
                 else:
                     waiting.set_exception(error)
+            begun.clear()
+
+        def cancel() -> None:
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
 
         self._waiting.add(waiting)  # before looking whether it is open: the keeper sees either this, or nobody comes
         try:
@@ -119,12 +147,7 @@ class Turns:
             raise
         self._loop.call_soon_threadsafe(begin)
         self._calls.put(None)
-        try:
-            return waiting.result()
-        except BaseException:
-            if waiting.cancel():  # interrupted
-                self._loop.call_soon_threadsafe(lambda: begun[0].cancel())
-            raise
+        return waiting, cancel
 
     def soon(self, work: Callable[[], object]) -> None:
         """Do a little work that belongs to the loop, now if nobody runs it, else there. From any thread, a finalizer

@@ -118,8 +118,13 @@ def test_the_quota_is_never_passed_by_many_small_shards(tmp_path: Path) -> None:
         assert plane.stats().disk_used == sum(files) <= 400 << 10
 
 
-def spilled(directory: Path, shard: int) -> Path:
-    """The file of the shard. What was put first and what was put last is in memory; the rest is on disk alone."""
+def spill_all(plane: dp.Plane, budget: int) -> None:
+    """Have every shard on disk alone: somebody needs all of the memory for a moment."""
+    plane.draft({"x": dp.dense((1, budget), "uint8")}, timeout=10).drop()
+    assert plane.stats().spilled_shards == plane.stats().shards
+
+
+def file_of(directory: Path, shard: int) -> Path:
     (path,) = (directory / "spill").rglob(f"{shard:016x}.spill")
     return path
 
@@ -162,8 +167,8 @@ def replace(path: Path) -> None:
 def test_a_damaged_spill_file_is_never_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     with StandingNode(tmp_path, memory="8MiB") as node, dp.connect(node.address) as plane:
         refs = [plane.put({"x": pattern(seed, 2 * MIB)}) for seed in range(8)]
-        eventually(lambda: plane.stats().spilled_shards >= 4, "half of it is on disk")
-        victim = spilled(tmp_path, 6)
+        spill_all(plane, 8 * MIB)
+        victim = file_of(tmp_path, 6)
         damage(victim)
         outcomes: list[object] = []
         for seed, ref in enumerate(refs):
@@ -186,8 +191,8 @@ def test_a_damaged_spill_file_is_never_served(tmp_path: Path, damage: Callable[[
 def test_a_damaged_shard_does_not_hold_up_a_get_of_several(tmp_path: Path) -> None:
     with StandingNode(tmp_path, memory="8MiB") as node, dp.connect(node.address) as plane:
         refs = [plane.put({"x": pattern(seed, MIB)}) for seed in range(16)]
-        eventually(lambda: plane.stats().spilled_shards >= 8, "half of it is on disk")
-        flip(spilled(tmp_path, 12))
+        spill_all(plane, 8 * MIB)
+        flip(file_of(tmp_path, 12))
         with pytest.raises(dp.Corrupt):
             plane.get(dp.concat(refs[9:]), timeout=5)
         eventually(lambda: plane.stats().pinned_bytes == 0, "nothing stays pinned")

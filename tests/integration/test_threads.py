@@ -39,6 +39,11 @@ class Threads:
         except BaseException as error:
             self.ended.append(error)
 
+    def end(self, count: int) -> None:
+        """Wait until so many have ended with an error, each of its own."""
+        eventually(lambda: len(self.ended) == count, f"{count} threads ended")
+        self.stop()
+
     def stop(self) -> None:
         self._stop.set()
         deadline = time.monotonic() + WAIT_S
@@ -94,7 +99,7 @@ def test_closing_while_threads_call(tmp_path: Path, size: int) -> None:
             threads = Threads(4, work)
             eventually(lambda threads=threads: min(threads.calls) >= 2, "all call")
             plane.close()
-            threads.stop()
+            threads.end(4)
             assert [type(error) for error in threads.ended] == [dp.Closed] * 4
 
 
@@ -106,7 +111,7 @@ def test_closing_while_threads_wait(tmp_path: Path) -> None:
         eventually(lambda: watcher.stats().waiting == 4, "all wait")
         began = time.monotonic()
         plane.close()
-        threads.stop()
+        threads.end(4)
         assert time.monotonic() - began < 5
         assert [type(error) for error in threads.ended] == [dp.Closed] * 4
         eventually(lambda: watcher.stats().waiting == 0, "the node noticed")
