@@ -20,7 +20,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.dedupe import distinct
-from dataplane.batch.field import MAX_COLUMNS, Field, check_field
+from dataplane.batch.field import MAX_COLUMNS, Field, check_field, is_text
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout, aligned
 from dataplane.batch.pieces import Reading, Selection
@@ -168,7 +168,7 @@ def _columns(columns: Any) -> Iterator[tuple[str, Values]]:
         found = type(columns).__name__
         raise SchemaMismatch(f"{found} is no batch", expected="a mapping of names to columns", found=found)
     for name, values in pairs:
-        if not isinstance(name, str) or not name:
+        if not is_text(name) or not name:
             raise mismatch(str(name), "a column's name is text", expected="a name", found=repr(name))
         yield name, values if isinstance(values, Values) else values_of(name, values)
 

@@ -8,7 +8,7 @@ So the fields of two parts of one column may differ in how many dimensions vary 
 from __future__ import annotations
 
 import math
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -58,6 +58,17 @@ class Field(msgspec.Struct, frozen=True, array_like=True):
     def item_nbytes(self) -> int:
         """The bytes of one of those; 1 for text, bytes and object."""
         return storage(self.dtype).itemsize * math.prod(self.item_shape) if self.dtype else 1
+
+
+def is_text(name: Any) -> bool:
+    """Whether it is text that can be written as UTF-8, as names must be."""
+    if not isinstance(name, str):
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse(name: str, reason: str) -> Corrupt:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataplane.batch import refcodec
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import Cell, Frame, Part, Shard
 from dataplane.batch.rows import Index, Rows
 from dataplane.batch.selector import Selector, positions_of
@@ -219,6 +219,8 @@ class BatchRef:
         renamed: dict[str, Place] = {}
         for name, column in self._columns.items():
             new = renaming.get(name, name)
+            if not new or not is_text(new):
+                raise SchemaMismatch(f"a column's name is text, not {new!r}", expected="a name", found=repr(new))
             if new in renamed:
                 raise SchemaMismatch(f"two columns would be called {new!r}", column=new)
             renamed[new] = column

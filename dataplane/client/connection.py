@@ -21,7 +21,7 @@ import msgspec
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
-from dataplane.errors import Closed, DataplaneError, Forked, LimitExceeded, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
 
@@ -108,8 +108,8 @@ class Connection:
         self._pending[request.id] = future
         try:
             self._channel.send(request)
-        except LimitExceeded:  # no message holds it
-            del self._pending[request.id]
+        except BaseException:  # no message holds it
+            self._pending.pop(request.id, None)
             raise
         timer = self._loop.call_later(timeout_s + _ANSWER_S, self._late, future, timeout_s + _ANSWER_S)
         try:
@@ -179,7 +179,15 @@ class Connection:
         else:
             future.set_result(reply)
 
-    def _closed(self, error: DataplaneError | None) -> None:
+    def _closed(self, error: DataplaneError | None) -> bool:
+        """The node has gone, or wants to hear no more of this side. In that case it still honours the pins of views."""
+        self._end(error)
+        if not self.pins.live:
+            return False
+        self.pins.inherit(self._socket, b"")
+        return True
+
+    def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(f"the node at {self.address} has gone", address=self.address)
         self._gone = gone = self._gone or error
@@ -247,7 +255,7 @@ class Connection:
         if self._channel.open and self.pins.live:
             self._flush()
             connected, rest = self._channel.detach()
-            self._closed(Closed("the plane is closed"))
+            self._end(Closed("the plane is closed"))
             self.pins.inherit(connected, rest)
         else:
             self._gone = self._gone or Closed("the plane is closed")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.dtypes import storage
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, is_text
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
@@ -55,7 +55,9 @@ def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
     return Spec(Field("ragged", _dtype_name(dtype), (None, *item)), len(sizes), sizes)
 
 
-def _require_spec(name: str, spec: Any) -> None:
+def _require_spec(name: Any, spec: Any) -> None:
+    if not name or not is_text(name):
+        raise SchemaMismatch(f"a column's name is text, not {name!r}", expected="a name", found=repr(name))
     if not isinstance(spec, Spec):
         raise SchemaMismatch(
             f"column {name!r} of a draft is described by dataplane.dense or dataplane.ragged; put() takes values",

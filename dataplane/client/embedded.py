@@ -16,10 +16,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 
-from dataplane.config import NodeConfig, export_address
+from dataplane.config import NodeConfig, environment, export_address
 from dataplane.errors import PeerUnavailable
 
 _START_S = 20.0  # on a machine that is busy with other imports
@@ -102,17 +103,25 @@ class EmbeddedNode:
 
 _running: list[EmbeddedNode] = []
 _retired: list[EmbeddedNode] = []
+_starting = threading.Lock()
 
 
 def _reap() -> None:
     _retired[:] = [node for node in _retired if not node.ended]
 
 
-def forget_dead() -> None:
-    """Take nodes of this process that have died out of the environment, so that another can be started."""
-    for node in list(_running):
-        if node.died:
-            node.forget()
+def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
+    """The address in the environment, or else of a node that is started now, and that node. One thread at a time, so
+    that several who connect at once find the same. With settings, another is started beside one of this process."""
+    with _starting:
+        for node in list(_running):
+            if node.died:
+                node.forget()
+        address = environment().address
+        if address is not None and not (config and started_here(address)):
+            return address, None
+        started = EmbeddedNode(config or NodeConfig())
+        return started.address, started
 
 
 def started_here(address: str) -> bool:

@@ -26,6 +26,7 @@ import numpy as np
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
+from dataplane.batch.field import Field, is_text
 from dataplane.batch.layout import ShardLayout, checked
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
@@ -33,7 +34,7 @@ from dataplane.client import embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.memory import HeldShard
-from dataplane.config import NodeConfig, environment
+from dataplane.config import NodeConfig
 from dataplane.errors import Freed, Misuse, OwnerDied
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
@@ -233,7 +234,7 @@ class AsyncPlane:
             for number, segment, offset, size, _, _ in reply.shards:
                 pin = self._connection.pins.hold(number)
                 held[number] = HeldShard(self._connection.segments[segment], offset, size, pin), layouts[number]
-        return Batch({name: _column(ref, name, held) for name in ref.columns})
+        return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
 
     # Freeing
 
@@ -290,7 +291,7 @@ class AsyncPlane:
 
 def _scope(scope: Any) -> str:
     """The scope as it is sent; empty for none."""
-    if scope is not None and not isinstance(scope, str):
+    if scope is not None and not is_text(scope):
         raise Misuse(f"a scope is a name as text, not {scope!r}")
     return scope or ""
 
@@ -338,7 +339,7 @@ def _laid_out(group: Sequence[PlannedColumn], memory: Any, piece: int = _LEAST_P
     return ShardLayout(tuple(layouts)).encode(), jobs
 
 
-def _column(ref: BatchRef, name: str, held: Mapping[int, tuple[HeldShard, ShardLayout]]) -> Column:
+def _column(ref: BatchRef, name: str, field: Field, held: Mapping[int, tuple[HeldShard, ShardLayout]]) -> Column:
     sources, order = ref.sources(name)
     pieces = []
     for source in sources:
@@ -346,7 +347,7 @@ def _column(ref: BatchRef, name: str, held: Mapping[int, tuple[HeldShard, ShardL
         if source.ordinal >= len(layout.columns):
             raise Misuse(f"the reference means column {source.ordinal} of a shard that has {len(layout.columns)}")
         pieces.append(Piece(layout.columns[source.ordinal][1], memory, source.rows))
-    return Column(name, ref.schema[name], pieces, order)
+    return Column(name, field, pieces, order)
 
 
 def _check_live(ref: BatchRef, live: Mapping[int, bytes], layouts: Mapping[int, ShardLayout]) -> None:
@@ -386,14 +387,11 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         return self._connect().__await__()
 
     async def _connect(self) -> AsyncPlane:
-        node = None
         soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
-        embedded.forget_dead()
-        address = self._address or environment().address
-        if self._address is None and (address is None or (self._config and embedded.started_here(address))):
-            node = await asyncio.to_thread(embedded.EmbeddedNode, self._config or NodeConfig())
-            address = node.address
-        elif self._config is not None:
+        address, node = self._address, None
+        if address is None:
+            address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
+        if node is None and self._config is not None:
             log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
             return AsyncPlane(await Connection.open(str(address), soon, writes=self._writes), node)

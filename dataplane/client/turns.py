@@ -80,8 +80,7 @@ class Turns:
         def interrupt(*_: object) -> None:
             nonlocal interrupted
             interrupted = True
-            task.cancel()
-            self._loop.call_soon_threadsafe(lambda: None)
+            self._loop.call_soon_threadsafe(task.cancel)  # between two steps of the loop's, not within one
 
         _signal.signal(signal.SIGINT, interrupt)
         try:

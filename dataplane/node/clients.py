@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ def _farewell(error: DataplaneError) -> m.Failure:
 
 
 _decoder = msgspec.msgpack.Decoder(m.Request)
+_DISCARD = 64 << 10  # bytes
 _MAX_TIMEOUT_S = 365 * 86400.0
 
 
@@ -51,6 +53,8 @@ class Client:
         self._figures = figures
         self._gone = gone
         self._greeted = False
+        self._leaving = False
+        self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._waiting_bytes = 0
         self._granted: set[tuple[int, bool]] = set()
@@ -59,19 +63,50 @@ class Client:
     def __str__(self) -> str:
         return self.label
 
-    def close(self, error: DataplaneError | None = None) -> None:
-        """Cut the client off, telling it why if there is an error. What it held is given back."""
-        if error is not None:
-            self._channel.send(_farewell(error))
-        self._channel.close()
+    def close(self, error: DataplaneError) -> None:
+        """Hear no more of the client, telling it why. What it reserved is taken back; its pins stay until it ends the
+        connection, since there are views that look at what they hold."""
+        self._channel.send(_farewell(error))
+        self._channel.close(error)
 
-    def _closed(self, error: DataplaneError | None) -> None:
-        if isinstance(error, PeerUnavailable):
-            log.info("client %s has gone: %s", self.label, error)
-        elif error is not None:
-            log.warning("client %s was cut off: %s", self.label, error)
+    def end(self, error: DataplaneError) -> None:
+        """The node stops: tell the client, and end the connection whatever it holds."""
+        self._channel.send(_farewell(error))
+        self._channel.close()
+        if self._leaving:
+            self._leave()
+
+    def _closed(self, error: DataplaneError | None) -> bool:
         for task in self._waiting.values():
             task.cancel()
+        if error is None or isinstance(error, PeerUnavailable):
+            log.info("client %s has gone: %s", self.label, error)
+            self._store.leave(self)
+            self._gone(self)
+            return False
+        log.warning("client %s was cut off: %s", self.label, error)
+        self._leaving = True
+        self._store.revoke(self)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
+        return True
+
+    def _linger(self) -> None:
+        """Wait for the end of a connection that nothing more is taken from."""
+        try:
+            ended = not self._socket.recv(_DISCARD)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = True
+        if ended:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._leaving = False
+        asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
         self._store.leave(self)
         self._gone(self)
 

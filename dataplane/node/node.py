@@ -148,7 +148,7 @@ class Node:
         self._listener.close()
         gone = PeerUnavailable("the node was stopped", address=self.address)
         for client in list(self._clients):
-            client.close(gone)
+            client.end(gone)
         await self._store.aclose()
         if self._claim is not None:
             self._claim.release()

@@ -359,11 +359,15 @@ class Store:
         limit = self._clock() - self._config.reservation_lease_s
         silent = [client for client, held in self._reserved.items() if held and self._seen.get(client, limit) < limit]
         for client in silent:
-            for number, extent in self._reserved.pop(client).items():
-                self.arena.quarantine(extent)
-                self._revoked[client][number] = extent
-                self.budget.release(extent.size)
+            self.revoke(client)
         return silent
+
+    def revoke(self, client: Hashable) -> None:
+        """Take the client's reservations back; it may still write there, so their addresses wait until it goes."""
+        for number, extent in self._reserved.pop(client, {}).items():
+            self.arena.quarantine(extent)
+            self._revoked[client][number] = extent
+            self.budget.release(extent.size)
 
     def leave(self, client: Hashable) -> None:
         """The client has gone: its pins and reservations go too, and its segments wait for the next."""

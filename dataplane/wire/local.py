@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dataplane.wire.messages import Message
 _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
+_PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read
 _CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
 _UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
@@ -101,7 +102,8 @@ class Channel:
     """One end of a connected socket, which it owns. To be used from its loop alone.
 
     `received(message)` is called for each message; it may take descriptors with `take_descriptors`.
-    `closed(error)` is called when the other side has gone (None) or has broken the protocol.
+    `closed(error)` is called when the other side has gone (None) or has broken the protocol; it returns whether it
+    keeps the socket, which is closed otherwise.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Channel:
         connected: socket.socket,
         decoder: msgspec.msgpack.Decoder[Any],
         received: Callable[[Any], None],
-        closed: Callable[[DataplaneError | None], None],
+        closed: Callable[[DataplaneError | None], bool],
         *,
         descriptors: bool = False,
         farewell: Callable[[DataplaneError], Message] | None = None,
@@ -128,6 +130,8 @@ class Channel:
         self._unsent_bytes = 0
         self._half_sent = False
         self._writing = False
+        self._messages: Iterator[bytes] = iter(())
+        self._paused = False
         self._open = True
         self._loop.add_reader(connected.fileno(), self._readable)
 
@@ -182,6 +186,10 @@ class Channel:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._socket.fileno())
+        if self._paused:
+            self._paused = False
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+            self._loop.call_soon(self._deliver)
 
     def _readable(self) -> None:
         try:
@@ -198,10 +206,19 @@ class Channel:
         if not data:
             self.close(None)
             return
+        self._messages = self._framer.feed(data)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Deliver what has come, but stop while the other side does not take the answers."""
         try:
-            for body in self._framer.feed(data):
+            for body in self._messages if self._open else ():
                 self._received(self._decoder.decode(body))
                 if not self._open:
+                    return
+                if self._unsent_bytes > _PAUSE_AT:
+                    self._paused = True
+                    self._loop.remove_reader(self._socket.fileno())
                     return
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._refuse(ProtocolMismatch(f"not a message: {error}"))
@@ -232,8 +249,8 @@ class Channel:
         """Close the socket, telling `closed` why. What was not sent yet is dropped. Idempotent."""
         if self._open:
             self._leave_loop()
-            self._socket.close()
-            self._closed(error)
+            if not self._closed(error):
+                self._socket.close()
 
     def _leave_loop(self) -> None:
         self._open = False

@@ -388,15 +388,33 @@ def test_names_and_scopes_are_not_memory_for_free(node: StandingNode) -> None:
 
 
 def test_an_answer_is_not_read(node: StandingNode) -> None:
-    """The node cuts it off instead of keeping the answers."""
+    """The node reads no more from one that does not take its answers, and so keeps few of them."""
     with Raw(node.address) as raw, dp.connect(node.address) as plane:
-        clients = plane.stats().clients
+        process = psutil.Process(plane.stats().pid)
+        before = process.memory_info().rss
         question = frame(m.Stats(1)) * 1000
         raw.socket.settimeout(0.2)
-        with suppress(OSError):  # full, and then closed
-            while plane.stats().clients == clients:
+        with pytest.raises(TimeoutError):
+            for _ in range(10_000):
                 raw.socket.sendall(question)
-        eventually(lambda: plane.stats().clients < clients, "it is cut off")
+        assert process.memory_info().rss < before + (32 << 20)
+        assert np.array_equal(plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
+
+
+def test_views_of_a_client_that_is_cut_off_stay(node: StandingNode) -> None:
+    with dp.connect(node.address) as other, dp.connect(node.address) as plane:
+        before = other.stats().memory_used
+        ref = plane.put({"x": pattern(1, 3 * MIB)})
+        view = plane.get(ref)["x"].numpy()
+        plane._plane._connection._socket.send(b"\xff" * 4)  # a length that nobody may send
+        with pytest.raises((dp.ProtocolMismatch, dp.PeerUnavailable)):
+            plane.stats()
+        other.free(ref)
+        room = other.stats().memory_budget - other.stats().memory_used
+        other.free(other.put({"x": pattern(2, room)}))
+        assert np.array_equal(view, pattern(1, 3 * MIB))
+        del view
+        eventually(lambda: other.stats().memory_used == before, "its end gives the memory back")
 
 
 def test_connections_that_come_and_go(node: StandingNode) -> None:

@@ -198,9 +198,7 @@ ENDS = {
 def test_an_embedded_node_ends_when_its_starter_ends(tmp_path: Path, how: str) -> None:
     code, expected = ENDS[how]
     command = [sys.executable, "-W", "ignore", "-c", STARTER, str(tmp_path), code]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as starter:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         pid, path = starter.stdout.readline().split()
         assert Path(path).is_socket()
