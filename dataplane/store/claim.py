@@ -8,11 +8,14 @@ files, so nothing is left that somebody would have to know about.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
 import shutil
 from pathlib import Path
+
+_ATTEMPTS = 100
 
 
 class Claim:
@@ -23,20 +26,32 @@ class Claim:
 
         Raises OSError where the parent cannot be made or written.
         """
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.reclaimed = 0
         """How many directories of dead processes were removed."""
+        self._lock: int | None = None
+        self.path = parent / f"{prefix}-{secrets.token_hex(4)}"
+        for attempt in range(_ATTEMPTS):
+            try:
+                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._claim(parent, prefix)
+                break
+            except FileNotFoundError:  # the parent went with the last that used it, as we came
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        if self._lock is None:
+            raise OSError(f"{self.path} was locked by another process as it was made")
+
+    def _claim(self, parent: Path, prefix: str) -> None:
         gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(gate, fcntl.LOCK_EX)
+            if not os.path.samestat(os.fstat(gate), os.stat(parent)):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(parent))
             self._sweep(parent, prefix)
-            self.path = parent / f"{prefix}-{secrets.token_hex(4)}"
             self.path.mkdir(mode=0o700)
             self._lock = _try_lock(self.path)
         finally:
             os.close(gate)
-        if self._lock is None:
-            raise OSError(f"{self.path} was locked by another process as it was made")
 
     def _sweep(self, parent: Path, prefix: str) -> None:
         for path in parent.glob(f"{prefix}-*"):

@@ -1,0 +1,12 @@
+"""Nodes, in processes of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers() -> None:
+    processes.warm()

@@ -1,0 +1,110 @@
+"""A node's place on its host: where it listens, what it removes, what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane.config import NodeConfig
+from dataplane.node.node import Node
+from tests.processes import StandingNode, Worker, eventually
+
+
+def config(directory: Path) -> NodeConfig:
+    return NodeConfig(memory="1MiB", spill="1MiB", spill_dir=directory / "spill", prewarm=0)
+
+
+async def once(node: Node) -> str:
+    """Serve, and stop at once."""
+    stop = asyncio.Event()
+    await node.serve(stop, ready=stop.set)
+    return node.address
+
+
+def test_a_node_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    node = Node(config(tmp_path))
+    assert Path(node.address.removeprefix("unix://")).is_socket()
+    asyncio.run(once(node))
+    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
+
+
+async def test_at_a_path_that_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "node.sock"
+    assert await once(Node(config(tmp_path), path)) == f"unix://{path}"
+    assert not path.exists()
+    assert path.parent.is_dir()
+
+
+async def test_in_place_of_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    await once(Node(config(tmp_path), path))
+
+
+async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as living:
+        with pytest.raises(FileExistsError, match="a node listens at"):
+            Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), tmp_path / "node.sock")
+        with dp.connect(living.address) as plane:
+            assert plane.stats().pid == living.pid
+
+
+async def test_not_in_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "node.sock"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="in use"):
+        Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
+    assert path.read_text() == "precious"
+
+
+def come_and_go(pipe: Any, directory: Path, rounds: int) -> None:
+    os.environ["XDG_RUNTIME_DIR"] = str(directory)
+    for _ in range(rounds):
+        asyncio.run(once(Node(config(directory))))
+    pipe.send("done")
+
+
+def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
+    """Each sweeps what the dead have left, and the directory they share goes and comes back with them."""
+    workers = [Worker(come_and_go, tmp_path, 60) for _ in range(4)]
+    try:
+        assert [worker.hear(25) for worker in workers] == ["done"] * 4
+    finally:
+        for worker in workers:
+            worker.__exit__(None, None, None)
+    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_end(tmp_path: Path, how: signal.Signals) -> None:
+    with StandingNode(tmp_path) as node:
+        assert node.kill(how) == 0
+        assert not (tmp_path / "node.sock").exists()
+
+
+def test_when_it_is_started_it_takes_the_descriptors_it_may(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        assert plane.stats().clients == 1
+        limits = Path(f"/proc/{node.pid}/limits").read_text().splitlines()
+        soft, hard = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))
+        assert soft == hard
+
+
+def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node:
+        planes = [dp.connect(node.address) for _ in range(5)]
+        os.kill(node.pid, signal.SIGTERM)
+        eventually(lambda: not (tmp_path / "node.sock").exists(), "it ends")
+        for plane in planes:
+            with pytest.raises(dp.PeerUnavailable):
+                plane.stats()
+            plane.close()
