@@ -1,7 +1,8 @@
 """References one below the other: the rows of each after those of the one before.
 
 References of one origin have their columns in the same frames, and keep them together. Those of others may
-not, so columns stay in one frame as far as they share one in every reference. The work is proportional to
+not, so columns stay in one frame as far as they share one in every reference. Where all have an origin, so has
+what they make. The work is proportional to
 the number of references and their columns, not to their rows.
 """
 
@@ -45,7 +46,9 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
         columns.update({name: Place(fields[name], len(frames), slot) for slot, name in enumerate(names)})
         frames.append(join(picked))
     ordered = {name: columns[name] for name in fields}
-    return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames))
+    origins = [ref._origin for ref in filled if ref._origin is not None]
+    origin = join(origins) if len(origins) == len(filled) else None
+    return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin)
 
 
 def _require_ref(ref: Any) -> None:

@@ -9,6 +9,9 @@ as iteration needs; everything else that cannot be done raises a `Misuse`, and w
 `SchemaMismatch` that names it.
 
 A reference with no rows has its columns' fields still, and names no shard.
+
+A reference that a stream delivered also knows which rows of that stream its rows are: its origin, which every
+operation on rows keeps, so that what was computed from rows picked, sorted and sent anywhere finds back to them.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane.batch import refcodec
 from dataplane.batch.field import Field, is_text
@@ -30,6 +34,9 @@ from dataplane.errors import Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
 ShardKey = tuple[bytes, int]
+
+#: Rows that a stream is taken to have, where it stands for a shard in an origin.
+_STREAM_ROWS = 1 << 47
 
 
 class Piece(NamedTuple):
@@ -52,17 +59,21 @@ class Place(NamedTuple):
 class BatchRef:
     """Rows and columns over shards. `len(ref)` rows; see the module for what holds of every one."""
 
-    __slots__ = ("_columns", "_frames", "_rows")
+    __slots__ = ("_columns", "_frames", "_origin", "_rows")
 
     _rows: int
     _columns: dict[str, Place]
     _frames: tuple[Frame, ...]
+    _origin: Frame | None
 
-    def __init__(self, rows: int, columns: dict[str, Place], frames: tuple[Frame, ...]) -> None:
+    def __init__(
+        self, rows: int, columns: dict[str, Place], frames: tuple[Frame, ...], origin: Frame | None = None
+    ) -> None:
         """Not for callers: `of`, `decode` and the operations make references. Takes what it is given for true."""
         self._rows = rows
         self._columns = columns
         self._frames = frames
+        self._origin = origin
 
     @classmethod
     def of(cls, node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
@@ -135,13 +146,13 @@ class BatchRef:
     def encode(self) -> bytes:
         """The reference as bytes, for any channel. `decode` makes it again."""
         columns = [(name, column.field, column.frame, column.slot) for name, column in self._columns.items()]
-        return refcodec.pack(self._rows, columns, self._frames)
+        return refcodec.pack(self._rows, columns, self._frames, self._origin)
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
         """The reference that `encode` gave. Raises ProtocolMismatch where these bytes are none; runs nothing."""
-        rows, columns, frames = refcodec.unpack(encoded)
-        return cls(rows, {name: Place(field, frame, slot) for name, field, frame, slot in columns}, frames)
+        rows, columns, frames, origin = refcodec.unpack(encoded)
+        return cls(rows, {name: Place(field, frame, slot) for name, field, frame, slot in columns}, frames, origin)
 
     # rows
 
@@ -154,7 +165,7 @@ class BatchRef:
         picked = positions_of(rows, self._rows)
         if isinstance(picked, range):
             return self._slice(picked.start, max(picked.start, picked.stop))
-        return self._with(len(picked), tuple([frame.take(picked) for frame in self._frames]))
+        return self._with(len(picked), lambda frame: frame.take(picked))
 
     def __iter__(self) -> Iterator[BatchRef]:
         """The rows, a reference each."""
@@ -165,7 +176,7 @@ class BatchRef:
         _require_count(times, 0, "a row cannot be repeated {} times")
         if times == 0:
             return self._slice(0, 0)
-        return self._with(self._rows * times, tuple([frame.repeat(times) for frame in self._frames]))
+        return self._with(self._rows * times, lambda frame: frame.repeat(times))
 
     def chunk(self, count: int) -> list[BatchRef]:
         """`count` consecutive parts of nearly equal length, the longer ones first; empty ones where rows are few."""
@@ -203,7 +214,7 @@ class BatchRef:
             columns[name] = Place(field, list(kept).index(frame), len(slots))
             slots.append(slot)
         frames = tuple([self._frames[frame].pick(slots) for frame, slots in kept.items()])
-        return BatchRef(self._rows, columns, frames)
+        return BatchRef(self._rows, columns, frames, self._origin)
 
     def drop(self, *names: str) -> BatchRef:
         """All columns but these."""
@@ -224,7 +235,7 @@ class BatchRef:
             if new in renamed:
                 raise SchemaMismatch(f"two columns would be called {new!r}", column=new)
             renamed[new] = column
-        return BatchRef(self._rows, renamed, self._frames)
+        return BatchRef(self._rows, renamed, self._frames, self._origin)
 
     def union(self, other: BatchRef) -> BatchRef:
         """The columns of both, ours first, side by side: row i of one is row i of the other.
@@ -287,6 +298,31 @@ class BatchRef:
             for key, by_columns in found.items()
         }
 
+    # which rows of a stream it is
+
+    def with_origin(self, stream: bytes, rows: npt.ArrayLike) -> BatchRef:
+        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes)."""
+        if not self._rows:
+            return self
+        part, order = Rows.index(rows).distinct()
+        cell = Cell(Shard(stream, 0, _STREAM_ROWS), 0, 0)
+        origin = Frame((Part((cell,), part),), None if order is None else Rows.index(order))
+        return BatchRef(self._rows, self._columns, self._frames, origin)
+
+    def origin(self) -> tuple[bytes, Index] | None:
+        """The stream (8 bytes) and the numbers in it of the rows, in order; None where no stream delivered them.
+
+        Raises Misuse where they are of several streams.
+        """
+        if self._origin is None or not self._rows:
+            return None
+        streams = {part.cells[0].shard.node for part in self._origin.parts}
+        if len(streams) > 1:
+            raise Misuse("these rows come from several streams; extend each with its own")
+        listed = [part.rows.array() for part in self._origin.parts]
+        rows = np.concatenate(listed) if len(listed) > 1 else listed[0]
+        return streams.pop(), rows if self._origin.order is None else rows[self._origin.order.array()]
+
     # inside
 
     def _require(self, name: Any) -> Place:
@@ -302,13 +338,15 @@ class BatchRef:
                 found=repr(name),
             ) from None
 
-    def _with(self, rows: int, frames: tuple[Frame, ...]) -> BatchRef:
-        return BatchRef(rows, self._columns, frames)
+    def _with(self, rows: int, picked: Callable[[Frame], Frame]) -> BatchRef:
+        """Other rows of the same columns; the origin goes with them."""
+        frames = tuple([picked(frame) for frame in self._frames])
+        return BatchRef(rows, self._columns, frames, None if self._origin is None else picked(self._origin))
 
     def _slice(self, start: int, stop: int) -> BatchRef:
         if (start, stop) == (0, self._rows):
             return self
-        return self._with(stop - start, tuple([frame.slice(start, stop) for frame in self._frames]))
+        return self._with(stop - start, lambda frame: frame.slice(start, stop))
 
     def _cut(self, sizes: Sequence[int]) -> list[BatchRef]:
         return [self._slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
@@ -339,7 +377,7 @@ class BatchRef:
         for name, (field, frame, slot) in other._columns.items():
             index, first = places[frame]
             columns[name] = Place(field, index, first + slot)
-        return BatchRef(self._rows, columns, tuple(frames))
+        return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin)
 
 
 #: Also what a pickle names, so that it is short.

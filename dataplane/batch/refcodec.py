@@ -51,19 +51,20 @@ class _Ref(msgspec.Struct, frozen=True, array_like=True):
     fields: tuple[Field, ...]
     columns: tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
     frames: tuple[_Frame, ...]
+    origin: _Frame | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Ref)
 
 
-def pack(rows: int, columns: Sequence[Named], frames: Sequence[Frame]) -> bytes:
+def pack(rows: int, columns: Sequence[Named], frames: Sequence[Frame], origin: Frame | None) -> bytes:
     """The bytes of a reference."""
     nodes: dict[bytes, int] = {}
     shards: dict[Shard, int] = {}
     fields: dict[Field, int] = {}
-    packed_frames = []
-    for frame in frames:
+
+    def packed(frame: Frame) -> _Frame:
         parts = []
         for cells, selected in frame.parts:
             numbers = tuple([shards.setdefault(cell.shard, len(shards)) for cell in cells])
@@ -75,14 +76,17 @@ def pack(rows: int, columns: Sequence[Named], frames: Sequence[Frame]) -> bytes:
                     selected.encode(),
                 )
             )
-        packed_frames.append(_Frame(tuple(parts), None if frame.order is None else frame.order.encode()))
+        return _Frame(tuple(parts), None if frame.order is None else frame.order.encode())
+
+    packed_frames = tuple([packed(frame) for frame in frames])
+    packed_origin = None if origin is None else packed(origin)
     named = [(name, fields.setdefault(field, len(fields)), frame, slot) for name, field, frame, slot in columns]
     stored = [(nodes.setdefault(shard.node, len(nodes)), shard.id, shard.rows) for shard in shards]
-    ref = _Ref(VERSION, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named), tuple(packed_frames))
+    ref = _Ref(VERSION, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named), packed_frames, packed_origin)
     return _encoder.encode(ref)
 
 
-def unpack(encoded: bytes | bytearray | memoryview) -> tuple[int, list[Named], tuple[Frame, ...]]:
+def unpack(encoded: bytes | bytearray | memoryview) -> tuple[int, list[Named], tuple[Frame, ...], Frame | None]:
     """What `pack` was given. Raises ProtocolMismatch where it was given nothing of the kind."""
     try:
         ref = _decoder.decode(encoded)
@@ -90,7 +94,8 @@ def unpack(encoded: bytes | bytearray | memoryview) -> tuple[int, list[Named], t
             raise ProtocolMismatch(f"a reference of version {ref.version}", ours=str(VERSION), theirs=str(ref.version))
         shards = _shards(ref)
         frames = tuple([_frame(frame, shards, ref.rows) for frame in ref.frames])
-        return ref.rows, _columns(ref, frames), frames
+        origin = None if ref.origin is None else _frame(ref.origin, shards, ref.rows)
+        return ref.rows, _columns(ref, frames), frames, origin
     except (msgspec.MsgspecError, ValueError, RecursionError, Corrupt) as error:
         raise ProtocolMismatch(f"not a reference: {error}", ours=str(VERSION)) from error
 
