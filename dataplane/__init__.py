@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dataplane.client.sync import Draft as Draft
     from dataplane.client.sync import Plane as Plane
     from dataplane.client.sync import connect as connect
+    from dataplane.client.sync_streams import Delivery as Delivery
+    from dataplane.client.sync_streams import Stream as Stream
     from dataplane.config import NodeConfig as NodeConfig
     from dataplane.errors import Backpressure as Backpressure
     from dataplane.errors import Closed as Closed
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from dataplane.errors import LimitExceeded as LimitExceeded
     from dataplane.errors import Lost as Lost
     from dataplane.errors import Misuse as Misuse
+    from dataplane.errors import NotReady as NotReady
     from dataplane.errors import OwnerDied as OwnerDied
     from dataplane.errors import PeerUnavailable as PeerUnavailable
     from dataplane.errors import ProtocolMismatch as ProtocolMismatch
@@ -45,6 +48,14 @@ if TYPE_CHECKING:
     from dataplane.errors import SchemaMismatch as SchemaMismatch
     from dataplane.errors import Unauthenticated as Unauthenticated
     from dataplane.observe.stats import Stats as Stats
+    from dataplane.stream.sampler import Candidates as Candidates
+    from dataplane.stream.sampler import Choice as Choice
+    from dataplane.stream.sampler import CompleteGroups as CompleteGroups
+    from dataplane.stream.sampler import Fifo as Fifo
+    from dataplane.stream.sampler import Freshest as Freshest
+    from dataplane.stream.sampler import Sampler as Sampler
+    from dataplane.stream.sampler import TokenBalanced as TokenBalanced
+    from dataplane.stream.sampler import Weighted as Weighted
 
 __version__ = "0.1.0"
 
@@ -58,6 +69,17 @@ _HOMES = {
     "client.draft": ("dense", "ragged"),
     "observe.stats": ("Stats",),
     "client.sync": ("Draft", "Plane", "connect"),
+    "client.sync_streams": ("Delivery", "Stream"),
+    "stream.sampler": (
+        "Candidates",
+        "Choice",
+        "CompleteGroups",
+        "Fifo",
+        "Freshest",
+        "Sampler",
+        "TokenBalanced",
+        "Weighted",
+    ),
     "config": ("NodeConfig",),
     "errors": (
         "Backpressure",
@@ -70,6 +92,7 @@ _HOMES = {
         "LimitExceeded",
         "Lost",
         "Misuse",
+        "NotReady",
         "OwnerDied",
         "PeerUnavailable",
         "ProtocolMismatch",

@@ -3,7 +3,9 @@
 The same names as the synchronous one, awaited.
 """
 
+from dataplane.client.delivery import Delivery
 from dataplane.client.draft import Draft, dense, ragged
 from dataplane.client.plane import AsyncPlane, connect
+from dataplane.client.streams import AsyncStream
 
-__all__ = ["AsyncPlane", "Draft", "connect", "dense", "ragged"]
+__all__ = ["AsyncPlane", "AsyncStream", "Delivery", "Draft", "connect", "dense", "ragged"]

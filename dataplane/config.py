@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,6 +82,8 @@ class NodeConfig:
             raise ValueError(f"memory is at least 1 MiB, not {memory} bytes")
         spill_dir = Path(environment().spill_dir if self.spill_dir is None else self.spill_dir).expanduser().absolute()
         spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill)
+        if self.spill is None and not spill:
+            warnings.warn(f"no space is free in {spill_dir}, so nothing will be spilled", RuntimeWarning, stacklevel=3)
         prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm)
         if prewarm > memory:
             raise ValueError(f"prewarm ({format_size(prewarm)}) is more than memory ({format_size(memory)})")

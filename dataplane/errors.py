@@ -3,6 +3,7 @@
     DataplaneError
     ├── Retryable              try again, later or elsewhere; nothing was changed
     │   ├── Backpressure       no room before the deadline; names who holds the bytes
+    │   ├── NotReady           no rows of a stream were ready before the deadline
     │   ├── PeerUnavailable    the node does not answer or has gone
     │   └── LeaseExpired       what was held went to somebody else in the meantime
     ├── Lost                   the data are gone; make them again
@@ -56,7 +57,7 @@ class Retryable(DataplaneError):
 
 
 class Backpressure(Retryable):
-    """There was no room before the deadline.
+    """There was no room before the deadline, or what is on disk was not read by then.
 
     `needed` bytes were asked for and `waited_s` seconds waited. `holders` says who holds the memory, the
     most first: dicts of `holder` (text), `bytes` and `how` ("pinned", "reserved" or "stored").
@@ -64,6 +65,12 @@ class Backpressure(Retryable):
     """
 
     FIELDS = {"needed": 0, "waited_s": 0.0, "holders": (), "spill_error": ""}
+
+
+class NotReady(Retryable):
+    """No rows of `stream` were ready for `task` before the deadline, `waited_s` seconds."""
+
+    FIELDS = {"stream": "", "task": "", "waited_s": 0.0}
 
 
 class PeerUnavailable(Retryable):

@@ -25,8 +25,9 @@ from dataplane.batch.pieces import Memory as Memory
 from dataplane.batch.pieces import Piece as Piece
 from dataplane.batch.pieces import Reading, Selection, opened
 from dataplane.batch.rows import Rows
+from dataplane.batch.selector import sliced
 from dataplane.batch.values import mismatch
-from dataplane.errors import Corrupt, SchemaMismatch
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,8 +92,13 @@ class Column:
     def __getitem__(self, rows: int | slice) -> Any:
         """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end."""
         if isinstance(rows, slice):
-            return self._slice(range(self._rows)[rows])
-        row = range(self._rows)[rows]
+            return self._slice(sliced(rows, self._rows))
+        try:
+            row = range(self._rows)[rows]
+        except IndexError:
+            raise IndexError(f"row {rows} of {self._rows} rows in column {self.name!r}") from None
+        except TypeError:
+            raise Misuse(f"a row of a column is named by its number, or several by a slice; not {rows!r}") from None
         return views.numpy_rows(self.name, self.field, self._slice(range(row, row + 1)).reading)[0]
 
     def numpy(self) -> Any:
@@ -137,6 +143,16 @@ class Column:
         """Plain Python values, a row each: numbers (times as `numpy.ndarray.tolist` has them), lists, str, bytes,
         dicts, and objects as they were put."""
         return views.python(self.name, self.field, self.reading)
+
+    def lengths(self) -> Index | None:
+        """How long each row is in its first dimension, or in bytes for text and bytes; None where that has no meaning.
+
+        int64, one a row. Reads the tables of the column, not its values.
+        """
+        if self.field.kind not in ("ragged", "text", "bytes"):
+            return None
+        offsets, shapes = reading.tables(self.reading, self.field)
+        return np.diff(offsets) if shapes is None else shapes[:, 0]
 
     @cached_property
     def reading(self) -> Reading:

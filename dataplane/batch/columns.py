@@ -46,6 +46,15 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     index: Index | None
     buffers: tuple[Bytes | RowSource, ...]
 
+    @property
+    def lengths(self) -> Index | None:
+        """As `Column.lengths`."""
+        if self.field.kind not in ("ragged", "text", "bytes") or self.values.offsets is None:
+            return None
+        shapes = self.values.shapes
+        found = np.diff(self.values.offsets) if shapes is None else shapes[:, 0]
+        return found if self.index is None else found[self.index]
+
     def layout(self, base: int) -> ColumnLayout:
         """Where everything is once it is written at `base`, a multiple of 64, in the shard's extent."""
         return _layout(self.values, _placed(self.buffers, base), self.index)

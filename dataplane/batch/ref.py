@@ -30,13 +30,16 @@ from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import Cell, Frame, Part, Shard
 from dataplane.batch.rows import Index, Rows
 from dataplane.batch.selector import Selector, positions_of
-from dataplane.errors import Misuse, SchemaMismatch
+from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
 ShardKey = tuple[bytes, int]
 
 #: Rows that a stream is taken to have, where it stands for a shard in an origin.
 _STREAM_ROWS = 1 << 47
+
+#: Rows of a reference with repeated ones: a position each, 2 GiB of them.
+_MOST_REPEATED = 1 << 28
 
 
 class Piece(NamedTuple):
@@ -121,6 +124,16 @@ class BatchRef:
                 total += sum(cell.nbytes * count // cell.shard.rows for cell in part.cells)
         return total
 
+    @property
+    def stored_nbytes(self) -> int:
+        """As `nbytes`, but a row that is meant several times counts once, and as it is stored."""
+        total = 0
+        for frame in self._frames:
+            for part in frame.parts:
+                distinct = len(part.rows.distinct()[0])
+                total += sum(cell.nbytes * distinct // cell.shard.rows for cell in part.cells)
+        return total
+
     def __eq__(self, other: object) -> bool:
         """Whether both mean the same rows of the same stored columns, in the same order under the same names."""
         if not isinstance(other, BatchRef):
@@ -151,6 +164,8 @@ class BatchRef:
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
         """The reference that `encode` gave. Raises ProtocolMismatch where these bytes are none; runs nothing."""
+        if not isinstance(encoded, bytes | bytearray | memoryview):
+            raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
         rows, columns, frames, origin = refcodec.unpack(encoded)
         return cls(rows, {name: Place(field, frame, slot) for name, field, frame, slot in columns}, frames, origin)
 
@@ -174,9 +189,15 @@ class BatchRef:
     def repeat(self, times: int) -> BatchRef:
         """Each row `times` in succession, as the responses of a group follow one another. Moves no bytes."""
         _require_count(times, 0, "a row cannot be repeated {} times")
-        if times == 0:
+        if times == 0 or not self._rows:
             return self._slice(0, 0)
-        return self._with(self._rows * times, lambda frame: frame.repeat(times))
+        if times == 1:
+            return self
+        rows = self._rows * int(times)
+        if rows > _MOST_REPEATED:
+            what = "rows of a reference with repeated ones"
+            raise LimitExceeded(f"{rows} {what}; at most {_MOST_REPEATED}", what=what, asked=rows, limit=_MOST_REPEATED)
+        return self._with(rows, lambda frame: frame.repeat(int(times)))
 
     def chunk(self, count: int) -> list[BatchRef]:
         """`count` consecutive parts of nearly equal length, the longer ones first; empty ones where rows are few."""
@@ -187,7 +208,7 @@ class BatchRef:
     def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
         """Consecutive parts of these sizes, which add up to all rows; of an int, that many each, the last fewer."""
         if isinstance(sizes, int | np.integer):
-            if sizes < 1:
+            if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
             return [self._slice(row, min(row + int(sizes), self._rows)) for row in range(0, self._rows, int(sizes))]
         try:
@@ -224,6 +245,8 @@ class BatchRef:
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
         """The same columns in the same order; those named here, old to new, under their new names."""
+        if not isinstance(names, Mapping | None):
+            raise Misuse(f"columns are renamed by a mapping of old names to new, not {type(names).__name__}")
         renaming = {**(names or {}), **more}
         for name in renaming:
             self._require(name)
@@ -399,7 +422,7 @@ def _distinct(several: Sequence[Rows]) -> Rows:
 
 
 def _require_count(count: Any, least: int, refusal: str) -> None:
-    if not isinstance(count, int | np.integer) or count < least:
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
         raise Misuse(refusal.format(repr(count)))
 
 

@@ -23,7 +23,7 @@ Selector = SupportsIndex | slice | Sequence[int] | Sequence[bool] | npt.NDArray[
 def positions_of(selector: Selector, rows: int) -> range | Index:
     """The positions, from 0 on, that the selector picks of `rows` rows: a range of step 1 where it can be one."""
     if isinstance(selector, slice):
-        picked = range(*selector.indices(rows))
+        picked = sliced(selector, rows)
         return picked if picked.step == 1 else np.arange(picked.start, picked.stop, picked.step, dtype=np.int64)
     if isinstance(selector, bool | np.bool_ | str | tuple):
         hint = f"; select({selector!r}) picks a column" if isinstance(selector, str) else ""
@@ -31,6 +31,14 @@ def positions_of(selector: Selector, rows: int) -> range | Index:
     if isinstance(selector, int) or (hasattr(selector, "__index__") and getattr(selector, "ndim", 0) == 0):
         return _one(selector, rows)
     return _many(selector, rows)
+
+
+def sliced(selector: slice, rows: int) -> range:
+    """The positions of a slice of `rows` rows. Raises Misuse where its bounds are not whole, or its step is 0."""
+    try:
+        return range(rows)[selector]
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"rows are not picked by {selector!r}: {error}") from None
 
 
 def _one(selector: SupportsIndex, rows: int) -> range:

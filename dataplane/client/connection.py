@@ -104,6 +104,8 @@ class Connection:
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
         """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
         self.check()
+        if self.pins.dropped:
+            self._flush()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
         try:
@@ -145,6 +147,10 @@ class Connection:
                 self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
             case m.Held():
                 self._channel.send(m.Unpin([shard for shard, *_ in reply.shards]))
+            case m.Delivered() if reply.grant:
+                self.tell(m.Ack(self.next_id(), reply.stream, reply.grant, None, False))
+            case m.Admitted():
+                pass  # goes with the connection, or the stream
             case m.Stored():
                 self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
 
@@ -208,6 +214,11 @@ class Connection:
     def beating(self) -> bool:
         """Whether signs of life are due."""
         return bool(self._reserved) and self._channel.open
+
+    @property
+    def owed(self) -> bool:
+        """Whether an answer is due to somebody who no longer waits: what it grants is to be given back."""
+        return None in self._pending.values() and self._channel.open
 
     def _beat(self) -> None:
         self._heartbeat = None

@@ -23,8 +23,10 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
-from dataplane.errors import Closed, SchemaMismatch
+from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
+
+_MOST_BYTES = 1 << 62  # that a message can ask for; the node says what is too much of less
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ class Draft:
     @classmethod
     async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
         """Reserve room for the columns. Raises as `AsyncPlane.draft`."""
+        if not isinstance(specs, Mapping):
+            raise SchemaMismatch(f"a draft is described by a mapping of names, not {type(specs).__name__}")
         for name, spec in specs.items():
             _require_spec(name, spec)
         layouts, base = [], 0
@@ -133,6 +137,10 @@ class Draft:
             layouts.append((name, layout))
         if not layouts or not base or not next(iter(rows.values())):
             raise SchemaMismatch("a draft has at least one column, one row and one value; put() stores empty batches")
+        if base > _MOST_BYTES:
+            limit = connection.welcome.capacity
+            refused = f"a draft of {base} bytes is more than the memory budget of {limit}"
+            raise LimitExceeded(refused, what="memory", asked=base, limit=limit)
         request = m.Reserve(connection.next_id(), [base], timeout)
         reserved = await connection.request(request, m.Reserved, timeout)
         connection.reserved(+1)

@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from dataplane.config import NodeConfig, environment, export_address
-from dataplane.errors import PeerUnavailable
+from dataplane.errors import PeerUnavailable, Rejected
+from dataplane.wire.local import is_address
 
 _START_S = 20.0  # on a machine that is busy with other imports
 _STOP_S = 2.0
@@ -31,7 +32,8 @@ class EmbeddedNode:
     """A running node of this process's. `address` is what to connect to."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises PeerUnavailable where it does not come up."""
+        """Start it and wait until it answers. Raises Rejected where it can not meet the settings, saying why;
+        PeerUnavailable where it does not come up."""
         said, says = os.pipe()
         command = [sys.executable, "-m", "dataplane.node", json.dumps(asdict(config)), str(os.getpid()), str(says)]
         try:
@@ -48,10 +50,12 @@ class EmbeddedNode:
 
     def _first_words(self, said: int) -> str:
         readable, _, _ = select.select([said], [], [], _START_S)
-        words = os.read(said, 4096).decode() if readable else ""
-        if not words:
+        words = os.read(said, 4096).decode(errors="replace") if readable else ""
+        if not is_address(words):
             self._process.kill()
             code = self._process.wait()
+            if words:
+                raise Rejected(f"the node did not start: {words}")
             raise PeerUnavailable(f"the node did not start (exit code {code}); what it printed says why")
         return words
 

@@ -42,7 +42,8 @@ class Pin:
 
 
 class Pins:
-    """The live pins of one connection. `flush` is asked, from any thread, to call `take` soon."""
+    """The live pins of one connection. `flush` is asked, from any thread, to call `take` soon. That may fail, by an
+    interrupt (Ctrl-C) within the finalizer, so who has `dropped` to send looks for it now and then."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self._flush = flush
@@ -77,6 +78,11 @@ class Pins:
                 self._send()
             elif len(self._dropped) == 1:
                 self._flush()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether there is something to `take`: also where an interrupt within a finalizer kept it from asking."""
+        return bool(self._dropped)
 
     def take(self) -> list[int]:
         """The shards whose holds were dropped since the last call, each as often as it was."""

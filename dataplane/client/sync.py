@@ -5,7 +5,7 @@ It adds no logic.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dataplane.batch.batch import Batch
@@ -13,6 +13,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
+from dataplane.client.sync_streams import Stream
 from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
 from dataplane.observe.stats import Stats
@@ -101,12 +102,34 @@ class Plane:
         """The node's figures now."""
         return self._wait(self._plane.stats())
 
+    def stream(
+        self,
+        name: str,
+        tasks: Sequence[str] | None = None,
+        *,
+        max_bytes: int | str | None = None,
+        max_rows: int | None = None,
+        max_lag: int | None = None,
+        max_deliveries: int = 5,
+    ) -> Stream:
+        """The stream of this name, made if it is not there. See `AsyncPlane.stream`."""
+        opened = self._plane.stream(
+            name, tasks, max_bytes=max_bytes, max_rows=max_rows, max_lag=max_lag, max_deliveries=max_deliveries
+        )
+        return Stream(self._wait(opened), self._wait)
+
+    def streams(self) -> dict[str, Any]:
+        """The figures of all streams of the node, by name."""
+        return self._wait(self._plane.streams())
+
     def close(self) -> None:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
         if self._open and not self._plane.in_child:
             self._open = False
-            self._turns.wait(self._plane.aclose())
-            self._turns.close()
+            try:
+                self._turns.wait(self._plane.aclose())
+            finally:  # interrupted too
+                self._turns.close()
 
     def __enter__(self) -> Plane:
         return self
@@ -121,7 +144,8 @@ def connect(address: str | None = None, *, config: NodeConfig | None = None) -> 
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
 
-    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch; ValueError for what is no address.
+    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
+    for what is no address.
     """
     turns = Turns()
 

@@ -6,25 +6,86 @@ Schmidt et al. 2000). Who calls while another's turn lasts hands its coroutine o
 background, the keeper, then has a turn for as long as anybody waits, or `busy` says that something must go on.
 
 What always holds: the loop is run by one thread at a time; what was handed over is run to its end, also when the
-thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work.
+thread whose turn it was leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
+interrupt comes, no turn is kept and none is lost.
+
+Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves that locked, and then the
+loop waits too, for ever.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal's own functions make enums, 20 microseconds a call
 import asyncio
+import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dataplane.errors import Closed, Misuse
 from dataplane.wire.polling import PollingSelector, polling_loop
 
 T = TypeVar("T")
+
+
+class _Interrupts:
+    """Ctrl-C in the main thread while the block lasts: it cancels, instead of breaking off whatever is being done.
+
+    What the handler raises that was there before (for one, KeyboardInterrupt) is raised where the block ends as
+    cancelled. Where it ends otherwise, the interrupt came too late: `late` is called. In other threads, and within
+    another block, this does nothing.
+    """
+
+    __slots__ = ("_before", "_cancel", "_error", "_late")
+
+    def __init__(self, late: Callable[[], object]) -> None:
+        self._late = late
+        self._before: Any = None
+        self._error: BaseException | None = None
+        self._cancel: Callable[[], object] | None = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            before = _signal.getsignal(signal.SIGINT)
+            if callable(before) and not isinstance(before, _Interrupts):
+                self._before = before
+                _signal.signal(signal.SIGINT, self)
+        return self
+
+    def __call__(self, *signalled: Any) -> None:
+        try:
+            self._before(*signalled)
+        except BaseException as error:
+            self._error = error.with_traceback(None)  # else it would hold this, which holds it
+            if self._cancel is not None:
+                self._cancel()
+
+    def cancel_by(self, cancel: Callable[[], object] | None) -> None:
+        """How to cancel from now on; at once where the interrupt has come already. None: no more."""
+        self._cancel = cancel
+        if cancel is not None and self._error is not None:
+            cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._before is None:
+            return
+        _signal.signal(signal.SIGINT, self._before)  # which lets the handler see what has come so far
+        error, self._error = self._error, None
+        if error is None:
+            return
+        try:
+            if kind is asyncio.CancelledError:
+                raise error from None
+            self._late()
+        finally:
+            del error
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Turns:
@@ -53,113 +114,97 @@ class Turns:
             raise Misuse(
                 "a plane was used within a call of it, by an object's finalizer most likely; it would wait forever"
             )
-        if running is not None or not self._turn.acquire(blocking=False):
-            return self._hand_over(coroutine)
-        task: asyncio.Task[T] | None = None
-        try:
-            self._check(coroutine)
-            self._selector.polls = True
-            task = self._loop.create_task(coroutine)
-            self._run(task)
-            return task.result()
-        finally:
-            task = None  # an error must not hold what holds it: with them would stay what the call was given
-            self._turn.release()
-            if self.busy():
-                self._calls.put(None)
+        with _Interrupts(self._interrupt_later) as interrupts:
+            if running is not None or not self._turn.acquire(blocking=False):
+                return self._hand_over(coroutine, interrupts)
+            task: asyncio.Task[T] | None = None
+            try:
+                self._check(coroutine)
+                self._selector.polls = True
+                task = self._loop.create_task(coroutine)
+                self._run(task, interrupts)
+                return task.result()
+            finally:
+                task = None  # an error must not hold what holds it: with them would stay what the call was given
+                self._turn.release()
+                if self.busy():
+                    self._calls.put(None)
 
-    @contextmanager
-    def _interrupting(self, task: asyncio.Task[Any]) -> Iterator[None]:
-        """Let Ctrl-C cancel the task instead of breaking off whatever the loop is doing (as asyncio.Runner does)."""
-        main = threading.current_thread() is threading.main_thread()
-        if not main or _signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
-        interrupted = False
-
-        def interrupt(*_: object) -> None:
-            nonlocal interrupted
-            interrupted = True
-            self._loop.call_soon_threadsafe(task.cancel)  # between two steps of the loop's, not within one
-
-        _signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-            if interrupted and task.cancelled():
-                raise KeyboardInterrupt
-        finally:
-            _signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _run(self, task: asyncio.Task[Any]) -> None:
+    def _run(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
         """As `run_until_complete`, but for the error: that is left in the task."""
         task.add_done_callback(self._stop)
         try:
-            with self._interrupting(task):
-                self._loop.run_forever()
+            # Between two steps of the loop's, not within one.
+            interrupts.cancel_by(lambda: self._loop.call_soon_threadsafe(task.cancel))
+            self._loop.run_forever()
         finally:
+            interrupts.cancel_by(None)
             task.remove_done_callback(self._stop)
 
     def _stop(self, _: object) -> None:
         self._loop.stop()
 
-    def _hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        waiting, cancel = self._begin(coroutine)
-        try:
-            return waiting.result()
-        except BaseException:
-            if waiting.cancel():  # interrupted
-                cancel()
-            raise
-        finally:
-            del waiting, cancel  # as in `wait`
-
-    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> tuple[Future[T], Callable[[], object]]:
-        """Have the coroutine run by whoever runs the loop: what will come of it, and how to cancel it."""
-        waiting: Future[T] = Future()
+    def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
+        """Have the coroutine run by whoever runs the loop, and wait for what comes of it."""
         begun: list[asyncio.Task[T]] = []
+        done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
+        done.acquire()
 
         def begin() -> None:
             begun.append(self._loop.create_task(coroutine))
             begun[0].add_done_callback(ended)
 
         def ended(task: asyncio.Task[T]) -> None:  # which comes also where the task was cancelled before it began
-            self._waiting.discard(waiting)
+            self._waiting.discard(done)
             self._ended.set()
-            error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            if waiting.set_running_or_notify_cancel():
-                if error is None:
-                    waiting.set_result(task.result())
-                else:
-                    waiting.set_exception(error)
-            begun.clear()
+            if not task.cancelled():
+                task.exception()  # seen, also where nobody waits any more
+            done.release()
 
         def cancel() -> None:
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
+            with suppress(RuntimeError):  # it has ended, and the loop is closed
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
 
-        self._waiting.add(waiting)  # before looking whether it is open: the keeper sees either this, or nobody comes
+        self._waiting.add(done)  # before looking whether it is open: the keeper sees either this, or nobody comes
         try:
             self._check(coroutine)
         except Closed:
-            self._waiting.discard(waiting)
+            self._waiting.discard(done)
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended.set)
             raise
         self._loop.call_soon_threadsafe(begin)
         self._calls.put(None)
-        return waiting, cancel
+        interrupts.cancel_by(cancel)
+        try:
+            done.acquire()
+            return begun[0].result()
+        finally:
+            interrupts.cancel_by(None)
+            begun.clear()  # as in `wait`
+
+    def _interrupt_later(self) -> None:
+        """The call had ended when the interrupt came: it must neither be lost, nor take what the call returns. So the
+        loop sends it again, in another thread or in the next call."""
+        try:
+            self._loop.call_soon_threadsafe(_interrupt)
+            self._calls.put(None)
+        except RuntimeError:  # closed
+            _interrupt()
 
     def soon(self, work: Callable[[], object]) -> None:
         """Do a little work that belongs to the loop, now if nobody runs it, else there. From any thread, a finalizer
         too; never blocks."""
-        if self._turn.acquire(blocking=False):
-            try:
-                work()
-            finally:
-                self._turn.release()
-        else:
-            with suppress(RuntimeError):  # closed meanwhile
-                self._loop.call_soon_threadsafe(work)
-                self._calls.put(None)  # the turn may be ending; then the keeper does it
+        with _Interrupts(self._interrupt_later):
+            if self._turn.acquire(blocking=False):
+                try:
+                    work()
+                finally:
+                    self._turn.release()
+            else:
+                with suppress(RuntimeError):  # closed meanwhile
+                    self._loop.call_soon_threadsafe(work)
+                    self._calls.put(None)  # the turn may be ending; then the keeper does it
 
     def _keep(self) -> None:
         while not self._loop.is_closed():

@@ -19,6 +19,8 @@ import msgspec
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Rejected, describe
+from dataplane.node.homes import Homes
+from dataplane.node.streaming import Streaming, StreamRequest, Waiting
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, peer
@@ -42,6 +44,7 @@ class Client:
         self,
         connected: socket.socket,
         store: Store,
+        homes: Homes,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
         gone: Callable[[Client], None],
@@ -49,6 +52,7 @@ class Client:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
         self._store = store
+        self._streams = Streaming(self, homes, store)
         self._node = node
         self._figures = figures
         self._gone = gone
@@ -81,11 +85,13 @@ class Client:
             task.cancel()
         if error is None or isinstance(error, PeerUnavailable):
             log.info("client %s has gone: %s", self.label, error)
+            self._streams.leave()
             self._store.leave(self)
             self._gone(self)
             return False
         log.warning("client %s was cut off: %s", self.label, error)
         self._leaving = True
+        self._streams.leave()
         self._store.revoke(self)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -156,6 +162,7 @@ class Client:
             case m.Seal():
                 self._bound("layout", m.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
                 self._bound("scope", m.MAX_SCOPE, len(request.scope))
+                self._streams.staged(request.scope)
                 self._store.seal(self, request.shards, scope=request.scope, holder=self.label, hold=request.hold)
                 self._channel.send(m.Done(request.id))
             case m.Abort():
@@ -172,7 +179,20 @@ class Client:
                 self._hello(request)
             case m.Alive():
                 pass
+            case _:
+                return self._answer_stream(request)
         return None
+
+    def _answer_stream(self, request: StreamRequest) -> Coroutine[Any, Any, None] | None:
+        answer = self._streams.answer(request, self._deadline(getattr(request, "timeout_s", 0.0)))
+        if isinstance(answer, m.Message):
+            self._channel.send(answer)
+        elif answer is not None:
+            return self._answer_later(answer)
+        return None
+
+    async def _answer_later(self, waiting: Waiting) -> None:
+        self._channel.send(await waiting())
 
     def _hello(self, request: m.Hello) -> None:
         if request.major != m.MAJOR:
@@ -208,6 +228,7 @@ class Client:
         self._bound("payload in a message", m.MAX_INLINE, len(request.payload))
         self._bound("layout", m.MAX_LAYOUT, len(request.layout))
         self._bound("scope", m.MAX_SCOPE, len(request.scope))
+        self._streams.staged(request.scope)
         shard = self._store.put_now(self, request.payload, request.layout, scope=request.scope, holder=self.label)
         if shard is None:
             return self._put_later(request)
@@ -238,6 +259,7 @@ class Client:
         self._store.free(request.shards)
         if request.scope:
             self._store.free_scope(request.scope)
+            self._streams.unstaged(request.scope)
         self._channel.send(m.Done(request.id))
 
     # What has to wait
@@ -317,7 +339,7 @@ class Client:
         return grants, descriptors
 
 
-def _size(request: m.Put | m.Pin | m.Reserve) -> int:
+def _size(request: Any) -> int:
     """About how many bytes a request keeps while it waits."""
     match request:
         case m.Put():
@@ -326,3 +348,6 @@ def _size(request: m.Put | m.Pin | m.Reserve) -> int:
             return 8 * len(request.shards)
         case m.Reserve():
             return 8 * len(request.sizes)
+        case m.Consume():
+            return len(request.chosen) + len(request.expired)
+    return 0

@@ -20,9 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dataplane.clock import monotonic
 from dataplane.config import NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Unauthenticated, describe
 from dataplane.node.clients import Client
+from dataplane.node.homes import Homes
 from dataplane.store.claim import Claim
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
@@ -46,6 +48,7 @@ class Node:
             path = self._claim.path / "node.sock"
         self._path = path
         self._store = Store(config)
+        self._homes = Homes(self.id, self._store, monotonic)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
         self._started = time.monotonic()
@@ -89,7 +92,7 @@ class Node:
                     connected.send(frame(m.Failure(0, *describe(refused))))
                 connected.close()
                 continue
-            self._clients.add(Client(connected, self._store, self.id, self.figures, self._client_gone))
+            self._clients.add(Client(connected, self._store, self._homes, self.id, self.figures, self._client_gone))
 
     def _client_gone(self, client: Client) -> None:
         self._clients.discard(client)
@@ -142,6 +145,7 @@ class Node:
             "restored_bytes": store.disk.read,
             "spill_error": store.disk.error,
             "holders": store.holders,
+            "streams": self._homes.figures(),
         }
 
     async def _close(self) -> None:
@@ -149,6 +153,7 @@ class Node:
         gone = PeerUnavailable("the node was stopped", address=self.address)
         for client in list(self._clients):
             client.end(gone)
+        self._homes.close()
         await self._store.aclose()
         if self._claim is not None:
             self._claim.release()

@@ -87,6 +87,11 @@ class Arena:
     """The segments and their owners. Used from the node's loop alone, but for `view`."""
 
     def __init__(self, capacity: int) -> None:
+        """Raises OSError where the system refuses a segment of that capacity, rather than when it is needed."""
+        try:
+            Segment(0, 2 * pages(capacity)).close()
+        except OSError as error:
+            raise OSError(error.errno, f"no shared memory of {capacity} bytes: {error.strerror}") from None
         self.capacity = capacity
         self.used = 0
         self.resident = 0

@@ -28,7 +28,7 @@ from dataplane.batch.layout import check_contents, checked
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
-from dataplane.errors import Backpressure, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
+from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.pins import Pins
@@ -171,7 +171,10 @@ class Store:
         extent = self._reserved[client].get(number)
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        layout = checked(encoded, extent.size)
+        try:
+            layout = checked(encoded, extent.size)
+        except ProtocolMismatch as error:  # the message is well formed, so it fails alone
+            raise Corrupt(str(error), shard=number) from None
         check_cost(layout, encoded, extent.size)
         with self.arena.view(extent) as view:
             check_contents(layout, np.frombuffer(view, dtype=np.uint8))
@@ -262,9 +265,10 @@ class Store:
                     raise (shard.damage or _freed(shard.number)).with_traceback(None)
             return self._pinned(shards)
         except BaseException as error:
+            roomy = all(s.extent is not None or s.moving is not None for s in shards) and not self.budget.restoring
             self.unpin(client, [shard.number for shard in shards])
             if isinstance(error, TimeoutError):
-                raise self.budget.backpressure(total, deadline) from None
+                raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
 
     def description(self, numbers: Iterable[int]) -> int:
@@ -326,6 +330,22 @@ class Store:
         shard = self._shards.get(number)
         if shard is not None and shard.free_part(columns, rows):
             self.free([number])
+
+    def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
+        """Raises Freed, Corrupt where this part of a shard is not there."""
+        shard = self._find(number)
+        if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
+            raise Corrupt(
+                f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant", shard=number
+            )
+        chosen = rows.slice or rows.array()
+        if shard.live is not None and not all(shard.live[column, chosen].all() for column in columns):
+            raise _freed(number)
+
+    def unscope(self, scope: str) -> None:
+        """The shards that were put under the scope are under none from now on."""
+        for number in self._scopes.pop(scope, ()):
+            self._shards[number].scope = ""
 
     def free_scope(self, scope: str) -> None:
         """Free every shard that was put under the scope. A scope that is not there has none."""
@@ -429,6 +449,15 @@ class Store:
         await self._residency.aclose()
         self.disk.close()
         self.arena.close()
+
+
+def _slow(nbytes: int, deadline: Deadline) -> Backpressure:
+    return Backpressure(
+        f"{format_size(nbytes)} are still being read from disk after {deadline.waited_s:.1f} s;"
+        " wait longer, or get less at a time",
+        needed=nbytes,
+        waited_s=deadline.waited_s,
+    )
 
 
 def _freed(number: int) -> Freed:

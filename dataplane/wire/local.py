@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable, ProtocolMismatch, Unauthenticated
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.messages import Message
 
@@ -37,9 +37,14 @@ _TIMEVAL = struct.Struct("ll")
 
 def parse_address(address: str) -> Path:
     """The socket's path of an address `unix:///path`. Raises ValueError for any other."""
-    if not address.startswith(_SCHEME + "/"):
+    if not is_address(address):
         raise ValueError(f"{address!r} is no address of a node; one looks like unix:///run/dataplane/node.sock")
     return Path(address.removeprefix(_SCHEME))
+
+
+def is_address(text: str) -> bool:
+    """Whether this is the address of a node."""
+    return text.startswith(_SCHEME + "/")
 
 
 def format_address(path: Path) -> str:
@@ -224,6 +229,8 @@ class Channel:
             self._refuse(ProtocolMismatch(f"not a message: {error}"))
         except (ProtocolMismatch, LimitExceeded) as error:
             self._refuse(error)
+        except Misuse as error:  # settings or a sampler that can not be
+            self._refuse(ProtocolMismatch(f"not a message: {error}"))
 
     def _refuse(self, error: DataplaneError) -> None:
         if self._farewell is not None:

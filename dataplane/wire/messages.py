@@ -13,6 +13,9 @@ from typing import Any
 
 import msgspec
 
+from dataplane.stream.home import Settings
+from dataplane.stream.sampler import BuiltIn
+
 MAJOR, MINOR = 1, 0
 """The protocol's version. Another major is refused; the lower of two minors is spoken."""
 
@@ -27,6 +30,12 @@ MAX_LAYOUT = 1 << 20
 
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
+
+MAX_ROWS = 1 << 16
+"""Rows that one append brings or one delivery takes."""
+
+STAGED = "\0"
+"""What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
 
 MAX_SHARDS = 1 << 16
 """Shards that one request may name or ask for."""
@@ -128,7 +137,175 @@ class Alive(Message, frozen=True, tag="alive"):
     """A sign of life, sent while the client holds reservations."""
 
 
-Request = Hello | Reserve | Seal | Abort | Put | Pin | Unpin | Free | Stats | Cancel | Alive
+# What a client says of streams. `stream` is what `Opened` gave; rows are numbers, int64, little-endian.
+
+
+class Open(Message, frozen=True, tag="open"):
+    """A stream by its name, made if it is not there and `settings` are given. Answered by `Opened`."""
+
+    id: int
+    name: str
+    settings: Settings | None
+
+
+class Admit(Message, frozen=True, tag="admit"):
+    """Leave to append so many rows and bytes of this policy version. Answered by `Admitted`."""
+
+    id: int
+    stream: bytes
+    rows: int
+    nbytes: int
+    version: int
+    timeout_s: float
+
+
+class GiveBack(Message, frozen=True, tag="give-back"):
+    """What was admitted does not come."""
+
+    stream: bytes
+    ticket: int
+
+
+class Append(Message, frozen=True, tag="append"):
+    """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
+    `keys` are empty for none; `versions` and `lengths` are int64. Answered by `Appended`."""
+
+    id: int
+    stream: bytes
+    ticket: int
+    staged: str
+    ref: bytes
+    keys: list[str]
+    groups: list[str | int]
+    versions: bytes
+    tags: dict[str, list[str | int | float | bool | None]]
+    lengths: dict[str, bytes]
+
+
+class Extend(Message, frozen=True, tag="extend"):
+    """More columns for rows, by number or by key. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    staged: str
+    ref: bytes
+    rows: bytes
+    keys: list[str]
+    lengths: dict[str, bytes]
+    replace: bool
+
+
+class Consume(Message, frozen=True, tag="consume"):
+    """Rows for a task. Without a sampler, rows are chosen by the client: those `chosen`, the ones in `expired` not to
+    be delivered to this task. Answered by `Delivered`."""
+
+    id: int
+    stream: bytes
+    task: str
+    rows: int
+    min_rows: int
+    columns: list[str]
+    sampler: BuiltIn | None
+    chosen: bytes
+    expired: bytes
+    member: str
+    replica: int | None
+    replicas: int
+    lease_s: float
+    timeout_s: float
+
+
+class Look(Message, frozen=True, tag="look"):
+    """What a sampler may know of up to `most` rows that are ready, as soon as something changed since `seen`. Answered
+    by `Shown`."""
+
+    id: int
+    stream: bytes
+    task: str
+    columns: list[str]
+    lengths: list[str]
+    tags: list[str]
+    most: int
+    seen: int
+    timeout_s: float
+
+
+class Ack(Message, frozen=True, tag="ack"):
+    """The rows of a grant are done (`done`), or given back. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    grant: int
+    replica: int | None
+    done: bool
+
+
+class Renew(Message, frozen=True, tag="renew"):
+    """The lease of a grant begins again. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    grant: int
+    replica: int | None
+
+
+class DropRows(Message, frozen=True, tag="drop-rows"):
+    """No task is to see these rows any more. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    rows: bytes
+    keys: list[str]
+
+
+class End(Message, frozen=True, tag="end"):
+    """Close the stream or, with `drop`, free all of it. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    drop: bool
+
+
+class Dead(Message, frozen=True, tag="dead"):
+    """The rows that a task gave back too often. Answered by `Delivered`, of no grant."""
+
+    id: int
+    stream: bytes
+    task: str
+
+
+class Streams(Message, frozen=True, tag="streams"):
+    """The figures of all streams, by name. Answered by `Figures`."""
+
+    id: int
+
+
+Request = (
+    Hello
+    | Reserve
+    | Seal
+    | Abort
+    | Put
+    | Pin
+    | Unpin
+    | Free
+    | Stats
+    | Cancel
+    | Alive
+    | Open
+    | Admit
+    | GiveBack
+    | Append
+    | Extend
+    | Consume
+    | Look
+    | Ack
+    | Renew
+    | DropRows
+    | End
+    | Dead
+    | Streams
+)
 
 
 # What a node says
@@ -178,6 +355,61 @@ class Held(Message, frozen=True, tag="held"):
     grants: list[Grant]
 
 
+class Opened(Message, frozen=True, tag="opened"):
+    """The stream, 8 bytes, and what it was made with."""
+
+    id: int
+    stream: bytes
+    settings: Settings
+
+
+class Admitted(Message, frozen=True, tag="admitted"):
+    """The append may come, with this ticket."""
+
+    id: int
+    ticket: int
+
+
+class Appended(Message, frozen=True, tag="appended"):
+    """The number of the first row, and whether the rows are new: else they were there by an earlier call."""
+
+    id: int
+    first: int
+    new: bool
+
+
+class Delivered(Message, frozen=True, tag="delivered"):
+    """Rows of a task, and what is known of each. `lengths` as in `Append`."""
+
+    id: int
+    stream: bytes
+    grant: int
+    ref: bytes
+    keys: list[str]
+    groups: list[str | int | None]
+    versions: list[int]
+    tags: dict[str, list[str | int | float | bool | None]]
+    lengths: dict[str, bytes]
+
+
+class Shown(Message, frozen=True, tag="shown"):
+    """See `stream.sampler.Candidates`: int64, but for the float64 of `age_s`. `changes` is for the next `Look`."""
+
+    id: int
+    changes: int
+    rows: bytes
+    group: bytes
+    version: bytes
+    age_s: bytes
+    group_rows: bytes
+    group_dropped: bytes
+    lengths: dict[str, bytes]
+    tags: dict[str, list[str | int | float | bool | None]]
+    latest: int
+    closed: bool
+    whole: bool
+
+
 class Done(Message, frozen=True, tag="done"):
     """It was done."""
 
@@ -200,7 +432,7 @@ class Failure(Message, frozen=True, tag="failure"):
     fields: dict[str, Any]
 
 
-Reply = Welcome | Reserved | Stored | Held | Done | Figures | Failure
+Reply = Welcome | Reserved | Stored | Held | Opened | Admitted | Appended | Delivered | Shown | Done | Figures | Failure
 
 CANCELLED = "Cancelled"
 """The `Failure.name` that answers a request which its client cancelled."""

@@ -226,3 +226,65 @@ def test_an_interrupted_call_is_cancelled_and_the_plane_goes_on(tmp_path: Path) 
             assert process.stdout.readline() == "interrupted\n"
             assert process.stdout.readline() == "7 1\n"
         assert process.returncode == 0
+
+
+INTERRUPTED_OFTEN = """
+import os, random, signal, sys, threading, time
+import numpy as np
+import dataplane as dp
+
+TIMES = 300
+ready = over = False
+
+
+def interrupt():
+    global ready
+    while not ready:
+        time.sleep(0.0001)
+    while not over:
+        time.sleep(random.random() * 0.002)
+        ready = False
+        while not ready:  # the interpreter drops what is raised within a finalizer: again
+            os.kill(os.getpid(), signal.SIGINT)
+            until = time.monotonic() + 0.5
+            while not ready and time.monotonic() < until and not over:
+                time.sleep(0.0001)
+            if over:
+                return
+
+
+with dp.connect(sys.argv[1]) as plane:
+
+    def also():
+        while not over:
+            plane.stats()
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (interrupt, also)]
+    kept = plane.put({"x": np.arange(1000)})
+    for thread in threads:
+        thread.start()
+    count = 0
+    while count < TIMES:
+        try:
+            ready = True
+            while True:
+                batch = plane.get(kept)
+                plane.put({"x": np.arange(10)}, scope="often")
+                del batch
+        except KeyboardInterrupt:
+            count += 1
+    over, batch = True, None
+    for thread in threads:
+        thread.join()
+    plane.free(scope="often")
+    print(count, int(plane.get(kept)["x"].numpy()[7]), flush=True)
+print("closed", flush=True)
+"""
+
+
+def test_interrupted_often_while_another_thread_calls(tmp_path: Path) -> None:
+    """No call hangs, and the plane goes on."""
+    with StandingNode(tmp_path, spill=0) as node:
+        command = [sys.executable, "-c", INTERRUPTED_OFTEN, node.address]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=40)
+        assert (done.returncode, done.stdout) == (0, "300 7\nclosed\n")

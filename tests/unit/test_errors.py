@@ -24,7 +24,7 @@ def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
     tree = {root.__name__: sorted(leaf.__name__ for leaf in root.__subclasses__()) for root in EVERY}
     assert {root: leaves for root, leaves in tree.items() if leaves} == {
         "DataplaneError": ["Lost", "Misuse", "Rejected", "Retryable"],
-        "Retryable": ["Backpressure", "LeaseExpired", "PeerUnavailable"],
+        "Retryable": ["Backpressure", "LeaseExpired", "NotReady", "PeerUnavailable"],
         "Lost": ["Corrupt", "Freed", "OwnerDied"],
         "Rejected": ["LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
         "Misuse": ["Closed", "Forked", "SchemaMismatch"],

@@ -18,7 +18,7 @@ import dataplane as dp
 from dataplane.client.connection import Connection
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, format_address, listen
-from tests.processes import MIB, StandingNode, pattern
+from tests.processes import MIB, StandingNode, eventually, pattern
 
 _requests = msgspec.msgpack.Decoder(m.Request)
 
@@ -189,6 +189,18 @@ async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, con
     assert len(scripted.asked) <= count + 1
 
 
+async def test_drops_whose_flush_was_interrupted_go_with_the_next_request(
+    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.pins, "_flush", lambda: None)  # as where Ctrl-C breaks off the finalizer
+    held = [connection.pins.hold(shard) for shard in (4, 5)]
+    held.clear()
+    scripted.answer = lambda request: [m.Figures(request.id, {})] if isinstance(request, m.Stats) else []
+    await connection.request(stats(connection), m.Figures, 5.0)
+    assert scripted.kinds() == ["Unpin", "Stats"]
+    assert sorted(scripted.asked[0].shards) == [4, 5]
+
+
 async def test_closing_ends_what_waits(scripted: Scripted, connection: Connection) -> None:
     waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
     await scripted.until(lambda: len(scripted.asked) == 3)
@@ -253,6 +265,24 @@ def test_a_failed_put_keeps_its_columns_no_longer_than_its_error(node: StandingN
                 del column
             assert gone() is None
         assert kept[0, 9] == 9
+
+
+def test_what_an_abandoned_call_was_granted_is_given_back_while_nobody_calls(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.1)
+    with dp.connect(node.address) as plane:
+        node.freeze()
+        try:
+            with pytest.raises(dp.PeerUnavailable):
+                plane.put({"x": pattern(1, MIB)}, timeout=0)
+        finally:
+            node.thaw()
+        monkeypatch.undo()
+        with dp.connect(node.address) as watcher:
+            eventually(lambda: watcher.stats().memory_peak >= MIB, "it was granted")
+            eventually(lambda: watcher.stats().memory_used == 0, "it was given back")
+        assert np.array_equal(plane.get(plane.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
 
 
 @sizes

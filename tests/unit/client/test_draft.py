@@ -256,3 +256,12 @@ async def test_an_expired_lease(tmp_path: Path) -> None:
                 assert other.stats().shards == 0
             ref = await plane.put({"x": [1]})
             assert (await plane.get(ref))["x"].to_list() == [1]
+
+
+@pytest.mark.parametrize("rows", [2**60, 2**62, 2**70])
+async def test_more_than_can_be_asked_for_is_refused_as_more_than_the_budget(plane: AsyncPlane, rows: int) -> None:
+    with pytest.raises(dp.LimitExceeded) as caught:
+        await plane.draft({"x": dense((rows, 8), "int64")})
+    assert caught.value.what == "memory"
+    with pytest.raises(dp.SchemaMismatch, match="mapping"):
+        await plane.draft(5)  # type: ignore[arg-type]

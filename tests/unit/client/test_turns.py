@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
+import signal
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from dataplane.client import turns as module
 from dataplane.client.turns import Turns
 from dataplane.errors import Closed, Misuse
 from tests.processes import eventually
@@ -249,3 +254,85 @@ def test_an_error_keeps_nothing_alive(turns: Turns, over: bool) -> None:
         eventually(lambda: gone() is None, "it is gone", timeout_s=1)
     finally:
         gc.enable()
+
+
+class Interrupting:
+    """Sends SIGINT before the `step`-th instruction that this thread executes in turns, or in what waits there."""
+
+    FILES = (module.__file__, threading.__file__, concurrent.futures._base.__file__)
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def __enter__(self) -> Interrupting:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self._trace
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["own turn", "handed over"])
+@pytest.mark.parametrize("soon", [False, True], ids=["call", "a little work"])
+def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
+    """Each interrupt is raised, once; no turn stays taken, and nothing is left that is waited for."""
+    interrupted = 0
+
+    def attempt(turns: Turns, step: int) -> bool:
+        """Whether there was such a step."""
+        nonlocal interrupted
+        before = interrupted
+        work = value(step)
+        point = Interrupting(step)
+        try:
+            try:
+                with point:
+                    if soon:
+                        turns.soon(lambda: None)
+                    else:
+                        assert turns.wait(work) == step
+                deadline = time.monotonic() + 10
+                while point.left <= 0 and time.monotonic() < deadline:  # it came too late, and is sent again
+                    time.sleep(0.0001)
+            except KeyboardInterrupt:
+                interrupted += 1
+        finally:
+            sys.settrace(None)
+            work.close()
+        assert interrupted - before == (point.left <= 0), f"step {step}"
+        return point.left <= 0
+
+    turns = Turns()
+    gate = Gate()
+    try:
+        leader = Call(turns, gate.passed) if over else None
+        assert not over or gate.entered.wait(10)
+        for step in range(1, 2000):
+            if not attempt(turns, step):
+                break
+            if leader is None:
+                eventually(lambda: not turns._turn.locked(), f"the turn is given back after step {step}")
+            eventually(lambda: not turns._waiting, f"nothing is waited for after step {step}")
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, f"step {step}"
+            if step % 20 == 0:  # another thread's
+                assert Call(turns, lambda: value(3)).join().result == 3
+        assert 50 < step < 1999
+        if leader is not None:
+            Call(turns, gate.opened).join()
+            assert leader.join().result == "passed"
+    finally:
+        turns._loop.call_soon_threadsafe(gate.event.set)
+        closer = threading.Thread(target=turns.close, daemon=True)
+        closer.start()
+        closer.join(10)
+        assert not closer.is_alive()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
 from hypothesis import given
 
+from dataplane.errors import Misuse
+from dataplane.stream.sampler import CompleteGroups, Fifo, Freshest, TokenBalanced, Weighted
 from dataplane.wire import messages as m
+
+SAMPLERS = [Fifo(), CompleteGroups(8), Freshest(2), Weighted("domain", {"math": 0.5}), TokenBalanced("ids", 4)]
 
 requests = msgspec.msgpack.Decoder(m.Request)
 replies = msgspec.msgpack.Decoder(m.Reply)
@@ -36,6 +41,17 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
         return simple[kind]
     if kind is m.Grant:
         return st.builds(m.Grant, simple[int], simple[int], simple[bool])
+    if kind is m.Settings:
+        names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
+        return st.builds(m.Settings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return st.sampled_from(SAMPLERS).filter(lambda sampler: isinstance(sampler, kind))
+    if kind is type(None):
+        return st.none()
+    if get_origin(kind) in (UnionType, Union):
+        return st.one_of([of(inner, simple) for inner in get_args(kind)])
+    if get_origin(kind) is dict:
+        return st.dictionaries(simple[str], of(get_args(kind)[1], simple), max_size=3)
     if kind.__origin__ is tuple:
         return st.tuples(*(of(inner, simple) for inner in get_args(kind)))
     return st.lists(of(get_args(kind)[0], simple), max_size=3)
@@ -57,7 +73,7 @@ def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int
     encoded[where : where + len(what)] = what
     try:
         decoded = requests.decode(bytes(encoded))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, Misuse):
         return
     assert isinstance(decoded, m.Message)
 

@@ -1,0 +1,135 @@
+"""Rows that a stream delivered to a task, and what their consumer says of them.
+
+What always holds: a delivery is answered for once, by the first of `ack` and `nack`; used as a context manager it is
+acked when the block is left, and given back when it is left by an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.ref import BatchRef
+from dataplane.client.connection import Connection
+from dataplane.client.getting import Getter
+from dataplane.errors import Misuse
+from dataplane.stream.balance import balanced
+from dataplane.wire import messages as m
+
+
+class Delivery:
+    """Rows of one task, leased. `ref` and everything else by row has the rows in the order of delivery."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        getter: Getter,
+        delivered: m.Delivered,
+        replica: int | None,
+        balance: tuple[str, int] | None,
+    ) -> None:
+        self.ref = BatchRef.decode(delivered.ref)
+        """The rows, of the columns that were asked for."""
+        self.keys: list[str] = delivered.keys
+        self.groups: list[str | int | None] = delivered.groups
+        self.versions: list[int] = delivered.versions
+        self.tags: dict[str, list[Any]] = delivered.tags
+        self.settled = False
+        """Whether it was acked or given back."""
+        self._connection = connection
+        self._getter = getter
+        self._stream = delivered.stream
+        self._grant = delivered.grant
+        self._replica = replica
+        self._balance = balance
+        self._lengths = {name: np.frombuffer(values, np.int64) for name, values in delivered.lengths.items()}
+
+    def __len__(self) -> int:
+        return len(self.ref)
+
+    def __repr__(self) -> str:
+        return f"Delivery({len(self)} rows; {', '.join(self.ref.columns)})"
+
+    async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """The rows, or these columns of them. Raises as `AsyncPlane.get`."""
+        return await self._getter.get(self.ref.select(*columns) if columns else self.ref, timeout)
+
+    async def ack(self) -> None:
+        """The task is done with the rows. Raises LeaseExpired where they have gone to others: what was computed from
+        them does not count. Once settled, it does nothing."""
+        await self._settle(done=True)
+
+    async def nack(self) -> None:
+        """Give the rows back, to be delivered again. Raises LeaseExpired. Once settled, it does nothing."""
+        await self._settle(done=False)
+
+    async def _settle(self, *, done: bool) -> None:
+        if not self.settled:
+            request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done)
+            await self._connection.request(request, m.Done, 0.0)
+            self.settled = True
+
+    async def renew(self) -> None:
+        """The lease begins again, as long as it was. Raises LeaseExpired."""
+        request = m.Renew(self._connection.next_id(), self._stream, self._grant, self._replica)
+        await self._connection.request(request, m.Done, 0.0)
+
+    def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
+        """The rows split over `shards` ranks: by the tokens of the column that `TokenBalanced` named, if it was
+        the sampler, else in runs of nearly equal length. With `equal` each rank gets as many rows, or one more.
+
+        Uses what the stream knows of the rows; no column is read.
+        """
+        column, count = self._balance or ("", 1)
+        count = count if shards is None else shards
+        if count < 1:
+            raise Misuse(f"a delivery is split over one rank or more, not {count}")
+        if not column:
+            return self.ref.chunk(count)
+        return [self.ref[rows] for rows in balanced(self._lengths[column], count, equal=equal)]
+
+    def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
+        """Which rows of the delivery `split` gives each rank."""
+        column, count = self._balance or ("", 1)
+        count = count if shards is None else shards
+        if not column:
+            return list(np.array_split(np.arange(len(self)), count))
+        return balanced(self._lengths[column], count, equal=equal)
+
+    async def __aenter__(self) -> Delivery:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await (self.ack() if kind is None else self.nack())
+
+
+class Taken(Sequence[BatchRef]):
+    """One step's rows: a reference a rank, all of one delivery, which is answered for as a whole."""
+
+    def __init__(self, delivery: Delivery, refs: list[BatchRef]) -> None:
+        self.delivery = delivery
+        self._refs = refs
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self._refs[rank]
+
+    async def ack(self) -> None:
+        """As `Delivery.ack`."""
+        await self.delivery.ack()
+
+    async def nack(self) -> None:
+        """As `Delivery.nack`."""
+        await self.delivery.nack()
+
+    async def __aenter__(self) -> Taken:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.delivery.__aexit__(kind)

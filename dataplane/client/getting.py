@@ -1,0 +1,89 @@
+"""Reading what references mean: shards pinned, mapped, and put together as columns.
+
+What always holds: a get that fails or is cancelled holds nothing; what it gave stays valid as long as a view of it
+lives, also when the plane is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ShardLayout, checked
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.rows import Rows
+from dataplane.client.connection import Connection
+from dataplane.client.memory import HeldShard
+from dataplane.errors import Freed, Misuse, OwnerDied
+from dataplane.wire import messages as m
+
+
+class Getter:
+    """Reads over one connection. To be used from its loop alone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def get(self, ref: BatchRef, timeout: float) -> Batch:
+        """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
+        keys = ref.shards()
+        node = self._connection.welcome.node
+        for owner, shard in keys:
+            if owner != node:
+                raise OwnerDied(
+                    f"shard {shard} was put on node {owner.hex()}, and this is node {node.hex()};"
+                    " either that node was stopped, or the reference is another host's",
+                    node=owner.hex(),
+                )
+        held: dict[int, tuple[HeldShard, ShardLayout]] = {}
+        if keys:
+            numbers = [shard for _, shard in keys]
+            reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
+            try:
+                layouts = {number: checked(layout, size) for number, _, _, size, layout, _ in reply.shards}
+                live = {number: bits for number, _, _, _, _, bits in reply.shards if bits}
+                if live:
+                    _check_live(ref, live, layouts)
+            except BaseException:
+                self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
+                raise
+            for number, segment, offset, size, _, _ in reply.shards:
+                pin = self._connection.pins.hold(number)
+                held[number] = HeldShard(self._connection.segments[segment], offset, size, pin), layouts[number]
+        return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
+
+
+def _column(ref: BatchRef, name: str, field: Field, held: Mapping[int, tuple[HeldShard, ShardLayout]]) -> Column:
+    sources, order = ref.sources(name)
+    pieces = []
+    for source in sources:
+        memory, layout = held[source.shard]
+        if source.ordinal >= len(layout.columns):
+            raise Misuse(f"the reference means column {source.ordinal} of a shard that has {len(layout.columns)}")
+        pieces.append(Piece(layout.columns[source.ordinal][1], memory, source.rows))
+    return Column(name, field, pieces, order)
+
+
+def _check_live(ref: BatchRef, live: Mapping[int, bytes], layouts: Mapping[int, ShardLayout]) -> None:
+    """Raises Freed where a row that the reference means was freed by itself."""
+    for (_, shard), selected in ref.footprint().items():
+        if shard not in live:
+            continue
+        columns = layouts[shard].columns
+        rows = columns[0][1].rows
+        bits = np.unpackbits(np.frombuffer(live[shard], dtype=np.uint8), count=len(columns) * rows)
+        alive = bits.reshape(len(columns), rows).astype(np.bool_)
+        for ordinals, chosen in selected:
+            _check_rows(alive, ordinals, chosen, shard)
+
+
+def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -> None:
+    for ordinal in ordinals:
+        gone = np.flatnonzero(~alive[ordinal, chosen.slice or chosen.array()])
+        if len(gone):
+            row = int(chosen.array()[gone[0]])
+            raise Freed(f"row {row} of shard {shard} was freed, and {len(gone) - 1} more", shard=shard)

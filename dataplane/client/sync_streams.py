@@ -1,0 +1,219 @@
+"""The synchronous face of streams: each call waits for the asynchronous one's coroutine. It adds no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.ref import BatchRef
+from dataplane.client import delivery, streams
+from dataplane.stream.home import Settings
+from dataplane.stream.sampler import Sampler
+
+T = TypeVar("T")
+
+
+class Wait(Protocol):
+    """Runs a coroutine; its result or its error."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
+
+
+class Delivery:
+    """See `dataplane.client.delivery.Delivery`; here each call waits."""
+
+    def __init__(self, inner: delivery.Delivery, wait: Wait) -> None:
+        self._inner = inner
+        self._wait = wait
+        self.ref = inner.ref
+        self.keys = inner.keys
+        self.groups = inner.groups
+        self.versions = inner.versions
+        self.tags = inner.tags
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acked or given back."""
+        return self._inner.settled
+
+    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """The rows, or these columns of them."""
+        return self._wait(self._inner.get(*columns, timeout=timeout))
+
+    def ack(self) -> None:
+        """The task is done with the rows. Raises LeaseExpired."""
+        self._wait(self._inner.ack())
+
+    def nack(self) -> None:
+        """Give the rows back, to be delivered again. Raises LeaseExpired."""
+        self._wait(self._inner.nack())
+
+    def renew(self) -> None:
+        """The lease begins again. Raises LeaseExpired."""
+        self._wait(self._inner.renew())
+
+    def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
+        """The rows split over ranks."""
+        return self._inner.split(shards, equal=equal)
+
+    def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[Any]:
+        """Which rows of the delivery `split` gives each rank."""
+        return self._inner.rows_of(shards, equal=equal)
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._wait(self._inner.__aexit__(kind))
+
+
+class Taken(Sequence[BatchRef]):
+    """See `dataplane.client.delivery.Taken`; here each call waits."""
+
+    def __init__(self, inner: delivery.Taken, wait: Wait) -> None:
+        self._inner = inner
+        self._wait = wait
+        self.delivery = Delivery(inner.delivery, wait)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self._inner[rank]
+
+    def ack(self) -> None:
+        """As `Delivery.ack`."""
+        self._wait(self._inner.ack())
+
+    def nack(self) -> None:
+        """As `Delivery.nack`."""
+        self._wait(self._inner.nack())
+
+    def __enter__(self) -> Taken:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._wait(self._inner.__aexit__(kind))
+
+
+class Stream:
+    """See `dataplane.client.streams.AsyncStream`; here each call waits. Any thread may use it."""
+
+    def __init__(self, inner: streams.AsyncStream, wait: Wait) -> None:
+        self._inner = inner
+        self._wait = wait
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def name(self) -> str:
+        """What it was opened as."""
+        return self._inner.name
+
+    @property
+    def settings(self) -> Settings:
+        """The tasks and limits that the stream was made with."""
+        return self._inner.settings
+
+    def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """New rows of the stream; their keys. See `AsyncStream.append`."""
+        return self._wait(
+            self._inner.append(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
+        )
+
+    def extend(
+        self, rows: BatchRef | Sequence[str], columns: Any, *, replace: bool = False, timeout: float | None = None
+    ) -> None:
+        """More columns for rows of the stream. See `AsyncStream.extend`."""
+        self._wait(self._inner.extend(rows, columns, replace=replace, timeout=timeout))
+
+    def consume(
+        self,
+        task: str,
+        *,
+        rows: int,
+        columns: Sequence[str],
+        min_rows: int = 1,
+        sampler: Sampler | None = None,
+        member: str | None = None,
+        replica: int | None = None,
+        replicas: int = 0,
+        lease: float = 60.0,
+        timeout: float | None = None,
+    ) -> Delivery:
+        """Up to `rows` rows for a task. See `AsyncStream.consume`."""
+
+        async def consume() -> delivery.Delivery:
+            return await self._inner.consume(
+                task,
+                rows=rows,
+                columns=columns,
+                min_rows=min_rows,
+                sampler=sampler,
+                member=member,
+                replica=replica,
+                replicas=replicas,
+                lease=lease,
+                timeout=timeout,
+            )
+
+        return Delivery(self._wait(consume()), self._wait)
+
+    def deliveries(
+        self, task: str, *, prefetch: int = 1, timeout: float | None = None, **how: Any
+    ) -> Iterator[Delivery]:
+        """Deliveries until the stream is closed and this task has done all of it. See `AsyncStream.deliveries`."""
+        several = self._inner.deliveries(task, prefetch=prefetch, timeout=timeout, **how)
+
+        async def following() -> delivery.Delivery | None:
+            return await anext(several, None)
+
+        async def close() -> None:
+            await several.aclose()  # type: ignore[attr-defined]
+
+        try:
+            while (found := self._wait(following())) is not None:
+                yield Delivery(found, self._wait)
+        finally:
+            self._wait(close())
+
+    def take(self, task: str, **how: Any) -> Taken:
+        """The rows of one synchronous step, a reference a rank. See `AsyncStream.take`."""
+        return Taken(self._wait(self._inner.take(task, **how)), self._wait)
+
+    def drop_rows(self, rows: BatchRef | Sequence[str]) -> None:
+        """No task is to see these rows any more. See `AsyncStream.drop_rows`."""
+        self._wait(self._inner.drop_rows(rows))
+
+    def dead_letters(self, task: str) -> streams.DeadLetters:
+        """The rows that were given up on. See `AsyncStream.dead_letters`."""
+        return self._wait(self._inner.dead_letters(task))
+
+    def stats(self) -> Mapping[str, Any]:
+        """The stream's figures now."""
+        return self._wait(self._inner.stats())
+
+    def close(self) -> None:
+        """Nothing is appended any more; consumers go on until all is done. Idempotent."""
+        self._wait(self._inner.close())
+
+    def drop(self) -> None:
+        """Free everything, delivered or not. Whoever waits is told `Closed`."""
+        self._wait(self._inner.drop())

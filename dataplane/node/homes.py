@@ -1,0 +1,161 @@
+"""The streams of a node: their homes, by name, and the bytes that their rows keep.
+
+A stream owns what is appended to it: the columns of an append or extend are freed when no row needs them any more.
+The same stored rows may come twice, in two streams or in one, as what one stream delivers is appended to the next;
+then they are freed when the last has done with them.
+
+What always holds: a part of a shard that a stream's row needs is there; what no row needs is freed at once; time
+enters a home here alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.rows import Rows
+from dataplane.clock import Clock
+from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
+from dataplane.store.store import Store
+from dataplane.stream.home import Home, Settings
+from dataplane.stream.rows import Patch
+
+MAX_STREAMS = 4096
+_LOOK_S = 0.5  # how often samplers that judge by age are asked again
+
+
+class Stream:
+    """A home, its name and its clock. `token` is how its clients and its rows name it."""
+
+    def __init__(self, name: str, settings: Settings, homes: Homes, clock: Clock) -> None:
+        self.name = name
+        self.token = secrets.token_bytes(8)
+        self.home = Home(settings, homes.released, self._changed)
+        self.clock = clock
+        self._waiting: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _changed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        self.schedule()
+
+    async def changed(self) -> None:
+        """Wait until rows may have become ready."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def schedule(self) -> None:
+        """See to it that the home is told when time has passed that it waits for."""
+        due = self.home.next_tick()
+        if self.home.watches_age:
+            due = min(due, self.clock() + _LOOK_S) if due is not None else self.clock() + _LOOK_S
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.clock()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.home.tick(self.clock())
+        self.schedule()
+
+    def end(self) -> None:
+        """The stream is no more."""
+        self.home.drop()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Homes:
+    """All streams of a node."""
+
+    def __init__(self, node: bytes, store: Store, clock: Clock) -> None:
+        self._node = node
+        self._store = store
+        self._clock = clock
+        self._by_name: dict[str, Stream] = {}
+        self._by_token: dict[bytes, Stream] = {}
+        self._needed: Counter[ShardKey] = Counter()
+        self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
+
+    def open(self, name: str, settings: Settings | None) -> Stream:
+        """The stream of this name, made if it is not there. Raises Misuse where it is, with other settings."""
+        stream = self._by_name.get(name)
+        if stream is None:
+            if settings is None:
+                raise Misuse(f"there is no stream {name!r}; name its tasks to make it")
+            if len(self._by_name) >= MAX_STREAMS:
+                raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
+            stream = Stream(name, settings, self, self._clock)
+            self._by_name[name] = self._by_token[stream.token] = stream
+        elif settings is not None and settings != stream.home.settings:
+            raise Misuse(f"the stream {name!r} was made with {stream.home.settings}, and this asks for {settings}")
+        return stream
+
+    def find(self, token: bytes) -> Stream:
+        """The stream of this token. Raises Closed where it was dropped."""
+        stream = self._by_token.get(token)
+        if stream is None:
+            raise Closed("the stream was dropped")
+        return stream
+
+    def drop(self, stream: Stream) -> None:
+        """Free all of a stream."""
+        del self._by_name[stream.name], self._by_token[stream.token]
+        stream.end()
+
+    def leave(self, client: Hashable) -> None:
+        """A client has gone."""
+        for stream in self._by_name.values():
+            stream.home.leave(client, self._clock())
+            stream.schedule()
+
+    # the bytes
+
+    def keep(self, ref: BatchRef) -> None:
+        """Rows of a stream are about to need what `ref` means. Raises Freed, Corrupt, OwnerDied where it is gone."""
+        for (node, shard), selected in ref.footprint().items():
+            if node != self._node:
+                raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())
+            for columns, rows in selected:
+                self._store.require(shard, columns, rows)
+        self._needed.update(ref.shards())
+
+    def forget(self, ref: BatchRef) -> None:
+        """They do not, after all."""
+        self._needed.subtract(ref.shards())
+        self._free(ref.shards())
+
+    def released(self, patches: Iterable[Patch]) -> None:
+        """No row needs these any more."""
+        for patch in patches:
+            for key, selected in patch.ref.footprint().items():
+                self._spent[key].extend(selected)
+            self._needed.subtract(patch.ref.shards())
+            self._free(patch.ref.shards())
+
+    def _free(self, shards: Iterable[ShardKey]) -> None:
+        for key in shards:
+            if self._needed[key] <= 0:
+                del self._needed[key]
+                for columns, rows in self._spent.pop(key, ()):
+                    self._store.free_part(key[1], columns, rows)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures of each stream, by name."""
+        return {name: stream.home.statistics(self._clock()) for name, stream in self._by_name.items()}
+
+    def close(self) -> None:
+        """The node stops."""
+        for stream in list(self._by_name.values()):
+            self.drop(stream)

@@ -1,0 +1,180 @@
+"""Leases: who holds which rows of a task, until when.
+
+A grant is the rows of one delivery. It belongs to a member of the task, or to nobody in particular, and is held by
+a client. Ranks that must see the same rows name the same member and different replicas: each replica is granted what
+the member's log says, in its order, once. A replica that comes back from another client has been restarted, and is
+granted again what it has not acked.
+
+A grant ends by being acked, nacked, or not renewed in time, or when its holder goes. For replicas the ack counts when
+all of them have acked: as many as were announced or, where that was not said, all that were seen, and the lease is
+left to run out in case there are more. A holder that goes does not end a grant of replicas: it may be restarting.
+
+What always holds: a row is in one grant of its task at a time; a grant ends once; whoever comes later with it is told
+`LeaseExpired`. No clock is read here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.errors import LeaseExpired, Misuse
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Who asks: a client, and as which replica of which member. `replicas` is how many there are, 0 if unsaid."""
+
+    client: Hashable
+    member: str = ""
+    replica: int | None = None
+    replicas: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.member and self.replica is not None:
+            raise Misuse("a replica is one of a member; name the member")
+        if self.replicas and not 0 <= (self.replica or 0) < self.replicas:
+            raise Misuse(f"replica {self.replica} is none of {self.replicas}")
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """Rows of a task, held until `expires`, in seconds of the home's clock."""
+
+    number: int
+    task: int
+    rows: Index
+    columns: tuple[str, ...]
+    who: Who
+    lease_s: float
+    expires: float
+    held_by: dict[int | None, Hashable] = field(default_factory=dict)
+    """The client that each replica was granted this through."""
+    acked: set[int | None] = field(default_factory=set)
+
+    @property
+    def shared(self) -> bool:
+        """Whether replicas share it."""
+        return self.who.replica is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether everybody has acked who is known to have to."""
+        if not self.shared:
+            return bool(self.acked)
+        if self.who.replicas:
+            return len(self.acked) == self.who.replicas
+        return len(self.acked) > 1 and self.acked >= self.held_by.keys()
+
+    @property
+    def done_as_far_as_known(self) -> bool:
+        """Whether all who were seen have acked; when the lease ends, there was nobody else."""
+        return bool(self.acked) and self.acked >= self.held_by.keys()
+
+
+class Leases:
+    """The grants of all tasks of a stream."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+        self._logs: dict[tuple[int, str], list[Grant]] = {}
+        self._expiring: list[tuple[float, int]] = []
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(list(self._grants.values()))
+
+    def waiting(self, task: int, who: Who) -> Grant | None:
+        """What the member was granted and this replica has not yet got, or not acked before it was restarted."""
+        if who.replica is None:
+            return None
+        for grant in self._logs.get((task, who.member), ()):
+            if who.replica not in grant.acked and grant.held_by.get(who.replica) != who.client:
+                return grant
+        return None
+
+    def give(self, task: int, rows: Index, columns: tuple[str, ...], who: Who, lease_s: float, now: float) -> Grant:
+        """A new grant of these rows, which are in none."""
+        grant = Grant(next(self._numbers), task, rows, columns, who, lease_s, now + lease_s)
+        self._grants[grant.number] = grant
+        heapq.heappush(self._expiring, (grant.expires, grant.number))
+        if grant.shared:
+            self._logs.setdefault((task, who.member), []).append(grant)
+        return grant
+
+    def hand(self, grant: Grant, who: Who, now: float) -> None:
+        """The grant goes to this client, as this replica."""
+        grant.held_by[who.replica] = who.client
+        grant.expires = max(grant.expires, now + grant.lease_s)
+
+    def find(self, number: int, client: Hashable, replica: int | None) -> Grant:
+        """The grant that this client holds. Raises LeaseExpired."""
+        grant = self._grants.get(number)
+        if grant is None or grant.held_by.get(replica) != client:
+            raise LeaseExpired(
+                "these rows were not acknowledged in time, or given back, and go to others; what was computed"
+                " from them does not count",
+                lease_s=0.0 if grant is None else grant.lease_s,
+            )
+        return grant
+
+    def renew(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
+        """The lease begins again. Raises LeaseExpired."""
+        grant = self.find(number, client, replica)
+        grant.expires = now + grant.lease_s
+
+    def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
+        """One holder is done; the grant, ended, if that was the last. Raises LeaseExpired."""
+        grant = self.find(number, client, replica)
+        grant.acked.add(replica)
+        if not grant.done:
+            return None
+        self.end(grant)
+        return grant
+
+    def end(self, grant: Grant) -> None:
+        """The grant is no more."""
+        del self._grants[grant.number]
+        if grant.shared:
+            key = (grant.task, grant.who.member)
+            self._logs[key].remove(grant)
+            if not self._logs[key]:
+                del self._logs[key]
+
+    def next_end(self) -> float | None:
+        """When the first lease may end; None while there is none."""
+        while self._expiring:
+            at, number = self._expiring[0]
+            grant = self._grants.get(number)
+            if grant is not None and grant.expires <= at:
+                return at
+            heapq.heappop(self._expiring)
+            if grant is not None:
+                heapq.heappush(self._expiring, (grant.expires, number))
+        return None
+
+    def ended(self, now: float) -> list[Grant]:
+        """The grants whose leases are over, ended."""
+        over = []
+        while (at := self.next_end()) is not None and at <= now:
+            grant = self._grants[heapq.heappop(self._expiring)[1]]
+            self.end(grant)
+            over.append(grant)
+        return over
+
+    def left(self, client: Hashable) -> list[Grant]:
+        """The client has gone: its grants, ended, but for those of replicas."""
+        mine = [g for g in self._grants.values() if not g.shared and client in g.held_by.values()]
+        for grant in mine:
+            self.end(grant)
+        return mine

@@ -1,0 +1,389 @@
+"""What each sampler chooses and lets expire, and what is refused of those that users write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+
+from dataplane.errors import Misuse
+from dataplane.stream.sampler import (
+    BuiltIn,
+    Candidates,
+    Choice,
+    CompleteGroups,
+    Fifo,
+    Freshest,
+    Sampler,
+    TokenBalanced,
+    Weighted,
+    checked,
+)
+
+
+def ready(
+    group: Sequence[int],
+    *,
+    version: Sequence[int] | None = None,
+    age_s: Sequence[float] | None = None,
+    rows: Mapping[int, int] | None = None,
+    dropped: Mapping[int, int] | None = None,
+    tags: Mapping[str, Any] | None = None,
+    latest: int = 0,
+    closed: bool = False,
+    whole: bool = True,
+) -> Candidates:
+    """Candidates of these groups. `rows` and `dropped` are by group; else as many as are ready, and none."""
+    own = {number: group.count(number) for number in group} | dict(rows or {})
+    return Candidates(
+        group=np.array(group, np.int64),
+        version=np.array(version if version is not None else [0] * len(group), np.int64),
+        age_s=np.array(age_s if age_s is not None else [0.0] * len(group)),
+        group_rows=np.array([own[number] for number in group], np.int64),
+        group_dropped=np.array([(dropped or {}).get(number, 0) for number in group], np.int64),
+        lengths={},
+        tags={name: np.asarray(values) for name, values in (tags or {}).items()},
+        latest=latest,
+        closed=closed,
+        whole=whole,
+    )
+
+
+def chosen(sampler: Sampler, candidates: Candidates, want: int) -> tuple[list[int], list[int]]:
+    choice = checked(sampler.choose(candidates, want), candidates, want)
+    return choice.rows.tolist(), choice.expired.tolist()
+
+
+SAMPLERS: list[BuiltIn] = [
+    Fifo(),
+    CompleteGroups(2),
+    CompleteGroups(4, timeout=2.5),
+    Freshest(3),
+    Weighted("domain", {"math": 0.7, "code": 0.3, 7: 1, 0.5: 2}, seed=5),
+    TokenBalanced("response_ids", 8),
+    TokenBalanced("response_ids", 8, within=CompleteGroups(8, timeout=1.0)),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
+    again: BuiltIn = msgspec.msgpack.decode(msgspec.msgpack.encode(sampler), type=BuiltIn)
+    assert again == sampler
+    assert type(again) is type(sampler)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_of_no_rows_none_are_chosen(sampler: BuiltIn) -> None:
+    assert chosen(sampler, ready([], tags={"domain": []}), 8) == ([], [])
+
+
+@given(
+    st.lists(st.integers(0, 6), max_size=30),
+    st.integers(8, 40),
+    st.sampled_from(SAMPLERS),
+    st.booleans(),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_choice_stands_the_check(
+    group: list[int], want: int, sampler: BuiltIn, closed: bool, whole: bool, random: Any
+) -> None:
+    rows = {number: group.count(number) + random.randrange(3) for number in group}
+    candidates = ready(
+        group,
+        rows={number: min(count, 8) if group.count(number) <= 8 else count for number, count in rows.items()},
+        dropped={number: random.randrange(3) for number in group},
+        version=[random.randrange(8) for _ in group],
+        age_s=sorted((random.random() * 5 for _ in group), reverse=True),
+        tags={"domain": np.array([random.choice(["math", "code", 7, None]) for _ in group], object)},
+        latest=8,
+        closed=closed,
+        whole=whole,
+    )
+    try:
+        first = chosen(sampler, candidates, want)
+    except Misuse as error:
+        assert "delivered whole" in str(error)
+        return
+    assert first == chosen(sampler, candidates, want)
+
+
+class TestFifo:
+    def test_the_first_are_chosen(self) -> None:
+        assert chosen(Fifo(), ready([4, 4, 2, 3]), 3) == ([0, 1, 2], [])
+        assert chosen(Fifo(), ready([4, 4]), 3) == ([0, 1], [])
+
+
+class TestCompleteGroups:
+    def test_groups_are_whole_and_in_order_of_their_first_row(self) -> None:
+        candidates = ready([9, 3, 9, 5, 3, 9, 3, 5], rows={5: 3})
+        assert chosen(CompleteGroups(3), candidates, 6) == ([0, 2, 5, 1, 4, 6], [])
+
+    def test_no_group_is_cut(self) -> None:
+        candidates = ready([1, 1, 2, 2, 3, 3])
+        assert chosen(CompleteGroups(2), candidates, 5) == ([0, 1, 2, 3], [])
+
+    def test_a_group_with_a_row_not_ready_waits(self) -> None:
+        assert chosen(CompleteGroups(3), ready([1, 1, 2, 2, 2], rows={1: 3}), 6) == ([2, 3, 4], [])
+
+    def test_a_group_that_is_not_all_appended_waits(self) -> None:
+        assert chosen(CompleteGroups(3), ready([1, 1]), 6) == ([], [])
+
+    def test_dropped_rows_count(self) -> None:
+        assert chosen(CompleteGroups(3), ready([1, 1], dropped={1: 1}), 3) == ([0, 1], [])
+
+    def test_a_larger_group_is_complete_when_all_of_it_is_ready(self) -> None:
+        assert chosen(CompleteGroups(2), ready([1, 1, 1], rows={1: 4}), 4) == ([], [])
+        assert chosen(CompleteGroups(2), ready([1, 1, 1, 1]), 4) == ([0, 1, 2, 3], [])
+
+    @pytest.mark.parametrize("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
+    def test_a_group_larger_than_what_was_asked_for_is_refused(self, group: list[int]) -> None:
+        with pytest.raises(Misuse, match="a group of 3 rows is delivered whole: ask for 3 rows or more, not 2"):
+            CompleteGroups(2).choose(ready(group), 2)
+
+    def test_a_larger_group_ends_a_delivery_that_has_others(self) -> None:
+        assert chosen(CompleteGroups(2), ready([1, 1, 2, 2, 2, 3, 3]), 4) == ([0, 1], [])
+
+    def test_what_can_never_be_complete_expires_with_the_stream_closed(self) -> None:
+        candidates = ready([1, 2, 2, 2, 1, 3], rows={3: 3}, closed=True)
+        assert chosen(CompleteGroups(3), candidates, 3) == ([1, 2, 3], [0, 4])
+
+    def test_what_was_dropped_does_not_count_as_missing_when_closed(self) -> None:
+        candidates = ready([1, 1, 2], rows={1: 2, 2: 2}, dropped={1: 1, 2: 1}, closed=True)
+        assert chosen(CompleteGroups(3), candidates, 3) == ([0, 1], [])
+
+    def test_an_incomplete_group_expires_after_the_timeout(self) -> None:
+        candidates = ready([1, 2, 1, 3, 3], rows={1: 3}, age_s=[9.0, 5.0, 1.0, 9.0, 9.0])
+        assert chosen(CompleteGroups(2, timeout=5.0), candidates, 2) == ([3, 4], [0, 2])
+        assert chosen(CompleteGroups(2), candidates, 2) == ([3, 4], [])
+
+    def test_a_group_whose_other_rows_may_be_ready_does_not_expire(self) -> None:
+        candidates = ready([1, 1, 2], rows={1: 3}, age_s=[9.0] * 3, whole=False)
+        assert chosen(CompleteGroups(3, timeout=5.0), candidates, 3) == ([], [2])
+
+    @pytest.mark.parametrize("far", [0, 1 << 40, (1 << 63) - 3])
+    def test_groups_of_any_number(self, far: int) -> None:
+        candidates = ready([far + 2, -far, far, far + 2, far, -far - 1, -far, -far - 1])
+        rows = [0, 3, 1, 6, 2, 4, 5, 7] if far else [0, 3, 1, 2, 4, 6, 5, 7]
+        assert chosen(CompleteGroups(2), candidates, 8) == (rows, [])
+
+    @given(st.lists(st.integers(0, 9), max_size=60), st.integers(10, 40))
+    @settings(max_examples=100, deadline=None)
+    def test_against_a_loop(self, group: list[int], want: int) -> None:
+        size = 3
+        expected: list[int] = []
+        for number in dict.fromkeys(group):
+            rows = [row for row, other in enumerate(group) if other == number]
+            if len(rows) < size:
+                continue
+            if len(expected) + len(rows) > want:
+                break
+            expected += rows
+        try:
+            assert chosen(CompleteGroups(size), ready(group), want) == (expected, [])
+        except Misuse:
+            assert not expected
+
+    def test_many_candidates_are_chosen_from_soon(self) -> None:
+        group = np.random.default_rng(0).permutation(np.repeat(np.arange(12_500), 8))
+        same = np.zeros(len(group), np.int64)
+        candidates = Candidates(group, same, same.astype(float), same + 8, same, {}, {}, 0, False, True)
+        took = []
+        for _ in range(5):
+            start = time.process_time()
+            choice = CompleteGroups(8, timeout=60.0).choose(candidates, 512)
+            took.append(time.process_time() - start)
+        assert len(choice.rows) == 512
+        assert min(took) < 0.020
+
+
+class TestFreshest:
+    def test_the_newest_come_first_and_the_stale_expire(self) -> None:
+        candidates = ready([0, 1, 2, 3, 4, 5], version=[1, 4, 2, 5, 4, 3], latest=5)
+        assert chosen(Freshest(2), candidates, 3) == ([3, 1, 4], [0, 2])
+        assert chosen(Freshest(0), candidates, 3) == ([3], [0, 1, 2, 4, 5])
+
+    def test_the_newest_appended_counts_also_where_it_is_not_ready(self) -> None:
+        assert chosen(Freshest(1), ready([0], version=[5], latest=7), 3) == ([], [0])
+
+
+class TestWeighted:
+    def tagged(self, *domains: Any) -> Candidates:
+        return ready(list(range(len(domains))), tags={"domain": np.array(domains)})
+
+    def test_values_come_in_proportion_and_in_order(self) -> None:
+        candidates = self.tagged(*["a"] * 20, *["b"] * 20)
+        rows, _ = chosen(Weighted("domain", {"a": 3, "b": 1}), candidates, 8)
+        assert sorted(rows) == [0, 1, 2, 3, 4, 5, 20, 21]
+        assert [row for row in rows if row < 20] == [0, 1, 2, 3, 4, 5]
+
+    def test_they_are_mixed_evenly(self) -> None:
+        candidates = self.tagged(*["a"] * 20, *["b"] * 20)
+        rows, _ = chosen(Weighted("domain", {"a": 3, "b": 1}), candidates, 16)
+        assert [sum(row >= 20 for row in rows[start : start + 4]) for start in range(0, 16, 4)] == [1, 1, 1, 1]
+
+    def test_what_one_value_lacks_the_others_fill_by_weight(self) -> None:
+        candidates = self.tagged("a", *["b"] * 20, *["c"] * 20)
+        rows, _ = chosen(Weighted("domain", {"a": 5, "b": 2, "c": 1}), candidates, 10)
+        values = candidates.tags["domain"][rows].tolist()
+        assert {value: values.count(value) for value in "abc"} == {"a": 1, "b": 6, "c": 3}
+
+    def test_the_largest_remainder_is_rounded_up(self) -> None:
+        candidates = self.tagged(*["a"] * 20, *["b"] * 20)
+        rows, _ = chosen(Weighted("domain", {"a": 0.64, "b": 0.36}), candidates, 10)
+        assert sum(row < 20 for row in rows) == 6
+        rows, _ = chosen(Weighted("domain", {"a": 0.66, "b": 0.34}), candidates, 10)
+        assert sum(row < 20 for row in rows) == 7
+
+    def test_values_without_a_weight_are_left(self) -> None:
+        candidates = self.tagged("a", "x", "b", "y", "a")
+        assert chosen(Weighted("domain", {"a": 1, "b": 0}), candidates, 5) == ([0, 4], [])
+
+    def test_equal_remainders_favour_no_value(self) -> None:
+        random = np.random.default_rng(0)
+        firsts = []
+        for _ in range(400):
+            candidates = ready(random.permutation(1000)[:2].tolist(), tags={"domain": ["a", "b"]})
+            firsts += chosen(Weighted("domain", {"a": 1, "b": 1}), candidates, 1)[0]
+        assert 150 < sum(firsts) < 250
+
+    def test_the_seed_decides_between_equal_remainders(self) -> None:
+        candidates = self.tagged("a", "b")
+        assert {chosen(Weighted("domain", {"a": 1, "b": 1}, seed=seed), candidates, 1)[0][0] for seed in range(20)} == {
+            0,
+            1,
+        }
+
+    @pytest.mark.parametrize(
+        ("tags", "value"),
+        [
+            (np.array([3, 4]), 4),
+            (np.array([0.5, 1.5]), 1.5),
+            (np.array(["x", "4"]), "4"),
+            (np.array([None, "4"], object), "4"),
+            (np.array(["4", 4], object), 4),
+            (np.array([False, True]), True),
+        ],
+    )
+    def test_tags_of_any_kind(self, tags: npt.NDArray[Any], value: int | float | str) -> None:
+        candidates = ready([0, 1], tags={"t": tags})
+        assert chosen(Weighted("t", {value: 1}), candidates, 2) == ([1], [])
+
+    def test_text_is_no_number(self) -> None:
+        assert chosen(Weighted("t", {"4": 1}), ready([0], tags={"t": [4]}), 1) == ([], [])
+        assert chosen(Weighted("t", {4: 1}), ready([0], tags={"t": ["4"]}), 1) == ([], [])
+
+    def test_weights_at_the_limits_of_a_float(self) -> None:
+        candidates = self.tagged("a", "b", "b", "c")
+        rows, _ = chosen(Weighted("domain", {"a": 1.7e308, "b": 5e-324, "c": 1.7e308}), candidates, 4)
+        assert sorted(rows) == [0, 1, 2, 3]
+
+    def test_the_callers_mapping_may_change_afterwards(self) -> None:
+        weights: dict[Any, float] = {np.str_("a"): 1, np.int64(3): 2}
+        sampler = Weighted("t", weights)
+        weights.clear()
+        assert sampler.weights == {"a": 1.0, 3: 2.0}
+        assert [type(value) for value in sampler.weights] == [str, int]
+
+    def test_rows_without_the_tag_are_refused(self) -> None:
+        with pytest.raises(Misuse, match="no tag 'domain', only kind"):
+            Weighted("domain", {"a": 1}).choose(ready([0], tags={"kind": ["a"]}), 1)
+
+    @given(
+        st.lists(st.integers(0, 5), max_size=60),
+        st.dictionaries(st.integers(0, 5), st.floats(0, 10), min_size=1).filter(lambda w: any(w.values())),
+        st.integers(0, 40),
+    )
+    @settings(max_examples=300, deadline=None)
+    def test_it_takes_what_there_is(self, values: list[int], weights: dict[int, float], want: int) -> None:
+        rows, _ = chosen(Weighted("domain", dict(weights)), self.tagged(*values), want)
+        assert len(rows) == min(want, sum(weights.get(value, 0) > 0 for value in values))
+        for value in weights:
+            own = [row for row in rows if values[row] == value]
+            assert own == [row for row, other in enumerate(values) if other == value][: len(own)]
+
+
+class TestTokenBalanced:
+    def test_it_chooses_as_the_one_within(self) -> None:
+        candidates = ready([1, 2, 1, 2])
+        assert chosen(TokenBalanced("x", 2), candidates, 3) == ([0, 1, 2], [])
+        assert chosen(TokenBalanced("x", 2, within=CompleteGroups(2)), candidates, 4) == ([0, 2, 1, 3], [])
+
+    def test_it_says_what_it_reads(self) -> None:
+        sampler = TokenBalanced("x", 2, within=Weighted("domain", {"a": 1}))
+        assert (sampler.needs, sampler.tags_read) == (("x",), ("domain",))
+        assert (sampler.column, sampler.shards) == ("x", 2)
+        assert (Fifo().needs, Fifo().tags_read) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: CompleteGroups(0), "size is a whole number, 1 or more, not 0"),
+        (lambda: CompleteGroups(2.0), "size"),
+        (lambda: CompleteGroups(True), "size"),
+        (lambda: CompleteGroups(2, timeout=-1), "timeout"),
+        (lambda: CompleteGroups(2, timeout=float("nan")), "timeout"),
+        (lambda: Freshest(-1), "max_lag"),
+        (lambda: Weighted("", {"a": 1}), "tag"),
+        (lambda: Weighted("t", ["a"]), "mapping"),
+        (lambda: Weighted("t", {}), "no weight is above 0"),
+        (lambda: Weighted("t", {"a": 0}), "no weight is above 0"),
+        (lambda: Weighted("t", {"a": -1}), "the weight of 'a'"),
+        (lambda: Weighted("t", {"a": float("inf")}), "the weight of 'a'"),
+        (lambda: Weighted("t", {None: 1}), "not for None"),
+        (lambda: Weighted("t", {"a": 1}, seed=-1), "seed"),
+        (lambda: TokenBalanced("", 2), "column"),
+        (lambda: TokenBalanced("x", 0), "shards"),
+        (lambda: TokenBalanced("x", 2, within=TokenBalanced("x", 2)), "within"),
+    ],
+)
+def test_arguments_that_make_no_sense(build: Any, message: str) -> None:
+    with pytest.raises(Misuse, match=message):
+        build()
+
+
+class TestChecked:
+    @pytest.mark.parametrize(
+        "answer", [[2, 0], (2, 0), np.array([2, 0], np.uint8), Choice(np.array([2, 0])), Choice([2, 0])]
+    )
+    def test_what_is_a_choice(self, answer: Any) -> None:
+        choice = checked(answer, ready([0, 1, 2]), 2)
+        assert choice.rows.tolist() == [2, 0]
+        assert choice.rows.dtype == choice.expired.dtype == np.int64
+        assert choice.expired.tolist() == []
+
+    @pytest.mark.parametrize("answer", [[], np.empty(0), Choice(np.empty(0, np.int64), np.array([1, 0, 2]))])
+    def test_nothing_is_a_choice(self, answer: Any) -> None:
+        assert len(checked(answer, ready([0, 1, 2]), 1).rows) == 0
+
+    @pytest.mark.parametrize(
+        ("answer", "message"),
+        [
+            ([0, 1, 2], "chose 3 rows where at most 2 were wanted"),
+            ([3], "chose row 3 of 3 candidates"),
+            ([-1], "chose row -1 of 3 candidates"),
+            (np.array([2**64 - 1], np.uint64), "chose row 18446744073709551615 of 3"),
+            ([1, 1], "chose row 1 2 times"),
+            ([0.0], "no flat array of integers but float64"),
+            ([True, False, True], "np.flatnonzero"),
+            ([[0]], "shape \\(1, 1\\)"),
+            ([[0], [0, 1]], "no array of positions"),
+            (None, "object"),
+            ("0", "no flat array"),
+            (Choice(np.array([0]), np.array([0])), "chose row 0 and let it expire as well"),
+            (Choice(np.array([0]), np.array([1, 1])), "let expire row 1 2 times"),
+            (Choice(np.array([0]), np.array([9])), "let expire row 9 of 3"),
+        ],
+    )
+    def test_what_is_none(self, answer: Any, message: str) -> None:
+        with pytest.raises(Misuse, match=message):
+            checked(answer, ready([0, 1, 2]), 2)
