@@ -25,6 +25,8 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     dimensions afterwards than before, and structs have the keys of all. Raises SchemaMismatch naming the column,
     and Misuse where there is no reference.
     """
+    if not isinstance(refs, Iterable):
+        raise Misuse(f"references are concatenated, not {type(refs).__name__}")
     several = list(refs)
     if not several:
         raise Misuse("there is nothing to concatenate: no reference was given")

@@ -7,6 +7,7 @@ acked when the block is left, and given back when it is left by an exception.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.errors import Misuse
 from dataplane.stream.balance import balanced
+from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
 
 
@@ -34,12 +36,12 @@ class Delivery:
     ) -> None:
         self.ref = BatchRef.decode(delivered.ref)
         """The rows, of the columns that were asked for."""
-        self.keys: list[str] = delivered.keys
         self.groups: list[str | int | None] = delivered.groups
         self.versions: list[int] = delivered.versions
         self.tags: dict[str, list[Any]] = delivered.tags
         self.settled = False
         """Whether it was acked or given back."""
+        self._keys = delivered.keys
         self._connection = connection
         self._getter = getter
         self._stream = delivered.stream
@@ -47,6 +49,12 @@ class Delivery:
         self._replica = replica
         self._balance = balance
         self._lengths = {name: np.frombuffer(values, np.int64) for name, values in delivered.lengths.items()}
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of the rows."""
+        origin = self.ref.origin()
+        return self._keys or ([] if origin is None else unnamed(origin[1].tolist()))
 
     def __len__(self) -> int:
         return len(self.ref)

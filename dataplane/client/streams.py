@@ -25,6 +25,7 @@ from dataplane.client.writer import Writer
 from dataplane.config import parse_size
 from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
 from dataplane.stream.home import Settings
+from dataplane.stream.keys import unnamed
 from dataplane.stream.sampler import BuiltIn, Candidates, Fifo, Sampler, TokenBalanced, checked
 from dataplane.wire import messages as m
 
@@ -117,7 +118,7 @@ class AsyncStream:
         except BaseException:
             self._unstage(staged, ticket)
             raise
-        return named or [f"~{row}" for row in range(reply.first, reply.first + rows)]
+        return named or unnamed(range(reply.first, reply.first + rows))
 
     def _unstage(self, staged: str, ticket: int = 0) -> None:
         """What was staged is not appended. Says so without waiting; the connection's end says it too."""
@@ -404,7 +405,8 @@ class DeadLetters:
 
     def __init__(self, reply: m.Delivered) -> None:
         self.ref = BatchRef.decode(reply.ref) if reply.ref else None
-        self.keys = reply.keys
+        origin = None if self.ref is None else self.ref.origin()
+        self.keys = reply.keys or ([] if origin is None else unnamed(origin[1].tolist()))
         self.groups = reply.groups
         self.versions = reply.versions
         self.tags = reply.tags

@@ -27,7 +27,6 @@ class Delivery:
         self._inner = inner
         self._wait = wait
         self.ref = inner.ref
-        self.keys = inner.keys
         self.groups = inner.groups
         self.versions = inner.versions
         self.tags = inner.tags
@@ -37,6 +36,11 @@ class Delivery:
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the rows."""
+        return self._inner.keys
 
     @property
     def settled(self) -> bool:

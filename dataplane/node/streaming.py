@@ -308,7 +308,7 @@ def _delivered(
     groups, versions, tags = stream.home.facts(rows)
     ref = stream.home.rows.ref(rows, columns).with_origin(stream.token, rows).encode() if len(columns) else b""
     measured = {name: stream.home.lengths(rows, name).tobytes() for name in lengths}
-    keys = stream.home.keys.names(rows)
+    keys = stream.home.keys.names(rows) if stream.home.keys.given else []
     return m.Delivered(identifier, stream.token, grant, ref, keys, groups, versions, tags, measured)
 
 

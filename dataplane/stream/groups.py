@@ -35,7 +35,8 @@ class Groups:
         """The numbers of the groups of new rows."""
         if groups is None:
             return -1 - rows
-        numbers = np.fromiter(map(self._number, groups), np.int64, len(groups))
+        found = {name: self._number(name) for name in dict.fromkeys(groups)}
+        numbers = np.fromiter(map(found.__getitem__, groups), np.int64, len(groups))
         np.add.at(self._members, numbers, 1)
         np.add.at(self._left, numbers, 1)
         return numbers

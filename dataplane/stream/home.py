@@ -33,7 +33,7 @@ from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
 from dataplane.stream.lease import Grant, Leases, Who
 from dataplane.stream.rows import PAGE, Page, Patch, Rows
-from dataplane.stream.sampler import Candidates, Sampler, checked
+from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 
 Index = npt.NDArray[np.int64]
 
@@ -356,6 +356,9 @@ class Home:
 
     def _choose(self, demand: Demand, now: float) -> Index:
         """The rows that the demand is to have, at least `min_rows` of them, or none."""
+        if isinstance(demand.sampler, Fifo):  # sees no more than it takes
+            first = self.ready(demand.task, demand.need, demand.rows)
+            return first if len(first) >= demand.min_rows else first[:0]
         window = max(_WINDOW, 2 * demand.rows)
         while True:
             ready = self.ready(demand.task, demand.need, window)
@@ -375,16 +378,17 @@ class Home:
         """The first `most` rows, by number, that are pending for the task and have all the columns `need`."""
         found: list[Index] = []
         count = 0
+        asked = (task, int(need))
         for number, page in self.rows.pages.items():
-            sheet = self._sheet(page)
-            if sheet.idle.get((task, int(need))) == page.changes:
+            sheet = self._sheets[number]
+            if sheet.idle.get(asked) == page.changes:
                 continue
             flags = (page.columns[: page.count] & need) == need
             flags &= sheet.state[task, : page.count] == PENDING
             flags &= ~(page.gone[: page.count] | sheet.dropped[: page.count])
             rows = np.flatnonzero(flags)
             if not len(rows):
-                sheet.idle[task, int(need)] = page.changes
+                sheet.idle[asked] = page.changes
                 continue
             found.append(rows + number * PAGE)
             count += len(rows)
@@ -503,8 +507,9 @@ class Home:
             self._groups.gone(self._sheet(page).group[inside])
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
-        for number in [number for number in self._sheets if number not in self.rows.pages]:
-            del self._sheets[number]
+        if len(self._sheets) > len(self.rows.pages):
+            for number in self._sheets.keys() - self.rows.pages.keys():
+                del self._sheets[number]
         self._let_in()
 
     def _release(self, patches: list[Patch]) -> None:

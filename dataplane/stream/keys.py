@@ -9,7 +9,7 @@ is taken for the same, as long as all its rows are there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -21,6 +21,11 @@ from dataplane.errors import Misuse
 Index = npt.NDArray[np.int64]
 
 _UNNAMED = "~"
+
+
+def unnamed(rows: Iterable[int]) -> list[str]:
+    """What rows without a key are called."""
+    return list(map("~{}".format, rows))
 
 
 class Keys:
@@ -68,11 +73,16 @@ class Keys:
                 del self._rows[key]
                 self._calls.pop(key, None)
 
+    @property
+    def given(self) -> bool:
+        """Whether any row has a key that a user gave."""
+        return bool(self._keys)
+
     def names(self, rows: Index) -> list[str]:
         """The keys of these rows."""
         numbers = rows.tolist()
         if not self._keys:
-            return list(map("~{}".format, numbers))
+            return unnamed(numbers)
         return [key or f"{_UNNAMED}{row}" for key, row in zip(map(self._keys.get, numbers), numbers, strict=True)]
 
     def numbers(self, keys: Sequence[str]) -> Index:

@@ -183,13 +183,16 @@ class Rows:
 
     def by_page(self, rows: Index) -> Iterator[tuple[Page, Index, Index]]:
         """Rows, none of them gone, by page: the page, which of its rows, and which of these rows they are."""
-        numbers = rows // PAGE
-        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
-            yield self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows))
-            return
-        for number in np.unique(numbers).tolist():
-            chosen = np.flatnonzero(numbers == number)
-            yield self.pages[number], rows[chosen] % PAGE, chosen
+        numbers, order = rows // PAGE, None
+        edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        if len(edges) and (numbers[1:] < numbers[:-1]).any():
+            order = np.argsort(numbers, kind="stable")
+            numbers = numbers[order]
+            edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise([0, *edges.tolist(), len(rows)]):
+            if start < stop:
+                chosen = np.arange(start, stop) if order is None else order[start:stop]
+                yield self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen
 
     def there(self, rows: Index) -> Flags:
         """Which of these rows were appended and are not gone."""

@@ -379,7 +379,7 @@ class Appended(Message, frozen=True, tag="appended"):
 
 
 class Delivered(Message, frozen=True, tag="delivered"):
-    """Rows of a task, and what is known of each. `lengths` as in `Append`."""
+    """Rows of a task, and what is known of each. `keys` is empty where no row has one; `lengths` as in `Append`."""
 
     id: int
     stream: bytes

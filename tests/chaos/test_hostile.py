@@ -243,7 +243,8 @@ def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> N
             (shard,) = raw.reserve(4096)
             reply = raw.ask(m.Seal(raw.next(), [(shard, layout)], "", False))
         assert isinstance(reply, m.Failure)
-        assert reply.name in ("Corrupt", "ProtocolMismatch")
+        assert (reply.name, reply.id) == ("Corrupt", raw.next() - 1)
+        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures), "the connection goes on"
         eventually(lambda: plane.stats().shards <= before + 1, "nothing came of it")  # the neighbour comes and goes
 
 

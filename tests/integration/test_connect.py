@@ -162,13 +162,29 @@ def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert plane.stats().clients == 1
 
 
-def test_a_node_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"spill_dir": "file"}, "File exists"),
+        ({"spill_dir": "file/under"}, "Not a directory"),
+        ({"memory": "100TiB"}, "no shared memory"),
+        ({"memory": "100TiB", "prewarm": 0}, "no shared memory"),
+    ],
+)
+def test_a_node_that_does_not_start_says_why(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     (tmp_path / "file").write_text("x")
     before = os.environ.get("DATAPLANE_ADDRESS")
-    with pytest.raises(dp.PeerUnavailable, match="did not start"):
-        dp.connect(config=dp.NodeConfig(memory="1MiB", spill="1MiB", spill_dir=tmp_path / "file" / "under"))
+    settings = {"memory": "1MiB", "spill": "1MiB"} | settings
+    config = dp.NodeConfig(**settings | {"spill_dir": tmp_path / settings.get("spill_dir", "")})
+    with pytest.raises(dp.Rejected, match=f"did not start.*{reason}"):
+        dp.connect(config=config)
     assert os.environ.get("DATAPLANE_ADDRESS") == before
-    assert "NotADirectoryError" in capfd.readouterr().err
+
+
+@both_faces
+def test_settings_that_are_no_config(face: str) -> None:
+    with pytest.raises(dp.Misuse, match="NodeConfig"):
+        FACES[face](config={"memory": "1MiB"})
 
 
 def test_two_nodes_at_one_path(tmp_path: Path) -> None:

@@ -94,6 +94,13 @@ def test_spill_is_four_times_the_memory_where_the_disk_has_that(tmp_path: Path) 
     assert NodeConfig(memory="2MiB", spill=0, spill_dir=tmp_path).spill_bytes == 0
 
 
+def test_a_default_spill_of_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.config._default_spill", lambda memory, spill_dir: 0)
+    with pytest.warns(RuntimeWarning, match="nothing will be spilled"):
+        NodeConfig(memory="2MiB", spill_dir=tmp_path)
+    NodeConfig(memory="2MiB", spill_dir=tmp_path, spill=0)  # as was asked
+
+
 def test_memory_and_prewarm_are_whole_pages(tmp_path: Path) -> None:
     config = NodeConfig(memory=2 * MIB + 5, prewarm=PAGE + 1, spill_dir=tmp_path)
     assert config.memory_bytes == 2 * MIB

@@ -9,7 +9,7 @@ import torch
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
-from dataplane.errors import SchemaMismatch
+from dataplane.errors import Misuse, SchemaMismatch
 from tests.unit.batch.exact import batch_of, column, same
 
 
@@ -55,8 +55,11 @@ def test_rows_of_a_column_by_position() -> None:
     assert found[1:].to_list() == [[2, 3], []]
     assert found[::-1].to_list() == [[], [2, 3], [1]]
     assert [row.tolist() for row in found] == [[1], [2, 3], []]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="row 3 of 3 rows"):
         found[3]
+    for mistake in (1.5, [1], slice(None, None, 0), slice(0, 1.5)):
+        with pytest.raises(Misuse):
+            found[mistake]  # type: ignore[call-overload]
 
 
 def test_numbers_of_a_flat_column_are_pythons() -> None:

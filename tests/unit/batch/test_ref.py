@@ -16,7 +16,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
-from dataplane.errors import Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 
 NODE = bytes(range(8))
 OTHER = bytes(range(8, 16))
@@ -589,3 +589,30 @@ def test_the_same_rows_taken_one_by_one_are_equal(model: Model) -> None:
         assert again == model.ref
         assert hash(again) == hash(model.ref)
         assert len(again.encode()) <= 2 * len(model.ref.encode()) + 64
+
+
+@pytest.mark.parametrize("times", [10**12, 2**62, 2**70, np.int64(2**62)])
+def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        one(3).repeat(times)
+    assert caught.value.asked == 3 * int(times)
+    assert len(one(0).repeat(times)) == 0
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda ref: ref[::0],
+        lambda ref: ref[0:1.5],
+        lambda ref: ref.rename(["a"]),
+        lambda ref: ref.split(True),
+        lambda ref: ref.chunk(True),
+        lambda ref: ref.repeat(True),
+        lambda ref: BatchRef.decode(None),  # type: ignore[arg-type]
+        lambda ref: BatchRef.decode("text"),  # type: ignore[arg-type]
+    ],
+    ids=["step 0", "half a row", "rename", "split", "chunk", "repeat", "decode nothing", "decode text"],
+)
+def test_mistakes_are_misuse_and_not_errors_of_pythons(mistake: Any) -> None:
+    with pytest.raises(Misuse):
+        mistake(one(3))

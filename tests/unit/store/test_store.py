@@ -599,6 +599,30 @@ async def test_a_reader_that_waits_in_vain_holds_nothing_and_lets_the_next_go_on
         assert [p.shard for p in await third] == numbers[2:3]
 
 
+async def test_a_read_that_takes_too_long_is_not_taken_for_want_of_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as store:
+        size = 200 * PAGE
+        data = [content(size, seed) for seed in range(2)]
+        first, _ = [await store.put("p", d, layout(size), soon(), scope="", holder="p") for d in data]
+        go_on, read_file = asyncio.Event(), store.disk.read
+
+        async def slow(*args: Any) -> None:
+            await go_on.wait()
+            await read_file(*args)
+
+        monkeypatch.setattr(store.disk, "read", slow)
+        for _ in range(2):
+            with pytest.raises(Backpressure, match="still being read from disk") as caught:
+                await store.pin("r", [first], Deadline.after(0.1))
+            assert caught.value.needed == size
+        assert store.statistics().pinned == 0
+        go_on.set()
+        (pinned,) = await store.pin("r", [first], soon())
+        assert read(store, pinned.extent, size) == data[0]
+
+
 async def test_a_client_that_goes_lets_those_who_wait_go_on(tmp_path: Path) -> None:
     async with running(tmp_path, spill=0) as store:
         (mine,) = await store.reserve("a", [200 * PAGE], soon())

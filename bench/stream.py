@@ -1,0 +1,218 @@
+"""Streams: what bookkeeping, delivery and waiting cost, against the limits that the machine and a peer set.
+
+`python -m bench.stream [--only NAME] [--peer transferqueue]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing as mp
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import dataplane as dp
+from bench import workload
+from bench.measure import Row, row, table, timed, write_json
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.stream.balance import balanced
+from dataplane.stream.home import Arrival, Demand, Entry, Home, Settings
+from dataplane.stream.lease import Grant, Who
+from dataplane.stream.sampler import Fifo
+
+RUNS = 7
+BLOCK = 1024
+_BLOCKS = 60
+_WORKLOADS = Path(__file__).parents[2] / "shared" / "workloads" / "rlvr_tasks.json"
+
+
+class _Books:
+    """A home that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
+
+    def __init__(self) -> None:
+        self.home = Home(Settings(("reward", "actor")))
+        self.shards = 0
+
+    def _ref(self, names: tuple[str, ...]) -> BatchRef:
+        self.shards += 1
+        field = Field("dense", "float32", ())
+        return BatchRef.of(b"n" * 8, BLOCK, [(n, field, 4 * BLOCK, self.shards, i) for i, n in enumerate(names)])
+
+    def append(self) -> None:
+        tickets: list[int] = []
+        self.home.admit(Entry("p", BLOCK, 8 * BLOCK, 0, tickets.append, _fail))
+        groups = np.repeat(np.arange(self.shards * BLOCK, self.shards * BLOCK + BLOCK // 8), 8).tolist()
+        arrival = Arrival(groups, np.zeros(BLOCK, np.int64), {}, {})
+        self.home.append(tickets[0], BatchRef.decode(self._ref(("prompt", "response")).encode()), [], arrival, 0.0)
+
+    def grant(self, task: str, columns: tuple[str, ...]) -> Grant:
+        granted: list[Grant] = []
+        need = self.home.rows.need(columns)
+        number, who = self.home.task(task), Who("c")
+        self.home.consume(Demand(number, BLOCK, 1, columns, need, Fifo(), who, 60.0, granted.append, _fail), 0.0)
+        grant = granted[0]
+        self.home.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows).encode()
+        self.home.facts(grant.rows)
+        return grant
+
+    def step(self) -> None:
+        """A block: appended, delivered to a first task, made ready by it for the second, delivered, acked by both."""
+        self.append()
+        first = self.grant("reward", ("response",))
+        self.home.extend(first.rows, BatchRef.decode(self._ref(("reward",)).encode()), {}, 0.0)
+        self.home.ack(first.number, "c", None, 0.0)
+        second = self.grant("actor", ("prompt", "response", "reward"))
+        self.home.ack(second.number, "c", None, 0.0)
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def bookkeeping(scratch: Path) -> list[Row]:
+    """Rows a second through the books of one home on one core, with few and with many rows in the stream."""
+    rates: dict[int, list[float]] = {}
+    for rows in (10 * BLOCK, 1000 * BLOCK):
+        books = _Books()
+        for _ in range(rows // BLOCK):
+            books.append()
+        for _ in range(20):
+            books.step()
+
+        def work(books: _Books = books) -> None:
+            for _ in range(_BLOCKS):
+                books.step()
+
+        rates[rows] = [_BLOCKS * BLOCK / timed(work) for _ in range(RUNS)]
+    few, many = rates.values()
+    ratios = [b / a for a, b in zip(few, many, strict=True)]
+    return [
+        row("rows/s of bookkeeping, 10 thousand rows in the stream", few, at_least=300_000, unit="rows/s"),
+        row("the same, 1 million", many, at_least=300_000, unit="rows/s"),
+        row("the one over the other", ratios, at_least=0.8, unit="x", detail="flat"),
+    ]
+
+
+def _consume_in_child(address: str, pipe: Any) -> None:
+    with dp.connect(address) as plane:
+        stream = plane.stream("latency")
+        pipe.send("ready")
+        for delivery in stream.deliveries("t", rows=1, columns=["x"], prefetch=0):
+            pipe.send(time.monotonic())
+            delivery.ack()
+
+
+def latency(scratch: Path) -> list[Row]:
+    """From append returning to a waiting consumer in another process holding the row."""
+    p50, p99 = [], []
+    with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
+        stream = plane.stream("latency", tasks=["t"])
+        ours, theirs = mp.get_context("spawn").Pipe()
+        child = mp.get_context("spawn").Process(target=_consume_in_child, args=(plane.address, theirs))
+        child.start()
+        ours.recv()
+        columns = {"x": np.zeros((1, 256), np.float32)}
+        for _ in range(RUNS):
+            waits = []
+            for _ in range(200):
+                time.sleep(0.002)  # the consumer waits again
+                stream.append(columns)
+                returned = time.monotonic()
+                waits.append(max(0.0, ours.recv() - returned) * 1e3)
+            p50.append(float(np.percentile(waits, 50)))
+            p99.append(float(np.percentile(waits, 99)))
+        stream.close()
+        child.join()
+    return [
+        row("append returned to row held, p50", p50, at_most=0.6, unit="ms"),
+        row("the same, p99", p99, at_most=3.0, unit="ms"),
+    ]
+
+
+def idle(scratch: Path) -> list[Row]:
+    """What 64 consumers that wait on an empty stream cost the node."""
+
+    async def wait() -> list[float]:
+        config = dp.NodeConfig(memory="64MiB", prewarm=0, spill_dir=scratch)
+        async with dp.aio.connect(config=config) as plane:
+            stream = await plane.stream("idle", tasks=["t"])
+            waiting = [asyncio.ensure_future(_waits(stream)) for _ in range(64)]
+            while (await stream.stats())["task"]["t"]["waiting"] < 64:  # noqa: ASYNC110  another process knows it
+                await asyncio.sleep(0.01)
+            node = psutil.Process((await plane.stats()).pid)
+            shares = []
+            for _ in range(RUNS):
+                before = sum(node.cpu_times()[:2])
+                await asyncio.sleep(1.0)  # what is measured
+                shares.append((sum(node.cpu_times()[:2]) - before) * 100)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return shares
+
+    return [row("64 consumers waiting: the node's share of a core", asyncio.run(wait()), at_most=2.0, unit="%")]
+
+
+async def _waits(stream: Any) -> None:
+    await stream.consume("t", rows=1, columns=["x"])
+
+
+def balance(scratch: Path) -> list[Row]:
+    """512 rows from 64 groups of 8 over 64 ranks, by tokens."""
+    task = json.loads(_WORKLOADS.read_text())["code_14b"]
+    ratios = []
+    for seed in range(RUNS):
+        lengths = workload.lengths(task, 64, 8, seed)
+        totals = [int(lengths[rows].sum()) for rows in balanced(lengths, 64)]
+        ratios.append(max(totals) / (sum(totals) / len(totals)))
+    return [row("512 rows to 64 ranks: most over mean tokens", ratios, at_most=1.05, unit="x")]
+
+
+def pipeline(scratch: Path) -> list[Row]:
+    """288 MiB through a stream: appended, consumed, every column as a tensor, acked."""
+    columns = workload.dense()
+    seconds = []
+    with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
+        stream = plane.stream("pipeline", tasks=["t"])
+
+        def once() -> None:
+            stream.append(columns)
+            with stream.consume("t", rows=workload.ROWS, columns=list(columns)) as delivery:
+                batch = delivery.get()
+                tensors = [batch[name].torch() for name in batch]
+                assert tensors[0].shape[0] == workload.ROWS
+
+        once()
+        once()
+        seconds = [timed(once) for _ in range(RUNS)]
+    return [row("288 MiB, append to tensors to ack", [s * 1e3 for s in seconds], unit="ms")]
+
+
+SECTIONS = {f.__name__: f for f in (bookkeeping, latency, idle, balance, pipeline)}
+
+
+def main() -> None:
+    """Measure, print, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
+    parser.add_argument("--peer", action="append", choices=["transferqueue"], default=[], help="a peer beside it")
+    parser.add_argument("--spill-dir", type=Path, default=Path("/var/tmp"), help="a directory on disk")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "stream.json")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for name in arguments.only or SECTIONS:
+        measured = SECTIONS[name](arguments.spill_dir)
+        rows += measured
+        print(table(measured), flush=True)
+    write_json(arguments.json, rows, {})
+    print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()
