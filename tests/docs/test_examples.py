@@ -173,6 +173,8 @@ PUBLIC: dict[str, Any] = {
     "field": dp.Field,
     "config": dp.NodeConfig,
     "stats": dp.Stats,
+    "stream": dp.Stream,
+    "delivery": dp.Delivery,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dp.connect": dp.connect,
