@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dataplane.batch.ref import BatchRef as BatchRef
     from dataplane.client.draft import dense as dense
     from dataplane.client.draft import ragged as ragged
+    from dataplane.client.loader import loader as loader
     from dataplane.client.sync import Draft as Draft
     from dataplane.client.sync import Plane as Plane
     from dataplane.client.sync import connect as connect
@@ -68,6 +69,7 @@ _HOMES = {
     "batch.ref": ("BatchRef",),
     "client.draft": ("dense", "ragged"),
     "observe.stats": ("Stats",),
+    "client.loader": ("loader",),
     "client.sync": ("Draft", "Plane", "connect"),
     "client.sync_streams": ("Delivery", "Stream"),
     "stream.sampler": (

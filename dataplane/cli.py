@@ -1,4 +1,5 @@
-"""The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows what one does.
+"""The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows what one does, once, and
+`dataplane top` goes on showing it.
 
 Exit codes: 0; 1 where the node does not answer or refuses; 2 for a wrong command line.
 """
@@ -9,14 +10,24 @@ import argparse
 import asyncio
 import json
 import logging
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import termios
+import tty
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dataplane import __version__
 from dataplane.config import NodeConfig, environment, format_size
 from dataplane.errors import DataplaneError
+
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,10 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
-    status = commands.add_parser("status", help="show a node's memory, disk, pins and waiters")
+    status = commands.add_parser("status", help="show a node's memory, disk, pins, waiters and streams")
     status.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(run=_status)
+
+    top = commands.add_parser("top", help="the same, live, with rates; q or Ctrl-C ends it")
+    top.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    top.set_defaults(run=_top)
     return parser
 
 
@@ -74,14 +90,19 @@ def _node(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _address(chosen: argparse.Namespace) -> str:
+    address: str | None = chosen.address or environment().address
+    if address is None:
+        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    return address
+
+
 def _status(chosen: argparse.Namespace) -> int:
     from dataplane.client.plane import Connecting
     from dataplane.observe.stats import Stats
     from dataplane.observe.status import status_text
 
-    address = chosen.address or environment().address
-    if address is None:
-        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    address = _address(chosen)
 
     async def ask() -> Stats:
         async with Connecting(address, None, writes=False) as plane:
@@ -90,6 +111,80 @@ def _status(chosen: argparse.Namespace) -> int:
     stats = asyncio.run(ask())
     print(json.dumps(asdict(stats)) if chosen.json else status_text(stats))
     return 0
+
+
+def _top(chosen: argparse.Namespace) -> int:
+    from dataplane.client.plane import Connecting
+    from dataplane.observe.top import frame
+
+    if not 0.1 <= chosen.interval <= 3600:
+        raise ValueError(f"an interval is 0.1 to 3600 seconds, not {chosen.interval}")
+    address = _address(chosen)
+
+    async def show() -> None:
+        async with Connecting(address, None, writes=False) as plane:
+            if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+                with _screen():
+                    await _redraw(plane, chosen.interval)
+            else:
+                print(frame(await plane.stats(), None, 0.0, 1 << 16, 1 << 16))
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(show())
+    return 0
+
+
+async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
+    """Draw what the node does until q, or SIGTERM, comes. A change of the terminal's size draws at once."""
+    from dataplane.observe.top import frame
+
+    loop = asyncio.get_running_loop()
+    over, wake = asyncio.Event(), asyncio.Event()
+
+    def end() -> None:
+        over.set()
+        wake.set()
+
+    def key() -> None:
+        typed = os.read(sys.stdin.fileno(), 64)
+        if not typed:
+            loop.remove_reader(sys.stdin.fileno())
+        if b"q" in typed.lower():
+            end()
+
+    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGWINCH, wake.set)
+    if sys.stdin.isatty():
+        loop.add_reader(sys.stdin.fileno(), key)
+    previous = None
+    while not over.is_set():
+        stats = await plane.stats()
+        passed_s = stats.uptime_s - previous.uptime_s if previous is not None else 0.0
+        width, height = shutil.get_terminal_size()
+        # One column less: at the end of a full line a terminal would clear its last character.
+        drawn = frame(stats, previous, passed_s, width - 1, height).replace("\n", "\x1b[K\r\n")
+        print(f"\x1b[H{drawn}\x1b[K\x1b[J", end="", flush=True)
+        previous = stats
+        wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval_s):
+                await wake.wait()
+
+
+@contextmanager
+def _screen() -> Iterator[None]:
+    """The terminal's other screen, without a cursor, and keys that come as they are typed; afterwards as it was."""
+    typed = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = termios.tcgetattr(typed) if typed is not None else None
+    try:
+        if typed is not None:
+            tty.setcbreak(typed)
+        print("\x1b[?1049h\x1b[?25l\x1b[2J", end="", flush=True)
+        yield
+    finally:
+        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
+        if typed is not None and before is not None:
+            termios.tcsetattr(typed, termios.TCSADRAIN, before)
 
 
 if __name__ == "__main__":

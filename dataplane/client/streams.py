@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ CONSUME_TIMEOUT_S = 600.0
 
 _SCANNED = 1 << 14  # rows that a user's own sampler is shown first
 _FIRST_LEASE_S = 60.0
+_TAGS = (str, int, float, bool, type(None))
 
 
 class AsyncStream:
@@ -83,15 +85,15 @@ class AsyncStream:
         is over its limits, and says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch,
         Misuse (a key that is there, other than by this very append).
         """
-        deadline_s = TIMEOUT_S if timeout is None else float(timeout)
+        deadline_s = _seconds(timeout, TIMEOUT_S)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         rows = len(columns) if planned is None else planned.rows
         if rows < 1:
             raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
         named = _texts("keys", keys, rows)
-        groups = _each("group", group, rows) if group is not None else []
-        versions = np.asarray(_each("version", version, rows), np.int64)
-        tagged = {name: _each(f"tag {name!r}", values, rows) for name, values in (tags or {}).items()}
+        groups = _plain("group", group, rows, (str, int)) if group is not None else []
+        versions = np.asarray(_plain("version", version, rows, (int,)), np.int64)
+        tagged = {name: _plain(f"tag {name!r}", values, rows, _TAGS) for name, values in (tags or {}).items()}
         nbytes = columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns)
         admit = m.Admit(self._connection.next_id(), self._token, rows, nbytes, int(versions.max()), deadline_s)
         ticket = (await self._connection.request(admit, m.Admitted, deadline_s)).ticket
@@ -145,7 +147,7 @@ class AsyncStream:
         a row for each. A column that a row has already is refused, unless `replace`. Raises Misuse (a row that is not
         there, one named twice, a column that is there), SchemaMismatch, Backpressure (no room in the node).
         """
-        deadline_s = TIMEOUT_S if timeout is None else float(timeout)
+        deadline_s = _seconds(timeout, TIMEOUT_S)
         numbers, keys = self._named(rows)
         staged, lengths = "", {}
         if isinstance(columns, BatchRef):
@@ -231,9 +233,8 @@ class AsyncStream:
         lease: float,
         timeout: float | None,
     ) -> Delivery:
-        if isinstance(columns, str):
-            raise Misuse(f"columns is a list of names, not the text {columns!r}")
-        deadline_s = CONSUME_TIMEOUT_S if timeout is None else max(0.0, float(timeout))
+        _check_asked(task, columns, member or "", rows=rows, min_rows=min_rows, replica=replica, replicas=replicas)
+        deadline_s, lease = _seconds(timeout, CONSUME_TIMEOUT_S), _seconds(lease, _FIRST_LEASE_S)
         sampler = Fifo() if sampler is None else sampler
 
         def request(chosen: Index | None = None, expired: Index | None = None, timeout_s: float = 0.0) -> m.Consume:
@@ -297,6 +298,7 @@ class AsyncStream:
             except NotReady:
                 if loop.time() >= until:
                     raise
+                seen = -1  # others took these rows, which changes nothing for those that are left
 
     async def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, **how: Any
@@ -480,10 +482,50 @@ def _each(what: str, values: Any, rows: int) -> list[Any]:
         values = values.tolist()
     if not isinstance(values, Iterable):
         raise Misuse(f"{what} is one value a row or one for all, not {type(values).__name__}")
-    listed = list(values)
+    listed = [value.item() if isinstance(value, np.generic) else value for value in values]
     if len(listed) != rows:
         raise Misuse(f"{len(listed)} values of {what} for {rows} rows")
     return listed
+
+
+def _plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
+    """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
+    listed = _each(what, values, rows)
+    found = set(map(type, listed))
+    if not found <= set(kinds):
+        odd = next(value for value in listed if type(value) not in kinds)
+        named = ", ".join(kind.__name__ for kind in kinds)
+        raise Misuse(f"{what} is of {named}, one a row or one for all, not {odd!r}")
+    for kind, fits in ((int, _is_int64), (str, is_text)):
+        for value in listed if kind in found and kind in kinds else ():
+            if type(value) is kind and not fits(value):
+                raise Misuse(f"{what} can not be {value!r}: it fits no message")
+    return listed
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _seconds(timeout: Any, default: float) -> float:
+    """A timeout as it is sent: what is below zero has passed already. Raises Misuse."""
+    if timeout is None:
+        return default
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number) or math.isnan(timeout):
+        raise Misuse(f"a timeout or lease is seconds, not {timeout!r}")
+    return max(0.0, float(timeout))
+
+
+def _check_asked(task: Any, columns: Any, member: Any, **numbers: Any) -> None:
+    """Raises Misuse for what no message can hold, or the node would take for nonsense."""
+    if isinstance(columns, str):
+        raise Misuse(f"columns is a list of names, not the text {columns!r}")
+    for text in (task, member, *columns):
+        if not is_text(text):
+            raise Misuse(f"tasks, members and columns are named by texts, not {text!r}")
+    for name, value in numbers.items():
+        if not _is_int64(value) and not (name == "replica" and value is None):
+            raise Misuse(f"{name} is a whole number, not {value!r}")
 
 
 def _texts(what: str, values: Sequence[str] | None, rows: int) -> list[str]:

@@ -188,11 +188,17 @@ class Client:
         if isinstance(answer, m.Message):
             self._channel.send(answer)
         elif answer is not None:
-            return self._answer_later(answer)
+            return self._answer_later(request, answer)
         return None
 
-    async def _answer_later(self, waiting: Waiting) -> None:
-        self._channel.send(await waiting())
+    async def _answer_later(self, request: StreamRequest, waiting: Waiting) -> None:
+        reply = await waiting()
+        try:
+            self._channel.send(reply)
+        except LimitExceeded:
+            if isinstance(request, m.Consume):
+                self._streams.untold(request, reply)
+            raise
 
     def _hello(self, request: m.Hello) -> None:
         if request.major != m.MAJOR:

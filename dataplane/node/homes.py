@@ -25,6 +25,7 @@ from dataplane.stream.home import Home, Settings
 from dataplane.stream.rows import Patch
 
 MAX_STREAMS = 4096
+_MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
 _LOOK_S = 0.5  # how often samplers that judge by age are asked again
 
 
@@ -50,7 +51,11 @@ class Stream:
         """Wait until rows may have become ready."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
-        await future
+        try:
+            await future
+        finally:
+            if future in self._waiting:  # cancelled: who asks again and again must not be remembered each time
+                self._waiting.remove(future)
 
     def schedule(self) -> None:
         """See to it that the home is told when time has passed that it waits for."""
@@ -124,6 +129,8 @@ class Homes:
 
     def keep(self, ref: BatchRef) -> None:
         """Rows of a stream are about to need what `ref` means. Raises Freed, Corrupt, OwnerDied where it is gone."""
+        if ref.stored_nbytes > _MAX_BYTES:
+            raise LimitExceeded("so many bytes", what="bytes of an append", asked=ref.stored_nbytes, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
                 raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())

@@ -7,7 +7,7 @@ append goes with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,10 +26,13 @@ from dataplane.wire import messages as m
 
 Index = npt.NDArray[np.int64]
 T = TypeVar("T")
+S = TypeVar("S", bound=Sized)
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 
 MAX_LEASE_S = 7 * 86400.0
+MAX_TAGS = 64
+_MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63 bits
 
 StreamRequest = (
     m.Open
@@ -56,6 +59,7 @@ class Streaming:
         self._homes = homes
         self._store = store
         self._staged: set[str] = set()
+        self._tickets: set[tuple[bytes, int]] = set()  # by stream: what was admitted and has not come
 
     def staged(self, scope: str) -> None:
         """The client puts something under this scope."""
@@ -88,7 +92,8 @@ class Streaming:
             case m.Admit():
                 return partial(self._admit, request, stream, deadline)
             case m.GiveBack():
-                stream.home.give_back(request.ticket)
+                if self._owns(stream, request.ticket):
+                    stream.home.give_back(request.ticket)
                 return None
             case m.Append():
                 return self._append(request, stream)
@@ -132,7 +137,10 @@ class Streaming:
         stream.home.admit(entry)
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                return m.Admitted(request.id, await admitted)
+                # Shielded, as below: the home may answer between a cancellation and the moment it is noticed here.
+                ticket = await asyncio.shield(admitted)
+            self._tickets.add((stream.token, ticket))
+            return m.Admitted(request.id, ticket)
         except BaseException as error:
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
                 stream.home.give_back(admitted.result())
@@ -153,15 +161,24 @@ class Streaming:
             for name in figures["behind"]
         )
 
+    def _owns(self, stream: Stream, ticket: int) -> bool:
+        """Whether the client was given the ticket, which it has used now."""
+        owned = (stream.token, ticket) in self._tickets
+        self._tickets.discard((stream.token, ticket))
+        return owned
+
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         home = stream.home
         ref, kept = BatchRef.decode(request.ref), False
+        if not self._owns(stream, request.ticket):
+            raise Misuse("this append was not admitted")
+        staged = request.staged if request.staged in self._staged else ""
         try:
             arrival = Arrival(
                 _one_a_row("groups", request.groups, len(ref)) or None,
                 _numbers("versions", request.versions, len(ref)),
-                {name: _one_a_row(f"tag {name!r}", values, len(ref)) for name, values in request.tags.items()},
-                _lengths(request.lengths, len(ref)),
+                _tags(request.tags, len(ref)),
+                _lengths(request.lengths, ref),
             )
             _one_a_row("keys", request.keys, len(ref))
             self._homes.keep(ref)
@@ -173,12 +190,11 @@ class Streaming:
                 self._homes.forget(ref)
             raise
         if new:
-            self._store.unscope(request.staged)
+            self._store.unscope(staged)
         else:
             self._homes.forget(ref)
-            if request.staged:
-                self._store.free_scope(request.staged)
-        self.unstaged(request.staged)
+            self._store.free_scope(staged)
+        self.unstaged(staged)
         return m.Appended(request.id, first, new)
 
     def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
@@ -186,16 +202,23 @@ class Streaming:
         rows = _rows(stream.home, request.rows, request.keys)
         self._homes.keep(ref)
         try:
-            lengths = _lengths(request.lengths, len(ref))
+            lengths = _lengths(request.lengths, ref)
             stream.home.extend(rows, ref, lengths, stream.clock(), replace=request.replace)
         except BaseException:
             self._homes.forget(ref)
             raise
-        self._store.unscope(request.staged)
-        self.unstaged(request.staged)
+        if request.staged in self._staged:
+            self._store.unscope(request.staged)
+            self.unstaged(request.staged)
         return m.Done(request.id)
 
     # consuming
+
+    def untold(self, request: m.Consume, reply: m.Reply) -> None:
+        """The reply is larger than a message: what it granted is given back."""
+        if isinstance(reply, m.Delivered):
+            stream = self._homes.find(request.stream)
+            stream.home.nack(reply.grant, self._client, request.replica, stream.clock())
 
     async def _consume(self, request: m.Consume, stream: Stream, deadline: Deadline) -> m.Reply:
         demand, served = self._demand(request, stream)
@@ -208,7 +231,7 @@ class Streaming:
         try:
             if not served.done():
                 async with asyncio.timeout(deadline.remaining_s):
-                    await served
+                    await asyncio.shield(served)
             grant = served.result()
             return _delivered(request.id, stream, grant.number, grant.rows, grant.columns, _needs(request.sampler))
         except BaseException as error:
@@ -337,15 +360,28 @@ def _int64(what: str, packed: bytes) -> Index:
 
 
 def _numbers(what: str, packed: bytes, count: int) -> Index:
-    return np.asarray(_one_a_row(what, _int64(what, packed), count))
+    return _exactly(what, _int64(what, packed), count)
 
 
-def _lengths(packed: Mapping[str, bytes], count: int) -> dict[str, Index]:
-    return {name: _numbers(f"lengths of {name!r}", values, count) for name, values in packed.items()}
+def _lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
+    lengths = {name: _numbers(f"lengths of {name!r}", values, len(ref)) for name, values in packed.items()}
+    for name, values in lengths.items():
+        if name not in ref.columns or (len(values) and not 0 <= values.min() <= values.max() < _MAX_LENGTH):
+            raise ProtocolMismatch(f"lengths of {name!r}, which no column has")
+    return lengths
 
 
-def _one_a_row(what: str, values: T, count: int) -> T:
+def _tags(tags: Mapping[str, list[T]], count: int) -> dict[str, list[T]]:
+    _bound("tags of an append", MAX_TAGS, len(tags))
+    return {name: _exactly(f"values of the tag {name!r}", values, count) for name, values in tags.items()}
+
+
+def _one_a_row(what: str, values: S, count: int) -> S:
     """Raises ProtocolMismatch where there are some, and not one a row."""
-    if len(values) not in (0, count):  # type: ignore[arg-type]
-        raise ProtocolMismatch(f"{len(values)} {what} for {count} rows")  # type: ignore[arg-type]
+    return _exactly(what, values, count) if len(values) else values
+
+
+def _exactly(what: str, values: S, count: int) -> S:
+    if len(values) != count:
+        raise ProtocolMismatch(f"{len(values)} {what} for {count} rows")
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -14,7 +14,8 @@ class Stats:
     memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident are
     the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
-    memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first.
+    memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
+    figures of each stream by its name, as `plane.streams()` does.
     """
 
     memory_used: int = 0
@@ -37,6 +38,7 @@ class Stats:
     restored_bytes: int = 0
     spill_error: str = ""
     holders: tuple[Mapping[str, Any], ...] = ()
+    streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     clients: int = 0
     node: str = ""
     address: str = ""
@@ -46,6 +48,6 @@ class Stats:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Stats:
         """The figures that a node sent. Those that this version does not know are left out."""
-        known = {field.name for field in fields(cls)}
+        known = {each.name for each in fields(cls)}
         given = {name: value for name, value in values.items() if name in known}
         return cls(**given | {"holders": tuple(given.get("holders", ()))})

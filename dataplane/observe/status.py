@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dataplane.config import format_size
 from dataplane.observe.stats import Stats
 
@@ -9,11 +12,11 @@ _BAR = 24
 
 
 def status_text(stats: Stats) -> str:
-    """The figures in a dozen lines: memory, disk, shards, pins, who waits, who holds the memory."""
+    """The figures, a line each: memory, disk, shards, pins, who waits, who holds the memory, the streams."""
     rows = [
-        ("node", f"{stats.node}, pid {stats.pid}, up {_duration(stats.uptime_s)}, {stats.clients} clients"),
-        ("memory", _share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
-        ("disk", _share(stats.disk_used, stats.disk_budget)),
+        ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {stats.clients} clients"),
+        ("memory", share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
+        ("disk", share(stats.disk_used, stats.disk_budget)),
         ("shards", f"{stats.shards}, of them {stats.spilled_shards} on disk only"),
         ("pinned", format_size(stats.pinned_bytes)),
         ("reserved", format_size(stats.reserved_bytes)),
@@ -25,18 +28,68 @@ def status_text(stats: Stats) -> str:
     if stats.spill_error:
         rows.append(("error", stats.spill_error))
     rows += [("holds", f"{format_size(h['bytes']):>10} {h['how']:<8} {h['holder']}") for h in stats.holders[:10]]
-    return "\n".join(f"{name:<9} {text}" for name, text in rows)
+    for name, stream in stats.streams.items():
+        rows.append(("stream", f"{name}: {stream_text(stream)}"))
+        rows += [("", f"  {task}: {task_text(figures)}") for task, figures in stream["task"].items()]
+        rows += [("", f"  {line}") for line in waiters(stream)]
+    return "\n".join(printable(f"{name:<9} {text}") for name, text in rows)
 
 
-def _share(used: int, budget: int) -> str:
+def stream_text(stream: Mapping[str, Any]) -> str:
+    """What a stream holds: "12 of 4,096 rows, 1.0 KiB, oldest 3 s, version 7"."""
+    rows, most = f"{stream['rows']:,}", stream["max_rows"]
+    size, limit = format_size(stream["bytes"]), stream["max_bytes"]
+    parts = [
+        f"{rows} of {most:,} rows" if most else f"{rows} rows",
+        f"{size} of {format_size(limit)}" if limit else size,
+        f"oldest {duration(stream['oldest_s'])}",
+        f"version {stream['latest_version']}",
+    ]
+    if stream["incomplete_groups"]:
+        parts.append(f"{stream['incomplete_groups']:,} open groups")
+    return ", ".join(parts + ["closed"] * bool(stream["closed"]))
+
+
+def task_text(task: Mapping[str, Any]) -> str:
+    """What a task has done of a stream, and has still to do; of what is seldom, only what there is."""
+    always, seldom = ("pending", "leased", "acked"), ("expired", "dead")
+    shown = [name for name in (*always, *seldom) if name in always or task[name]]
+    return ", ".join(f"{task[name]:,} {name}" for name in shown)
+
+
+def waiters(stream: Mapping[str, Any]) -> list[str]:
+    """Who waits for what at a stream, a line each: producers for room, consumers for columns."""
+    lines = []
+    if stream["waiting"]:
+        behind = ", ".join(stream["behind"])
+        lines.append(_waits(stream["waiting"], "append", "") + " for room" + (f", made by {behind}" if behind else ""))
+    for name, task in stream["task"].items():
+        if task["waiting"]:
+            asked = "; ".join(f"{columns} ({count:,} rows ready)" for columns, count in task["ready"].items())
+            lines.append(_waits(task["waiting"], "consumer", f" of {name}") + f" for {asked or 'rows'}")
+    return lines
+
+
+def _waits(count: int, what: str, whose: str) -> str:
+    return f"1 {what}{whose} waits" if count == 1 else f"{count:,} {what}s{whose} wait"
+
+
+def share(used: int, budget: int, width: int = _BAR) -> str:
+    """A bar, and what it means."""
     if not budget:
         return "off"
-    filled = round(_BAR * used / budget)
-    bar = "#" * filled + "." * (_BAR - filled)
+    filled = min(width, round(width * used / budget))
+    bar = "#" * filled + "." * (width - filled)
     return f"[{bar}] {format_size(used)} of {format_size(budget)} ({100 * used / budget:.0f} %)"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as people say them: "2 min 5 s"."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: names come from other processes."""
+    return "".join(character if character.isprintable() else "?" for character in text)

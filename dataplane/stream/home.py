@@ -40,6 +40,7 @@ Index = npt.NDArray[np.int64]
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
 STATES = ("pending", "leased", "acked", "expired", "dead")
 
+MAX_TASKS = 64
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
 
 
@@ -55,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):
             raise Misuse(f"a stream has one or more tasks, each with a name of its own, not {list(self.tasks)}")
+        if len(self.tasks) > MAX_TASKS:
+            raise Misuse(f"a stream has at most {MAX_TASKS} tasks, not {len(self.tasks)}")
         if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
             raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
 
@@ -132,7 +135,7 @@ class Home:
         self.keys = Keys()
         self.leases = Leases()
         self._released = released
-        self._groups = Groups()
+        self._groups = Groups(len(settings.tasks))
         self._sheets: dict[int, _Sheet] = {}
         self._demands: list[Demand] = []
         self._entries: deque[Entry] = deque()
@@ -185,7 +188,8 @@ class Home:
         if limits.max_bytes and self._nbytes + self._reserved_bytes + entry.nbytes > limits.max_bytes:
             return "max_bytes"
         if limits.max_lag >= 0:
-            oldest = min((min(left) for left in self._left if left), default=entry.version)
+            coming = (ticket.version for ticket in self._tickets.values())
+            oldest = min((*(min(left) for left in self._left if left), *coming), default=entry.version)
             if entry.version - oldest > limits.max_lag:
                 return "max_lag"
         return ""
@@ -225,17 +229,19 @@ class Home:
         if ticket not in self._tickets:
             raise Misuse("this append was not admitted")
         try:
+            if not 1 <= len(ref) <= self._tickets[ticket].rows:
+                raise Misuse(f"an append of {len(ref)} rows, where {self._tickets[ticket].rows} were admitted")
             self._check_open()
             said = self.keys.retried(keys, ref, arrival.versions)
             if said is not None:
                 return said, False
             self.keys.check(keys)
             first = self.rows.append(ref)
-        finally:
+            self.keys.add(keys, first, ref, arrival.versions)
+            self._nbytes += ref.stored_nbytes
+            self._enter(first, len(ref), arrival, now)
+        finally:  # after the rows are counted, or others would be let in on what they take
             self.give_back(ticket)
-        self.keys.add(keys, first, ref, arrival.versions)
-        self._nbytes += ref.stored_nbytes
-        self._enter(first, len(ref), arrival, now)
         self._tell(now)
         return first, True
 
@@ -332,9 +338,9 @@ class Home:
                     self.leases.hand(grant, demand.who, now)
                     demand.serve(grant)
                     progress = bool(self._demands)
-                elif self.drained(demand.task):
-                    self.forget(demand)
-                    demand.fail(Closed("the stream is closed, and this task has done all of it"))
+        for demand in [demand for demand in self._demands if self.drained(demand.task)]:
+            self.forget(demand)
+            demand.fail(Closed("the stream is closed, and this task has done all of it"))
 
     def _grant(self, demand: Demand, now: float) -> Grant | None:
         waiting = self.leases.waiting(demand.task, demand.who)
@@ -364,7 +370,7 @@ class Home:
             ready = self.ready(demand.task, demand.need, window)
             if not len(ready):
                 return ready
-            shown = self.candidates(ready, demand.sampler, now, whole=len(ready) < window)
+            shown = self.candidates(ready, demand.sampler, now, whole=len(ready) < window, task=demand.task)
             choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
             enough = len(choice.rows) >= demand.rows or len(ready) < window
             if len(choice.expired):
@@ -396,8 +402,8 @@ class Home:
                 break
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
-    def candidates(self, rows: Index, sampler: Any, now: float, *, whole: bool) -> Candidates:
-        """What a sampler may know of these rows."""
+    def candidates(self, rows: Index, sampler: Any, now: float, *, whole: bool, task: int | None = None) -> Candidates:
+        """What a sampler may know of these rows; of their groups, as the task sees them: its dead rows are dropped."""
         group, version, age = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), np.empty(len(rows))
         lengths = {name: np.zeros(len(rows), np.int64) for name in getattr(sampler, "needs", ())}
         tags = {name: np.full(len(rows), None, object) for name in getattr(sampler, "tags_read", ())}
@@ -409,7 +415,7 @@ class Home:
                 for name in values:
                     if name in known:
                         values[name][chosen] = known[name][inside]
-        members, dropped = self._groups.sizes(group)
+        members, dropped = self._groups.sizes(group, task)
         return Candidates(
             group=group,
             version=version,
@@ -468,26 +474,28 @@ class Home:
             sheet.state[task, inside] = np.where(dead, DEAD, PENDING)
             page.changes += 1
             self._done(task, sheet.version[inside[dead]], DEAD)
-            self._groups.drop(sheet.group[inside[dead & ~sheet.dropped[inside]]])
+            self._groups.dead(task, sheet.group[inside[dead & ~sheet.dropped[inside]]])
             gone.append(inside[sheet.dropped[inside]] + page.first)
         self._drop_now(np.concatenate(gone))
 
     def expire(self, task: int, rows: Index) -> None:
         """These pending rows are never to be delivered to the task."""
-        self._settle(task, rows, EXPIRED)
+        if len(rows):
+            self._settle(task, rows, EXPIRED)
 
     def _settle(self, task: int, rows: Index, state: int) -> None:
         """The task is done with these rows; those that all tasks are done with go."""
-        over = []
+        over, dropped = [], []
         for page, inside, _ in self.rows.by_page(rows):
             sheet = self._sheet(page)
             sheet.state[task, inside] = state
             self._done(task, sheet.version[inside], state)
             states = sheet.state[:, inside]
             finished = ((states == ACKED) | (states == EXPIRED)).all(axis=0)
-            finished |= sheet.dropped[inside] & (states != LEASED).all(axis=0)
-            over.append(inside[finished] + page.first)
+            over.append(inside[finished & ~sheet.dropped[inside]] + page.first)
+            dropped.append(inside[sheet.dropped[inside]] + page.first)
         self._remove(np.concatenate(over))
+        self._drop_now(np.concatenate(dropped))
 
     def _done(self, task: int, versions: Index, state: int) -> None:
         """So many rows of these versions are none of the task's business any more."""
@@ -528,8 +536,9 @@ class Home:
             sheet = self._sheet(page)
             fresh = inside[~sheet.dropped[inside]]
             sheet.dropped[fresh] = True
-            alive = fresh[(sheet.state[:, fresh] != DEAD).all(axis=0)]
-            self._groups.drop(sheet.group[alive])
+            self._groups.drop(sheet.group[fresh])
+            for task in range(len(self.settings.tasks)):
+                self._groups.dead(task, sheet.group[fresh[sheet.state[task, fresh] == DEAD]], -1)
             page.changes += 1
         self._drop_now(rows)
         for page in self.rows.pages.values():  # what is left of their groups may be complete now
@@ -570,11 +579,19 @@ class Home:
             demand.fail(gone)
         self._entries.clear()
         self._demands.clear()
+        for grant in self.leases:
+            self.leases.end(grant)
+        for left in self._left:
+            left.clear()
+        self._sheets.clear()
+        self.keys = Keys()
+        self._groups = Groups(len(self.settings.tasks))
         self._release(self.rows.clear())
         self._changed()
 
     def still_ready(self, demand: Demand, rows: Index) -> Index:
-        """Those of these rows that could be granted to the demand now."""
+        """Those of these rows that could be granted to the demand now, each once."""
+        rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
         rows = rows[self.rows.there(rows)]
         fine = np.zeros(len(rows), np.bool_)
         for page, inside, chosen in self.rows.by_page(rows):

@@ -44,6 +44,8 @@ class Keys:
         if not self._rows.keys().isdisjoint(keys):
             there = next(key for key in keys if key in self._rows)
             raise Misuse(f"there is a row {there!r} already")
+        if not all(keys):
+            raise Misuse("a key is a text of one character or more")
         if any(map(str.startswith, keys, repeat(_UNNAMED))):
             raise Misuse(f"a key does not begin with {_UNNAMED!r}: that is how rows without one are called")
 
@@ -53,9 +55,7 @@ class Keys:
         if said is None or said[1:] != (len(keys), ref.nbytes, versions.tobytes()):
             return None
         first = said[0]
-        return (
-            first if all(map(self._rows.__contains__, keys)) and self._rows[keys[-1]] == first + len(keys) - 1 else None
-        )
+        return first if list(map(self._rows.get, keys)) == list(range(first, first + len(keys))) else None
 
     def add(self, keys: Sequence[str], first: int, ref: BatchRef, versions: Index) -> None:
         """The keys of new rows, which have been checked; none: they are called by their numbers."""

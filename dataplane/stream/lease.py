@@ -27,6 +27,8 @@ from dataplane.errors import LeaseExpired, Misuse
 
 Index = npt.NDArray[np.int64]
 
+_SLACK = 64  # leases that may be remembered for nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Who:
@@ -75,7 +77,10 @@ class Grant:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether all who were seen have acked; when the lease ends, there was nobody else."""
+        """Whether all have acked who were announced or, where that was not said, who were seen; when the lease ends,
+        there was nobody else."""
+        if self.who.replicas:
+            return self.done
         return bool(self.acked) and self.acked >= self.held_by.keys()
 
 
@@ -145,6 +150,9 @@ class Leases:
     def end(self, grant: Grant) -> None:
         """The grant is no more."""
         del self._grants[grant.number]
+        if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most are of grants that are no more
+            self._expiring = [(g.expires, g.number) for g in self._grants.values()]
+            heapq.heapify(self._expiring)
         if grant.shared:
             key = (grant.task, grant.who.member)
             self._logs[key].remove(grant)

@@ -140,6 +140,8 @@ class Rows:
         """
         self.fits(ref)
         need = self.need(ref.columns)
+        if not len(rows):
+            return []
         pages = list(self.by_page(rows))
         if not replace:
             for page, inside, chosen in pages:

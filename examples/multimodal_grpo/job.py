@@ -9,18 +9,25 @@ from dataclasses import dataclass
 class Job:
     """The settings. Each process gets them as they are."""
 
-    # The plane: less memory than `wire_depth` batches on each wire need, so that some of them go to disk.
+    # The plane: less memory than the stream may hold, so that some of it goes to disk.
     memory: str = "64MiB"
     spill: str = "2GiB"
     spill_dir: str | None = None
 
+    # The stream: who appends more waits for the trainer.
+    in_flight: str = "96MiB"
+    max_lag: int = 16  # policy versions between the oldest row that is not used and the next that is appended
+
     # The rollouts.
-    rollout_workers: int = 2
+    pauses: tuple[float, ...] = (0.0, 0.1, 0.4)  # seconds that each worker rests after a batch: some are slower
     prompts: int = 32  # a batch
     responses: int = 8  # a prompt: a group
     smallest: int = 112  # an image's sides, in pixels
     largest: int = 168
-    wire_depth: int = 2  # references that lie on a wire and wait to be taken
+
+    # The accident: at this step, this rollout worker is killed, and started again.
+    kill_at: int = 40
+    killed: int = 1
 
     # GRPO.
     learning_rate: float = 1.5e-3
@@ -46,6 +53,30 @@ class Step:
     rows: int
     logical_bytes: int  # what the batch would be with each row's own copy of everything
     stored_bytes: int
+    reference_bytes: int  # what the trainer was sent
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A process was killed, and started again."""
+
+    process: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What was appended to the stream, and what the trainer counted of it."""
+
+    appended: int
+    counted: dict[str, int]  # distinct rows, by the worker and life that made them
+    again: int  # rows that were counted though they had been before
+    left_out: int  # rows that were appended and never went to the trainer
+
+    @property
+    def exact(self) -> bool:
+        """Whether each row that was appended was counted once, or is known to have been left out."""
+        return not self.again and self.appended == sum(self.counted.values()) + self.left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +86,7 @@ class Finished:
     average: float
     accuracy: float
     examined: int
+    books: Books
 
 
 @dataclass(frozen=True, slots=True)

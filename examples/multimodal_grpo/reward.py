@@ -1,7 +1,8 @@
 """The reward worker: compares what was answered with what is right.
 
-It asks for two columns of text and tokens, so the pixels of the batch, in memory or on disk, stay where they are. It
-adds a column without touching the others: stored by itself, joined by the reference (`union`). And it needs no torch.
+It asks for two columns of text and tokens, so the pixels of the rows, in memory or on disk, stay where they are. It
+adds a column without touching the others (`extend`), to rows as they come; groups are the trainer's affair. And it
+needs no torch.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import numpy as np
 
 import dataplane as dp
 from examples.multimodal_grpo import tokens
-from examples.multimodal_grpo.wires import Inlet, Outlet
+
+ROWS = 100  # at a time, at most
 
 
-def work(address: str, answered: Inlet, rewarded: Outlet) -> None:
-    """Reward batches until somebody says stop."""
+def work(address: str) -> None:
+    """Reward rows until the stream is closed and drained."""
     with dp.connect(address) as plane:
-        for ref in answered:
-            batch = plane.get(ref.select("response_ids", "answer"))
+        rollouts = plane.stream("rollouts")
+        for delivery in rollouts.deliveries("reward", rows=ROWS, columns=["response_ids", "answer"]):
+            batch = delivery.get()
             rewards = verify(batch["response_ids"].to_list(), batch["answer"].to_list())
-            rewarded.send(ref.union(plane.put({"reward": rewards})))
+            rollouts.extend(delivery.ref, {"reward": rewards})
 
 
 def verify(responses: list[list[int]], answers: list[str]) -> np.ndarray:

@@ -1,36 +1,44 @@
-"""A rollout worker: draws images, lets the policy answer each of them eight times, and sends a reference on.
+"""A rollout worker: draws images, lets the policy answer each of them eight times, and appends the rows to the stream.
 
 The pixels are written once, straight into shared memory. That a prompt has eight responses is said by the reference
 (`repeat`), so its pixels are not copied eight times, and nobody who does not ask for them ever touches them.
+
+A worker may be killed anywhere: rows are in the stream, all of an append, or they are not. The next to work in its
+place begins another life, so that no key is used twice.
 """
 
 from __future__ import annotations
+
+import itertools
+import time
 
 import numpy as np
 import torch
 
 import dataplane as dp
-from examples.multimodal_grpo import digits, patches, tokens
+from examples.multimodal_grpo import digits, ledger, patches, tokens
+from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Job
 from examples.multimodal_grpo.policy import Policy
-from examples.multimodal_grpo.wires import Board, Outlet
-
-PROMPT_COLUMNS = ("pixel_values", "image_grid_thw", "input_ids", "answer")
 
 
-def work(job: Job, address: str, worker: int, pictures: dp.BatchRef, board: Board, batches: Outlet) -> None:
-    """Make batches until somebody says stop."""
+def work(job: Job, address: str, worker: int, life: int, pictures: dp.BatchRef, board: Board) -> None:
+    """Append batches until the stream is closed, which raises Closed."""
     torch.set_num_threads(1)
-    torch.manual_seed(job.seed + 1 + worker)
-    rng = np.random.default_rng([job.seed, worker])
+    rng = np.random.default_rng([job.seed, worker, life])
+    torch.manual_seed(int(rng.integers(1 << 32)))
     policy, version = Policy(job.seed), 0
     with dp.connect(address) as plane:
-        while True:
+        rollouts = plane.stream("rollouts")
+        for batch in itertools.count():
             version = refresh(plane, policy, version, board)
             chosen = pictures[rng.integers(len(pictures), size=job.prompts)]
             prompts = put_prompts(plane, job, plane.get(chosen), rng)
-            responses = put_responses(plane, job, policy, version, prompts)
-            batches.send(prompts.repeat(job.responses).union(responses))
+            rows = prompts.repeat(job.responses).union(put_responses(plane, job, policy, prompts))
+            keys = ledger.keys(worker, life, batch * len(rows), len(rows))
+            groups = [key for key in keys[:: job.responses] for _ in range(job.responses)]
+            rollouts.append(rows, keys=keys, group=groups, version=version)
+            time.sleep(job.pauses[worker])
 
 
 def refresh(plane: dp.Plane, policy: Policy, version: int, board: Board) -> int:
@@ -62,7 +70,7 @@ def put_prompts(plane: dp.Plane, job: Job, chosen: dp.Batch, rng: np.random.Gene
 
 
 @torch.no_grad()
-def put_responses(plane: dp.Plane, job: Job, policy: Policy, version: int, prompts: dp.BatchRef) -> dp.BatchRef:
+def put_responses(plane: dp.Plane, job: Job, policy: Policy, prompts: dp.BatchRef) -> dp.BatchRef:
     """Let the policy answer each prompt, with the log-probability of what it said."""
     seen = plane.get(prompts.select("pixel_values", "image_grid_thw"))  # in place: these are the pixels we wrote
     log_probs = policy(seen).log_softmax(1)
@@ -71,6 +79,5 @@ def put_responses(plane: dp.Plane, job: Job, policy: Policy, version: int, promp
         {
             "response_ids": [tokens.response(answer) for answer in answers.flatten().tolist()],
             "log_prob": log_probs.gather(1, answers).flatten(),
-            "policy_version": torch.full((answers.numel(),), version),
         }
     )

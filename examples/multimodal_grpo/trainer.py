@@ -1,13 +1,15 @@
-"""The trainer: one GRPO update a batch, after which the batch is freed and the new weights are published.
+"""The trainer: one GRPO update a batch of complete groups, after which its rows are acked and new weights published.
 
 Weights travel as everything does: they are put, a reference of them goes up on the board, and once newer ones are there
-the old ones are freed.
+the old ones are freed. The rows' memory is the stream's affair: it goes when every task has acked them.
 """
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import deque
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -15,44 +17,68 @@ import torch
 
 import dataplane as dp
 from examples.multimodal_grpo import grpo, tokens
+from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Finished, Job, Step
+from examples.multimodal_grpo.ledger import Ledger
 from examples.multimodal_grpo.policy import Policy
-from examples.multimodal_grpo.rollout import PROMPT_COLUMNS, put_prompts
-from examples.multimodal_grpo.wires import Board, Inlet
+from examples.multimodal_grpo.rollout import put_prompts
+
+PROMPT_COLUMNS = ("pixel_values", "image_grid_thw")
+RESPONSE_COLUMNS = ("response_ids", "log_prob", "reward")
 
 
-def work(
-    job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board, batches: Inlet, reports: Connection
-) -> None:
+def work(job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board, reports: Connection) -> None:
     """Train until the target is reached, or steps or time are over; then examine the policy. deadline: monotonic."""
     torch.set_num_threads(1)
     policy = Policy(job.seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=job.learning_rate)
     published: dp.BatchRef | None = None
     recent: deque[float] = deque(maxlen=job.averaged)
+    ledger = Ledger()
     with dp.connect(address) as plane:
-        for number, ref in enumerate(batches, 1):
-            reward, version = update(plane, job, policy, optimizer, ref)
-            recent.append(reward)
-            reports.send(_report(job, number, ref, recent, number - 1 - version))
-            plane.free(ref)
+        rollouts = plane.stream("rollouts")
+        for number, delivery in enumerate(batches(job, rollouts), 1):
+            recent.append(update(plane, job, policy, optimizer, delivery.ref))
+            reports.send(_report(job, number, delivery, recent))
+            delivery.ack()
+            ledger.count(delivery.keys)
             published = publish(plane, policy, number, board, published)
             reached = len(recent) == job.averaged and np.mean(recent) >= job.target
             if reached or number == job.steps or time.monotonic() > deadline:
                 break
-        reports.send(Finished(float(np.mean(recent)), examine(plane, job, policy, held_out), len(held_out)))
+        rollouts.close()
+        count_the_rest(job, rollouts, ledger)
+        average, accuracy = float(np.mean(recent)), examine(plane, job, policy, held_out)
+        reports.send(Finished(average, accuracy, len(held_out), ledger.books(rollouts.stats())))
+
+
+def batches(job: Job, rollouts: dp.Stream) -> Iterator[dp.Delivery]:
+    """Complete groups of rows that have their reward, the responses of a prompt side by side, as many as a batch has."""
+    rows = job.prompts * job.responses
+    columns = [*PROMPT_COLUMNS, *RESPONSE_COLUMNS]
+    return rollouts.deliveries(
+        "actor", rows=rows, min_rows=rows, columns=columns, sampler=dp.CompleteGroups(job.responses)
+    )
+
+
+def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
+    """Nobody learns from what was still on its way. It is counted, and its pixels are not read."""
+    sampler = dp.CompleteGroups(job.responses)  # groups that lack rows expire now: the stream is closed
+    for delivery in rollouts.deliveries("actor", rows=1024, columns=["reward"], sampler=sampler):
+        delivery.ack()
+        ledger.count(delivery.keys)
 
 
 def update(
     plane: dp.Plane, job: Job, policy: Policy, optimizer: torch.optim.Optimizer, ref: dp.BatchRef
-) -> tuple[float, float]:
-    """One step of the optimizer. The batch's mean reward, and the mean version of the policy that answered.
+) -> float:
+    """One step of the optimizer; the batch's mean reward.
 
     Responses of a prompt follow one another, so every eighth row has all the pixels there are: they are read in
     place, from the memory where the rollout worker wrote them, and go through the policy once for all eight.
     """
-    seen = plane.get(ref[:: job.responses].select("pixel_values", "image_grid_thw"))
-    said = plane.get(ref.select("response_ids", "log_prob", "policy_version", "reward"))
+    seen = plane.get(ref[:: job.responses].select(*PROMPT_COLUMNS))
+    said = plane.get(ref.select(*RESPONSE_COLUMNS))
 
     rewards = said["reward"].torch().reshape(-1, job.responses)
     behaviour = said["log_prob"].torch().reshape(-1, job.responses)
@@ -66,7 +92,7 @@ def update(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
-    return rewards.mean().item(), said["policy_version"].torch().float().mean().item()
+    return rewards.mean().item()
 
 
 def publish(plane: dp.Plane, policy: Policy, version: int, board: Board, old: dp.BatchRef | None) -> dp.BatchRef:
@@ -92,6 +118,9 @@ def examine(plane: dp.Plane, job: Job, policy: Policy, held_out: dp.BatchRef) ->
     return right / len(held_out)
 
 
-def _report(job: Job, number: int, ref: dp.BatchRef, recent: deque[float], lag: float) -> Step:
-    once = ref[:: job.responses].select(*PROMPT_COLUMNS).nbytes + ref.drop(*PROMPT_COLUMNS).nbytes
-    return Step(number, recent[-1], float(np.mean(recent)), lag, len(ref), ref.nbytes, once)
+def _report(job: Job, number: int, delivery: dp.Delivery, recent: deque[float]) -> Step:
+    ref = delivery.ref
+    once = ref[:: job.responses].select(*PROMPT_COLUMNS).nbytes + ref.select(*RESPONSE_COLUMNS).nbytes
+    lag = number - 1 - float(np.mean(delivery.versions))
+    sent = len(pickle.dumps(ref))
+    return Step(number, recent[-1], float(np.mean(recent)), lag, len(ref), ref.nbytes, once, sent)

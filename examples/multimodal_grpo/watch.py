@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 import dataplane as dp
 from dataplane.config import format_size
-from examples.multimodal_grpo.job import Failed, Finished, Job, Step
+from examples.multimodal_grpo.job import Failed, Finished, Job, Killed, Step
 
 LINE_S = 3.0
 MIB = 1 << 20
@@ -33,9 +34,11 @@ class Watch:
         )
         self._reward = self._progress.add_task("reward", total=job.target, figures="starting")
         self._memory = self._progress.add_task("memory", total=None, figures="")
+        self._stream = self._progress.add_task("stream", total=None, figures="")
+        self._in_flight = ""
         self.steps: list[tuple[float, Step]] = []
         self.samples: list[tuple[float, dp.Stats]] = []
-        self.passed_bytes = 0
+        self.killed: list[Killed] = []
         self.finished: Finished | None = None
         self.failed: Failed | None = None
 
@@ -45,20 +48,24 @@ class Watch:
         return time.monotonic() - self._began
 
     def report(self, report: Any) -> None:
-        """One of `job.Step`, `job.Finished`, `job.Failed`."""
+        """One of `job.Step`, `job.Killed`, `job.Finished`, `job.Failed`."""
         match report:
             case Step():
                 self.steps.append((self.seconds, report))
+            case Killed():
+                self.killed.append(report)
+                said = f"{report.process} was killed at step {report.step}, and is started again"
+                self._console.print(said, highlight=False)
             case Finished():
                 self.finished = report
             case Failed():
                 self.failed = report
         self._show()
 
-    def figures(self, stats: dp.Stats, passed_bytes: int) -> None:
-        """The node's figures now, and the bytes that have passed over wires."""
+    def figures(self, stats: dp.Stats, stream: Mapping[str, Any]) -> None:
+        """The node's figures now, and the stream's."""
         self.samples.append((self.seconds, stats))
-        self.passed_bytes = passed_bytes
+        self._in_flight = f"{stream['rows']:,} rows in flight, {stream['waiting']} appends wait"
         self._show()
 
     def _show(self) -> None:

@@ -50,6 +50,7 @@ NAMES = [
     "Field",
     "Stats",
     "concat",
+    "loader",
     "dense",
     "ragged",
     "aio",
