@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 import dataplane as dp
-from bench import workload
+from bench import peers, workload
 from bench.measure import Row, row, table, timed, write_json
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
@@ -194,6 +194,16 @@ def pipeline(scratch: Path) -> list[Row]:
     return [row("288 MiB, append to tensors to ack", [s * 1e3 for s in seconds], unit="ms")]
 
 
+def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
+    """How many times as long each peer takes from put to got, against append, tensors and ack in a stream."""
+    rows = []
+    for name in names:
+        times = [(put + get) * 1e3 / ours.value for put, get in found[name].get("runs_s", ())]
+        if times:
+            rows.append(row(f"288 MiB, put to got: {name}'s time over ours", times, at_least=20.0, unit="x"))
+    return rows
+
+
 SECTIONS = {f.__name__: f for f in (bookkeeping, latency, idle, balance, pipeline)}
 
 
@@ -206,11 +216,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "stream.json")
     arguments = parser.parse_args()
     rows: list[Row] = []
+    extra: dict[str, Any] = {}
     for name in arguments.only or SECTIONS:
         measured = SECTIONS[name](arguments.spill_dir)
         rows += measured
         print(table(measured), flush=True)
-    write_json(arguments.json, rows, {})
+    if arguments.peer:
+        extra["peers"] = found = peers.compare(arguments.peer, arguments.spill_dir)
+        measured = against(arguments.peer, found, pipeline(arguments.spill_dir)[0])
+        rows += measured
+        print(table(measured) if measured else found, flush=True)
+    write_json(arguments.json, rows, extra)
     print(f"written to {arguments.json}")
 
 
