@@ -148,9 +148,9 @@ class Connection:
             case m.Held():
                 self._channel.send(m.Unpin([shard for shard, *_ in reply.shards]))
             case m.Delivered() if reply.grant:
-                self.tell(m.Ack(self.next_id(), reply.stream, reply.grant, None, False))
+                self.tell(m.Ack(self.next_id(), reply.stream, reply.grant, reply.replica, False, False))
             case m.Admitted():
-                pass  # goes with the connection, or the stream
+                self.tell(m.GiveBack(reply.stream, reply.ticket))
             case m.Stored():
                 self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
 
@@ -265,6 +265,7 @@ class Connection:
             segment.unshare(mapping, offset)
         if self._channel.open and self.pins.live:
             self._flush()
+            self._channel.send(m.Leave())
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
             self.pins.inherit(connected, rest)

@@ -75,9 +75,13 @@ class Delivery:
         """Give the rows back, to be delivered again. Raises LeaseExpired. Once settled, it does nothing."""
         await self._settle(done=False)
 
-    async def _settle(self, *, done: bool) -> None:
+    async def unseen(self) -> None:
+        """As `nack`, by somebody who has not looked at the rows: that does not count as a delivery."""
+        await self._settle(done=False, seen=False)
+
+    async def _settle(self, *, done: bool, seen: bool = True) -> None:
         if not self.settled:
-            request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done)
+            request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen)
             await self._connection.request(request, m.Done, 0.0)
             self.settled = True
 
@@ -92,21 +96,25 @@ class Delivery:
 
         Uses what the stream knows of the rows; no column is read.
         """
-        column, count = self._balance or ("", 1)
-        count = count if shards is None else shards
-        if count < 1:
-            raise Misuse(f"a delivery is split over one rank or more, not {count}")
+        column, count = self._over(shards)
         if not column:
             return self.ref.chunk(count)
         return [self.ref[rows] for rows in balanced(self._lengths[column], count, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
         """Which rows of the delivery `split` gives each rank."""
-        column, count = self._balance or ("", 1)
-        count = count if shards is None else shards
+        column, count = self._over(shards)
         if not column:
             return list(np.array_split(np.arange(len(self)), count))
         return balanced(self._lengths[column], count, equal=equal)
+
+    def _over(self, shards: int | None) -> tuple[str, int]:
+        """By which column, and over how many ranks, the rows are split."""
+        column, count = self._balance or ("", 1)
+        count = count if shards is None else shards
+        if count < 1:
+            raise Misuse(f"a delivery is split over one rank or more, not {count}")
+        return column, count
 
     async def __aenter__(self) -> Delivery:
         return self

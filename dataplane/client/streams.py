@@ -337,7 +337,7 @@ class AsyncStream:
             for outcome in await asyncio.gather(*ahead, return_exceptions=True):
                 if isinstance(outcome, Delivery):
                     with suppress(DataplaneError):
-                        await outcome.nack()
+                        await outcome.unseen()
 
     async def take(
         self,

@@ -177,6 +177,10 @@ class Client:
                     task.cancel()
             case m.Hello():
                 self._hello(request)
+            case m.Leave():
+                for task in self._waiting.values():
+                    task.cancel()
+                self._streams.leave()
             case m.Alive():
                 pass
             case _:

@@ -130,7 +130,8 @@ class Homes:
     def keep(self, ref: BatchRef) -> None:
         """Rows of a stream are about to need what `ref` means. Raises Freed, Corrupt, OwnerDied where it is gone."""
         if ref.stored_nbytes > _MAX_BYTES:
-            raise LimitExceeded("so many bytes", what="bytes of an append", asked=ref.stored_nbytes, limit=_MAX_BYTES)
+            what = "bytes of an append"
+            raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
                 raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())

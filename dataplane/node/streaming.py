@@ -104,8 +104,10 @@ class Streaming:
             case m.Look():
                 return partial(self._look, request, stream, deadline)
             case m.Ack():
-                end = stream.home.ack if request.done else stream.home.nack
-                end(request.grant, self._client, request.replica, now)
+                if request.done:
+                    stream.home.ack(request.grant, self._client, request.replica, now)
+                else:
+                    stream.home.nack(request.grant, self._client, request.replica, now, seen=request.seen)
             case m.Renew():
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
@@ -121,7 +123,7 @@ class Streaming:
                 rows = home.dead(home.task(request.task))
                 columns = [name for name in home.rows.schema if len(rows)]
                 has = [name for name in columns if home.rows.have(rows, name)]
-                return _delivered(request.id, stream, 0, rows, has)
+                return _delivered(request.id, stream, 0, None, rows, has)
         return m.Done(request.id)
 
     # appending
@@ -140,7 +142,7 @@ class Streaming:
                 # Shielded, as below: the home may answer between a cancellation and the moment it is noticed here.
                 ticket = await asyncio.shield(admitted)
             self._tickets.add((stream.token, ticket))
-            return m.Admitted(request.id, ticket)
+            return m.Admitted(request.id, stream.token, ticket)
         except BaseException as error:
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
                 stream.home.give_back(admitted.result())
@@ -189,8 +191,8 @@ class Streaming:
             if kept:
                 self._homes.forget(ref)
             raise
-        if new:
-            self._store.unscope(staged)
+        if new:  # before it, `free(scope=...)` of whoever put the rows would have freed them
+            self._store.unscope(number for _, number in ref.shards())
         else:
             self._homes.forget(ref)
             self._store.free_scope(staged)
@@ -207,9 +209,8 @@ class Streaming:
         except BaseException:
             self._homes.forget(ref)
             raise
-        if request.staged in self._staged:
-            self._store.unscope(request.staged)
-            self.unstaged(request.staged)
+        self._store.unscope(number for _, number in ref.shards())
+        self.unstaged(request.staged)
         return m.Done(request.id)
 
     # consuming
@@ -218,7 +219,7 @@ class Streaming:
         """The reply is larger than a message: what it granted is given back."""
         if isinstance(reply, m.Delivered):
             stream = self._homes.find(request.stream)
-            stream.home.nack(reply.grant, self._client, request.replica, stream.clock())
+            stream.home.nack(reply.grant, self._client, request.replica, stream.clock(), seen=False)
 
     async def _consume(self, request: m.Consume, stream: Stream, deadline: Deadline) -> m.Reply:
         demand, served = self._demand(request, stream)
@@ -233,11 +234,13 @@ class Streaming:
                 async with asyncio.timeout(deadline.remaining_s):
                     await asyncio.shield(served)
             grant = served.result()
-            return _delivered(request.id, stream, grant.number, grant.rows, grant.columns, _needs(request.sampler))
+            return _delivered(
+                request.id, stream, grant.number, request.replica, grant.rows, grant.columns, _needs(request.sampler)
+            )
         except BaseException as error:
             stream.home.forget(demand)
             if served.done() and not served.cancelled() and served.exception() is None:
-                stream.home.nack(served.result().number, self._client, request.replica, stream.clock())
+                stream.home.nack(served.result().number, self._client, request.replica, stream.clock(), seen=False)
             if isinstance(error, TimeoutError):
                 raise _not_ready(stream, request.task, deadline) from None
             raise
@@ -326,13 +329,19 @@ def _needs(sampler: Any) -> tuple[str, ...]:
 
 
 def _delivered(
-    identifier: int, stream: Stream, grant: int, rows: Index, columns: Sequence[str], lengths: Sequence[str] = ()
+    identifier: int,
+    stream: Stream,
+    grant: int,
+    replica: int | None,
+    rows: Index,
+    columns: Sequence[str],
+    lengths: Sequence[str] = (),
 ) -> m.Delivered:
     groups, versions, tags = stream.home.facts(rows)
     ref = stream.home.rows.ref(rows, columns).with_origin(stream.token, rows).encode() if len(columns) else b""
     measured = {name: stream.home.lengths(rows, name).tobytes() for name in lengths}
     keys = stream.home.keys.names(rows) if stream.home.keys.given else []
-    return m.Delivered(identifier, stream.token, grant, ref, keys, groups, versions, tags, measured)
+    return m.Delivered(identifier, stream.token, grant, replica, ref, keys, groups, versions, tags, measured)
 
 
 def _not_ready(stream: Stream, task: str, deadline: Deadline) -> NotReady:

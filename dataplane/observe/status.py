@@ -45,8 +45,8 @@ def stream_text(stream: Mapping[str, Any]) -> str:
         f"oldest {duration(stream['oldest_s'])}",
         f"version {stream['latest_version']}",
     ]
-    if stream["incomplete_groups"]:
-        parts.append(f"{stream['incomplete_groups']:,} open groups")
+    if stream["groups"]:
+        parts.append(f"{stream['groups']:,} groups")
     return ", ".join(parts + ["closed"] * bool(stream["closed"]))
 
 

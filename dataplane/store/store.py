@@ -311,13 +311,11 @@ class Store:
     def free(self, numbers: Iterable[int]) -> None:
         """Free whole shards. Those that are gone already are passed over, so a retry does no harm."""
         for number in numbers:
-            shard = self._shards.pop(number, None)
+            shard = self._shards.get(number)
             if shard is None:
                 continue
-            if shard.scope:
-                self._scopes[shard.scope].discard(number)
-                if not self._scopes[shard.scope]:
-                    del self._scopes[shard.scope]
+            self.unscope([number])
+            del self._shards[number]
             shard.freed = True
             self._freed_bytes += shard.size
             if self.pins.holds(number):
@@ -342,10 +340,15 @@ class Store:
         if shard.live is not None and not all(shard.live[column, chosen].all() for column in columns):
             raise _freed(number)
 
-    def unscope(self, scope: str) -> None:
-        """The shards that were put under the scope are under none from now on."""
-        for number in self._scopes.pop(scope, ()):
-            self._shards[number].scope = ""
+    def unscope(self, numbers: Iterable[int]) -> None:
+        """These shards are under no scope from now on. Those that are gone are passed over."""
+        for number in numbers:
+            shard = self._shards.get(number)
+            if shard is not None and shard.scope:
+                self._scopes[shard.scope].discard(number)
+                if not self._scopes[shard.scope]:
+                    del self._scopes[shard.scope]
+                shard.scope = ""
 
     def free_scope(self, scope: str) -> None:
         """Free every shard that was put under the scope. A scope that is not there has none."""

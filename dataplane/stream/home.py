@@ -171,8 +171,13 @@ class Home:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._entries and not self._full(self._entries[0]):
-            entry = self._entries.popleft()
+        for entry in list(self._entries):
+            why = self._full(entry)
+            if why == "max_lag":  # the rows it waits for may be behind it
+                continue
+            if why:
+                break
+            self._entries.remove(entry)
             ticket = self._next_ticket
             self._next_ticket += 1
             self._tickets[ticket] = entry
@@ -183,15 +188,15 @@ class Home:
     def _full(self, entry: Entry) -> str:
         """Which limit the entry would pass; empty for none."""
         limits = self.settings
-        if limits.max_rows and self.rows.count + self._reserved_rows + entry.rows > limits.max_rows:
-            return "max_rows"
-        if limits.max_bytes and self._nbytes + self._reserved_bytes + entry.nbytes > limits.max_bytes:
-            return "max_bytes"
         if limits.max_lag >= 0:
             coming = (ticket.version for ticket in self._tickets.values())
             oldest = min((*(min(left) for left in self._left if left), *coming), default=entry.version)
             if entry.version - oldest > limits.max_lag:
                 return "max_lag"
+        if limits.max_rows and self.rows.count + self._reserved_rows + entry.rows > limits.max_rows:
+            return "max_rows"
+        if limits.max_bytes and self._nbytes + self._reserved_bytes + entry.nbytes > limits.max_bytes:
+            return "max_bytes"
         return ""
 
     def withdraw(self, entry: Entry) -> str:
@@ -310,6 +315,8 @@ class Home:
         """Serve the demand now, or as soon as it can be."""
         self._demands.append(demand)
         self._serve(now)
+        if self.closed:  # its sampler may have let the last rows expire that others look for
+            self._changed()
 
     def forget(self, demand: Demand) -> None:
         """The demand no longer waits."""
@@ -326,6 +333,7 @@ class Home:
         progress = bool(self._demands)
         while progress:
             progress = False
+            expired = [counts[EXPIRED] for counts in self._counts]
             for demand in list(self._demands):
                 try:
                     grant = self._grant(demand, now)
@@ -338,6 +346,8 @@ class Home:
                     self.leases.hand(grant, demand.who, now)
                     demand.serve(grant)
                     progress = bool(self._demands)
+            if self.closed and expired != [counts[EXPIRED] for counts in self._counts]:
+                progress = bool(self._demands)  # of fewer rows that are left, fewer are waited for
         for demand in [demand for demand in self._demands if self.drained(demand.task)]:
             self.forget(demand)
             demand.fail(Closed("the stream is closed, and this task has done all of it"))
@@ -364,7 +374,7 @@ class Home:
         """The rows that the demand is to have, at least `min_rows` of them, or none."""
         if isinstance(demand.sampler, Fifo):  # sees no more than it takes
             first = self.ready(demand.task, demand.need, demand.rows)
-            return first if len(first) >= demand.min_rows else first[:0]
+            return first if len(first) >= self._least(demand) else first[:0]
         window = max(_WINDOW, 2 * demand.rows)
         while True:
             ready = self.ready(demand.task, demand.need, window)
@@ -377,8 +387,12 @@ class Home:
                 self.expire(demand.task, ready[choice.expired])
             if enough:
                 chosen: Index = ready[choice.rows]
-                return chosen if len(chosen) >= demand.min_rows else chosen[:0]
+                return chosen if len(chosen) >= self._least(demand) else chosen[:0]
             window *= 4
+
+    def _least(self, demand: Demand) -> int:
+        """The rows that the demand has to wait for: at the end of a stream no more than are left."""
+        return min(demand.min_rows, sum(self._left[demand.task].values())) if self.closed else demand.min_rows
 
     def ready(self, task: int, need: np.uint64, most: int) -> Index:
         """The first `most` rows, by number, that are pending for the task and have all the columns `need`."""
@@ -438,10 +452,14 @@ class Home:
             self._settle(grant.task, grant.rows, ACKED)
         self._tell(now)
 
-    def nack(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
-        """The holder gives the rows of a grant back. Raises LeaseExpired."""
+    def nack(self, number: int, client: Hashable, replica: int | None, now: float, *, seen: bool = True) -> None:
+        """The holder gives the rows of a grant back; if nobody has `seen` them, that was no delivery. Raises
+        LeaseExpired."""
         grant = self.leases.find(number, client, replica)
         self.leases.end(grant)
+        if not seen:
+            for page, inside, _ in self.rows.by_page(grant.rows):
+                self._sheet(page).tries[grant.task, inside] -= 1
         self._give_back(grant)
         self._tell(now)
 
@@ -683,7 +701,7 @@ class Home:
             "latest_version": self._latest,
             "closed": self.closed,
             "waiting": len(self._entries),
-            "incomplete_groups": self._groups.open,
+            "groups": self._groups.open,
             "behind": self.behind(),
             "task": tasks,
         }

@@ -133,6 +133,10 @@ class Cancel(Message, frozen=True, tag="cancel"):
     request: int
 
 
+class Leave(Message, frozen=True, tag="leave"):
+    """The client goes; all that stays of it are its pins, until the connection ends."""
+
+
 class Alive(Message, frozen=True, tag="alive"):
     """A sign of life, sent while the client holds reservations."""
 
@@ -231,13 +235,15 @@ class Look(Message, frozen=True, tag="look"):
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """The rows of a grant are done (`done`), or given back. Answered by `Done`."""
+    """The rows of a grant are done (`done`), or given back, by somebody who had them in hand or, unless `seen`, nobody
+    has. Answered by `Done`."""
 
     id: int
     stream: bytes
     grant: int
     replica: int | None
     done: bool
+    seen: bool
 
 
 class Renew(Message, frozen=True, tag="renew"):
@@ -291,6 +297,7 @@ Request = (
     | Free
     | Stats
     | Cancel
+    | Leave
     | Alive
     | Open
     | Admit
@@ -367,6 +374,7 @@ class Admitted(Message, frozen=True, tag="admitted"):
     """The append may come, with this ticket."""
 
     id: int
+    stream: bytes
     ticket: int
 
 
@@ -384,6 +392,7 @@ class Delivered(Message, frozen=True, tag="delivered"):
     id: int
     stream: bytes
     grant: int
+    replica: int | None
     ref: bytes
     keys: list[str]
     groups: list[str | int | None]

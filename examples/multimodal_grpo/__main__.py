@@ -54,7 +54,17 @@ def _verdict(job: Job, watch: Watch, console: Console) -> int:
         console.print(f"[red]The {watch.failed.process} failed.[/] Everything is stopped.")
         console.print(watch.failed.error, markup=False, highlight=False)
         return 1
-    average = watch.finished.average if watch.finished is not None else 0.0
+    average = 0.0
+    if watch.finished is not None:
+        average, books = watch.finished.average, watch.finished.books
+        counted = sum(books.counted.values())
+        said = f"{books.appended:,} rows appended = {counted:,} counted by the trainer + {books.left_out:,} left out"
+        if not books.exact:
+            console.print(
+                f"[red]The count is wrong:[/] {said}; {books.again:,} counted twice.", highlight=False, soft_wrap=True
+            )
+            return 1
+        console.print(f"[green]The count is exact:[/] {said}, none twice.", highlight=False, soft_wrap=True)
     if average < job.target:
         console.print(f"[red]The reward is {average:.3f}, and the target {job.target:g} was not reached.[/]")
         return 1

@@ -87,7 +87,7 @@ def roll_out(reports: Connection, *args: Any) -> None:
 def train(reports: Connection, *args: Any) -> None:
     from examples.multimodal_grpo import trainer
 
-    trainer.work(*args, reports)
+    trainer.work(reports, *args)
 
 
 def verify(reports: Connection, *args: Any) -> None:

@@ -24,10 +24,20 @@ def table(job: Job, watch: Watch) -> Table:
     shown.add_column(justify="right")
     shown.add_column(style="dim")
     shown.add_row("batches", f"{len(steps)}", "used by the trainer")
-    shown.add_row("rows", f"{sum(s.rows for s in steps):,}", f"{job.responses} responses a prompt")
+    shown.add_row("rows learnt from", f"{sum(s.rows for s in steps):,}", f"{job.responses} responses a prompt")
     shown.add_row("logical", format_size(logical), "with its own pixels in every row")
     shown.add_row("stored", format_size(stored), f"1/{logical / stored:.2f}: pixels once a prompt")
-    shown.add_row("passed between processes", format_size(watch.passed_bytes), "references, nothing else")
+    shown.add_row("sent to the trainer", format_size(sum(s.reference_bytes for s in steps)), "references, nothing else")
+    shown.add_section()
+    for killed in watch.killed:
+        shown.add_row("killed", killed.process, f"at step {killed.step}, and started again")
+    if watch.finished is not None:
+        books = watch.finished.books
+        shown.add_row("rows appended", f"{books.appended:,}", f"{books.left_out:,} left out")
+        shown.add_row("rows counted", f"{sum(books.counted.values()):,}", f"{books.again:,} of them twice")
+        for name, rows in books.counted.items():
+            worker, _, life = name.partition(".")
+            shown.add_row(f"  by rollout {worker}", f"{rows:,}", "after its restart" if int(life) else "")
     shown.add_section()
     shown.add_row("memory, peak", format_size(stats.memory_peak), f"of {format_size(stats.memory_budget)}")
     shown.add_row("spilled to disk", format_size(stats.spilled_bytes), f"of {format_size(stats.put_bytes)} put")

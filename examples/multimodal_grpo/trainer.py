@@ -27,7 +27,7 @@ PROMPT_COLUMNS = ("pixel_values", "image_grid_thw")
 RESPONSE_COLUMNS = ("response_ids", "log_prob", "reward")
 
 
-def work(job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board, reports: Connection) -> None:
+def work(reports: Connection, job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board) -> None:
     """Train until the target is reached, or steps or time are over; then examine the policy. deadline: monotonic."""
     torch.set_num_threads(1)
     policy = Policy(job.seed)
@@ -53,7 +53,7 @@ def work(job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: 
 
 
 def batches(job: Job, rollouts: dp.Stream) -> Iterator[dp.Delivery]:
-    """Complete groups of rows that have their reward, the responses of a prompt side by side, as many as a batch has."""
+    """Batches of complete groups whose rows have their reward, the responses of a prompt side by side."""
     rows = job.prompts * job.responses
     columns = [*PROMPT_COLUMNS, *RESPONSE_COLUMNS]
     return rollouts.deliveries(
@@ -69,9 +69,7 @@ def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
         ledger.count(delivery.keys)
 
 
-def update(
-    plane: dp.Plane, job: Job, policy: Policy, optimizer: torch.optim.Optimizer, ref: dp.BatchRef
-) -> float:
+def update(plane: dp.Plane, job: Job, policy: Policy, optimizer: torch.optim.Optimizer, ref: dp.BatchRef) -> float:
     """One step of the optimizer; the batch's mean reward.
 
     Responses of a prompt follow one another, so every eighth row has all the pixels there are: they are read in

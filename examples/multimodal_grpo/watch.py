@@ -1,4 +1,4 @@
-"""What is seen while the job runs: two bars on a terminal, a line every few seconds elsewhere; and the record of it."""
+"""What is seen while the job runs: three bars on a terminal, elsewhere a line every few seconds; and the record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Watch:
         self._reward = self._progress.add_task("reward", total=job.target, figures="starting")
         self._memory = self._progress.add_task("memory", total=None, figures="")
         self._stream = self._progress.add_task("stream", total=None, figures="")
-        self._in_flight = ""
+        self._streamed: Mapping[str, Any] = {}
         self.steps: list[tuple[float, Step]] = []
         self.samples: list[tuple[float, dp.Stats]] = []
         self.killed: list[Killed] = []
@@ -65,7 +65,7 @@ class Watch:
     def figures(self, stats: dp.Stats, stream: Mapping[str, Any]) -> None:
         """The node's figures now, and the stream's."""
         self.samples.append((self.seconds, stats))
-        self._in_flight = f"{stream['rows']:,} rows in flight, {stream['waiting']} appends wait"
+        self._streamed = stream
         self._show()
 
     def _show(self) -> None:
@@ -80,12 +80,17 @@ class Watch:
         used, budget = now.memory_used / MIB, now.memory_budget / MIB
         memory = f"{used:.0f}/{budget:.0f} MiB, {format_size(now.spilled_bytes)} spilled"
         memory += f", {now.waits} waits, {now.waiting} now"
+        held, limit = self._streamed["bytes"], self._streamed["max_bytes"]
+        stream = f"{held / MIB:.0f}/{limit / MIB:.0f} MiB, {self._streamed['rows']:,} rows"
+        stream += f", {self._streamed['waiting']} appends wait"
         if self._console.is_terminal:
             self._progress.update(self._reward, completed=reward, figures=learning)
             self._progress.update(self._memory, completed=used, total=budget, figures=memory)
+            self._progress.update(self._stream, completed=held, total=limit, figures=stream)
         elif self.seconds - self._said > LINE_S:
             self._said = self.seconds
-            self._console.print(f"reward {learning} | memory {memory}", highlight=False, soft_wrap=True)
+            said = f"reward {learning} | memory {memory} | stream {stream}"
+            self._console.print(said, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Watch:
         if self._console.is_terminal:

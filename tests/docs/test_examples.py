@@ -18,6 +18,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli, config, errors
+from dataplane.client.loader import Loader
 from tests.processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +176,7 @@ PUBLIC: dict[str, Any] = {
     "stats": dp.Stats,
     "stream": dp.Stream,
     "delivery": dp.Delivery,
+    "loader": Loader,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dp.connect": dp.connect,
@@ -183,6 +185,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dp.dense": dp.dense,
     "dp.ragged": dp.ragged,
     "dp.NodeConfig": dp.NodeConfig,
+    "dp.loader": dp.loader,
 }
 # For the package's own modules, though they carry no underscore.
 INTERNAL = {
@@ -239,7 +242,7 @@ def test_the_asynchronous_plane_has_the_same_calls() -> None:
 # Operations
 
 
-@pytest.mark.parametrize("command", ["node", "status"])
+@pytest.mark.parametrize("command", ["node", "status", "top"])
 def test_operations_has_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

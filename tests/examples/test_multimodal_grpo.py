@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
 import multiprocessing
-import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +24,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import dataplane as dp
-from examples.multimodal_grpo import crew, digits, grpo, patches, reward, summary, tokens
+from examples.multimodal_grpo import crew, digits, grpo, ledger, patches, reward, summary, tokens
 from examples.multimodal_grpo.__main__ import main
-from examples.multimodal_grpo.job import Job
+from examples.multimodal_grpo.board import Board
+from examples.multimodal_grpo.job import Failed, Job, Killed
 from examples.multimodal_grpo.watch import Watch
-from examples.multimodal_grpo.wires import Board, Stopped, wires
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_examples() -> None:
-    """What others keep for as long as the process lives: multiprocessing's shared heap, and matplotlib's open fonts."""
-    multiprocessing.get_context("spawn").Array("c", 1 << 16)
+    """What others keep for as long as the process lives: matplotlib's open fonts."""
     figure = Figure()
     figure.text(0, 0, "a")
     figure.savefig(io.BytesIO())
@@ -120,68 +123,66 @@ def test_a_response_that_was_followed_far_enough_pulls_no_further() -> None:
     assert new.grad.tolist() == [-0.5, 0]
 
 
-# Wires
+# The board, the count
 
 
-def a_ref(plane: dp.Plane, value: int) -> dp.BatchRef:
-    return plane.put({"value": np.array([value])})
-
-
-@pytest.mark.timeout(20)
-def test_a_wire_keeps_order_holds_its_depth_and_counts_its_bytes() -> None:
-    context = multiprocessing.get_context("spawn")
-    leash, hand = context.Pipe(duplex=False)
-    passed = context.RawValue("q")
-    [outlet], inlet = wires(context, leash, 2, [passed])
-    sent = []
-
-    def send() -> None:
-        for ref in refs:
-            outlet.send(ref)
-            sent.append(ref)
-
-    with dp.connect(config=dp.NodeConfig(memory="2MiB", spill=0)) as plane:
-        refs = [a_ref(plane, value) for value in range(5)]
-        sender = threading.Thread(target=send)
-        sender.start()
-        taken = []
-        for ref in inlet:
-            taken.append(ref)
-            assert len(sent) <= len(taken) + 2
-            if len(taken) == len(refs):
-                break
-        sender.join()
-    assert taken == refs
-    assert 0 < passed.value < 5 * 1024
-
-    hand.close()
-    with pytest.raises(Stopped):
-        next(iter(inlet))
-    for end in (outlet, inlet, leash):
-        end.close()
-
-
-def test_a_wire_ends_when_the_process_at_its_other_end_is_gone() -> None:
-    context = multiprocessing.get_context("spawn")
-    leash, hand = context.Pipe(duplex=False)
-    [outlet], inlet = wires(context, leash, 2, [context.RawValue("q")])
-    outlet.close()
-    with pytest.raises(Stopped):
-        next(iter(inlet))
-    for end in (inlet, leash, hand):
-        end.close()
-
-
-def test_the_board_shows_the_newest() -> None:
-    context = multiprocessing.get_context("spawn")
-    board = Board(context, context.RawValue("q"))
+def test_the_board_shows_the_newest(tmp_path: Path) -> None:
+    board = Board(tmp_path / "newest")
     assert board.read() is None
     with dp.connect(config=dp.NodeConfig(memory="2MiB", spill=0)) as plane:
-        wide = plane.put({name: np.zeros(1) for name in "abcdef"})
-        board.post(1, wide)
-        newest = a_ref(plane, 1)
+        board.post(1, plane.put({name: np.zeros(1) for name in "abcdef"}))
+        newest = plane.put({"value": np.zeros(1)})
         board.post(2, newest)
     assert board.read() == (2, newest)
+
+
+def drained(appended: int, *, expired: int = 0) -> dict[str, Any]:
+    return {"appended": appended, "task": {"actor": {"expired": expired, "left": 0, "dead": 0}}}
+
+
+def test_the_count_tells_workers_and_their_lives_apart() -> None:
+    counted = ledger.Ledger()
+    counted.count(ledger.keys(1, 1, 0, 8))
+    counted.count(ledger.keys(1, 0, 0, 16))
+    counted.count(ledger.keys(1, 0, 16, 8))
+    books = counted.books(drained(32))
+    assert books.counted == {"1.0": 24, "1.1": 8}
+    assert books.exact
+
+
+def test_the_count_is_wrong_where_a_row_is_lost_or_doubled_or_both() -> None:
+    counted = ledger.Ledger()
+    counted.count(ledger.keys(0, 0, 0, 8))
+    assert not counted.books(drained(9)).exact
+    assert counted.books(drained(9, expired=1)).exact
+    counted.count(ledger.keys(0, 0, 7, 1))
+    assert counted.books(drained(9)).again == 1
+    assert not counted.books(drained(8)).exact
+    assert not counted.books(drained(9)).exact
+
+
+def _report_and_wait(reports: Connection) -> None:
+    reports.send("here")
+    time.sleep(60)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_the_crew_kills_is_no_failure_and_one_that_others_kill_is() -> None:
+    with crew.Crew() as several:
+        for name in ("first", "second"):
+            several.start(name, _report_and_wait)
+        for _ in range(2):
+            assert list(itertools.islice(_told(several), 1)) == ["here"]
+        several.kill("first")
+        [process] = [child for child in multiprocessing.active_children() if child.name == "second"]
+        process.kill()
+        assert next(_told(several)) == Failed("second", "ended with exit code -9")
+        assert list(several.reports(0)) == []
+
+
+def _told(several: crew.Crew) -> Iterator[Any]:
+    while True:
+        yield from several.reports(1)
 
 
 # All of it
@@ -197,7 +198,7 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
-    job = Job(spill_dir=str(spill), steps=25, target=0.0, averaged=30)
+    job = Job(spill_dir=str(spill), steps=40, kill_at=10, target=0.0, averaged=50)
     console = Console(file=io.StringIO())
     with Watch(job, console) as watch:
         crew.run(job, watch)
@@ -206,7 +207,7 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
     assert watch.finished is not None
     assert watch.finished.examined == 297
     steps = [step for _, step in watch.steps]
-    assert [step.number for step in steps] == list(range(1, 26))
+    assert [step.number for step in steps] == list(range(1, 41))
     assert all(step.rows == job.prompts * job.responses for step in steps)
 
     stats = watch.samples[-1][1]
@@ -215,8 +216,15 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
     assert stats.spilled_bytes > 0
     assert stats.waits > 0
     assert sum(step.stored_bytes for step in steps) * 7.9 < sum(step.logical_bytes for step in steps)
-    assert watch.passed_bytes < 4096 * len(steps), "more than references passed"
+    assert all(step.reference_bytes < 4096 for step in steps)
     assert list(spill.iterdir()) == []
+
+    books = watch.finished.books
+    assert watch.killed == [Killed("rollout 1", 10)]
+    assert books.exact
+    assert books.left_out == 0
+    assert books.appended == sum(books.counted.values()) >= len(steps) * job.prompts * job.responses
+    assert {"0.0", "1.0", "2.0"} <= books.counted.keys()
 
     console.print(summary.table(job, watch))
     summary.plot(job, watch, tmp_path / "plot.png")

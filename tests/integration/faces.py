@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import dataplane as dp
+from dataplane.client.delivery import Taken
+
+_WRAPPED = (dp.aio.Draft, dp.aio.AsyncStream, dp.aio.Delivery, Taken)
 
 
 class Awaited:
@@ -19,16 +23,36 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)
-        if not inspect.iscoroutinefunction(value):
+        if inspect.isasyncgenfunction(value):
+            return lambda *args, **kwargs: self._iterated(value(*args, **kwargs))
+        if not inspect.iscoroutinefunction(value) and name != "consume":  # which returns what is to be awaited
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = self._runner.run(value(*args, **kwargs))
-            return Awaited(self._runner, result) if isinstance(result, dp.aio.Draft) else result
+            async def called() -> Any:
+                return await value(*args, **kwargs)
+
+            return self._wrapped(self._runner.run(called()))
 
         return call
 
-    def __getitem__(self, name: str) -> Any:
+    def _wrapped(self, result: Any) -> Any:
+        return Awaited(self._runner, result) if isinstance(result, _WRAPPED) else result
+
+    def _iterated(self, several: Any) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(several, None)
+
+        try:
+            while (found := self._runner.run(following())) is not None:
+                yield self._wrapped(found)
+        finally:
+            self._runner.run(several.aclose())
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, name: Any) -> Any:
         return self._inner[name]
 
     def __enter__(self) -> Awaited:

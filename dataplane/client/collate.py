@@ -1,0 +1,114 @@
+"""What a batch becomes for a training loop: a dict of tensors, ragged columns jagged or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from dataplane.batch import tensors
+from dataplane.batch.batch import Batch, Column
+from dataplane.errors import Misuse
+
+MASK = "_mask"
+"""What the name of a padded column's mask ends in."""
+
+
+def named(how: Any, padding_value: Any) -> Callable[[Batch], Any]:
+    """The function of this name, or this function. Raises Misuse."""
+    if how == "jagged":
+        return jagged
+    if how == "padded":
+        return partial(padded, padding_value=padding_value)
+    if not callable(how):
+        raise Misuse(f'collate is "jagged", "padded" or a function, not {how!r}')
+    function: Callable[[Batch], Any] = how
+    return function
+
+
+def jagged(batch: Batch) -> dict[str, Any]:
+    """Dense columns as tensors, ragged ones as nested tensors; lists of everything else. In place where rows lie in
+    one run."""
+    return {name: _ragged(column) if column.kind == "ragged" else _plain(column) for name, column in batch.items()}
+
+
+def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
+    """As `jagged`, but ragged columns in rectangles as long as the longest row, each with a mask of its values."""
+    made: dict[str, Any] = {}
+    for name, column in batch.items():
+        if column.kind != "ragged":
+            made[name] = _plain(column)
+            continue
+        if name + MASK in batch:
+            raise Misuse(f"the mask of {name!r} would take the place of the column {name + MASK!r}; rename that")
+        value = padding_value.get(name, 0) if isinstance(padding_value, Mapping) else padding_value
+        made[name], made[name + MASK] = _padded(column, value)
+    return made
+
+
+def pinned(made: Any, device: int) -> Any:
+    """The same with each tensor copied to page-locked memory, within dicts, lists and tuples. `device` is the CUDA
+    device that the thread is to use: a new thread has the first, and would begin a context there."""
+    import torch
+
+    torch.cuda.set_device(device)
+    return _pinned(made, torch.Tensor)
+
+
+def _pinned(made: Any, tensor: type) -> Any:
+    if isinstance(made, tensor):
+        return made.pin_memory()  # type: ignore[attr-defined]
+    if isinstance(made, dict):
+        return {key: _pinned(value, tensor) for key, value in made.items()}
+    if isinstance(made, list):
+        return [_pinned(value, tensor) for value in made]
+    if isinstance(made, tuple):
+        values = [_pinned(value, tensor) for value in made]
+        return type(made)(*values) if hasattr(made, "_fields") else tuple(values)
+    return made
+
+
+def _plain(column: Column) -> Any:
+    return column.torch() if column.kind in ("dense", "struct") else column.to_list()
+
+
+def _ragged(column: Column) -> Any:
+    if column.field.varying > 1:
+        return column.torch()
+    return tensors.jagged(*column.packed())  # not `torch()`, which keeps what it made: it may be pinned next
+
+
+def _padded(column: Column, value: Any) -> tuple[Any, Any]:
+    """[rows, longest, ...] and a mask [rows, longest]; of more varying dimensions, the largest of each."""
+    import torch
+
+    if column.field.varying > 1:
+        return _padded_rows(column, value)
+    values, offsets = column.packed()
+    lengths = offsets.diff()
+    longest = int(lengths.max()) if len(lengths) else 0
+    mask = torch.arange(longest) < lengths[:, None]
+    made = torch.full((len(column), longest, *values.shape[1:]), value, dtype=values.dtype)
+    bits = _BITS.get(values.element_size())
+    if bits is None:
+        made[mask] = values
+    else:  # for torch can not index by a mask in all of its dtypes
+        made.view(getattr(torch, bits))[mask] = values.view(getattr(torch, bits))
+    return made, mask
+
+
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def _padded_rows(column: Column, value: Any) -> tuple[Any, Any]:
+    import torch
+
+    rows = column.torch()
+    varying = column.field.varying
+    largest = [max((row.shape[dim] for row in rows), default=0) for dim in range(varying)]
+    made = torch.full((len(rows), *largest, *column.field.shape[varying:]), value, dtype=getattr(torch, column.dtype))
+    mask = torch.zeros((len(rows), *largest), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = (i, *(slice(0, size) for size in row.shape[:varying]))
+        made[place], mask[place] = row, True
+    return made, mask

@@ -1,0 +1,376 @@
+"""A task's rows of a stream as batches of tensors for a training loop, in the place of a torch `DataLoader`.
+
+    for batch in dataplane.loader(stream, "actor", rows=256, columns=["response_ids", "reward"]):
+        step(batch)
+
+A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread hands them out.
+
+What always holds: a delivery is acked after its step, when the next batch is asked for, or by `Loader.ack`; one whose
+step was left by `break` or an exception is given back, with all that was fetched ahead; no more than `prefetch` are
+held beyond the one in the step; nothing goes on once an iteration has ended. Torch is imported when it is needed to
+make a tensor, not before.
+
+Rejected: to ack when a batch is handed out, for then a process that dies within the step has lost its rows; to keep
+the keys of rows in `state_dict`, for the stream knows which were acked, and it alone knows it after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from dataplane.batch.batch import Batch
+from dataplane.client import collate as collating
+from dataplane.client.delivery import Delivery as AsyncDelivery
+from dataplane.client.sync_streams import Delivery, Stream
+from dataplane.clock import monotonic
+from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
+from dataplane.stream.sampler import Sampler
+
+Collate = Callable[[Batch], Any]
+
+TIMEOUT_S = 600.0
+"""How long to wait for a batch, where nothing else is said."""
+
+_STATE = 1  # what `state_dict` gives, by its form
+_JOIN_S = 10.0
+
+
+def loader(
+    stream: Stream,
+    task: str,
+    *,
+    rows: int,
+    columns: Sequence[str],
+    min_rows: int = 1,
+    collate: Literal["jagged", "padded"] | Collate = "jagged",
+    padding_value: Any = 0,
+    sampler: Sampler | None = None,
+    member: str | None = None,
+    replica: int | None = None,
+    replicas: int = 0,
+    lease: float = 600.0,
+    prefetch: int = 1,
+    pin_memory: bool = False,
+    timeout: float | None = None,
+) -> Loader:
+    """Batches of a task's rows, to be iterated over until the stream is closed and the task has done all of it.
+
+    rows, columns, min_rows, sampler, member, replica, replicas: as for `Stream.consume`. A batch has `min_rows` to
+        `rows` rows.
+    collate: what a batch is. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout (those
+        where more than one dimension varies as lists of tensors). "padded": ragged columns as [rows, longest, ...],
+        with `<name>_mask`, true where there is a value. Either way text, bytes, struct and object columns are lists.
+        A function: what it makes of the `Batch`, in a thread of the loader's.
+    padding_value: what stands where there is no value; for all columns, or a dict by column, 0 for the others.
+    lease: seconds that a step may take, at least nine tenths of it counted from when the batch is handed out.
+    prefetch: how many batches are fetched while the step runs; 0: each when it is asked for.
+    pin_memory: have the tensors in page-locked memory. Where there is no CUDA it warns, and does not.
+    timeout: seconds to wait for a batch, counted from when it is asked for; 600 if None.
+
+    Iterating raises NotReady at the deadline; LeaseExpired where a step took longer than the lease, and its rows go to
+    others; Closed where the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
+    each. To be used in the process that connected, so not as the dataset of a `DataLoader` with workers.
+    """
+    return Loader(
+        stream,
+        task,
+        collate=collating.named(collate, padding_value),
+        prefetch=prefetch,
+        pin_memory=pin_memory,
+        timeout=timeout,
+        how={
+            "rows": rows,
+            "columns": columns,
+            "min_rows": min_rows,
+            "sampler": sampler,
+            "member": member,
+            "replica": replica,
+            "replicas": replicas,
+            "lease": lease,
+        },
+    )
+
+
+class Loader:
+    """An iterable of batches. Made by `dataplane.loader`.
+
+    One iteration at a time: to begin another ends the one before.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        task: str,
+        *,
+        collate: Collate,
+        prefetch: int,
+        pin_memory: bool,
+        timeout: float | None,
+        how: Mapping[str, Any],
+    ) -> None:
+        if not isinstance(stream, Stream):
+            raise Misuse(f"a loader takes the stream of a synchronous plane, not {type(stream).__name__}")
+        if task not in stream.settings.tasks:
+            raise Misuse(f"{stream!r} has no task {task!r}")
+        if isinstance(how["columns"], str) or not how["columns"]:
+            raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
+        if prefetch < 0:
+            raise Misuse(f"prefetch is how many batches are fetched ahead, not {prefetch}")
+        self.steps = 0
+        """Batches whose step was acked, those of a loaded state included."""
+        self.rows = 0
+        """Rows of those."""
+        self.delivery: Delivery | None = None
+        """The delivery whose batch was handed out last: its keys, groups, versions and tags; None before and after."""
+        self._stream = stream
+        self._task = task
+        self._collate = collate
+        self._prefetch = prefetch
+        self._pin_memory = pin_memory
+        self._timeout_s = TIMEOUT_S if timeout is None else max(0.0, float(timeout))
+        self._how = dict(how)
+        # Not held: what is left by `break` is to end at once, and not when a collector finds the cycle.
+        self._iteration: weakref.ref[Generator[Any, None, None]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<loader of task {self._task!r} of stream {self._stream.name!r}, {self.steps} steps done>"
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches, from what the task has not done yet."""
+        before = None if self._iteration is None else self._iteration()
+        if before is not None:
+            if inspect.getgeneratorstate(before) == inspect.GEN_RUNNING:
+                raise Misuse("a loader is iterated over by one thread at a time")
+            before.close()
+        iteration = self._iterate()
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def ack(self) -> None:
+        """The step of the batch that was handed out last is done: say so now, and not when the next is asked for. What
+        is saved after it holds the step, and its rows are not delivered again. Raises LeaseExpired."""
+        delivery = self.delivery
+        if delivery is not None and not delivery.settled:
+            delivery.ack()
+            self.steps += 1
+            self.rows += len(delivery)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save with the model: the stream, the task, and how many steps and rows were acked.
+
+        Which rows were acked is kept by the stream, not here. A loader made again, with this state or without, in this
+        process or another, goes on with the rows that were not: those handed out or fetched ahead are delivered again
+        once their holder has let go of them (it ended its iteration, its process ended, or its lease did). So:
+
+        - no row is lost, and one that was acked does not come again;
+        - the batch that was handed out and not yet acked when the state was taken does come again, although the model
+          may have learned from it; call `ack` before saving, and it does not;
+        - a model that goes back to an older state does not take the stream back with it: rows that were acked since
+          then are gone.
+        """
+        return {
+            "form": _STATE,
+            "stream": self._stream.name,
+            "task": self._task,
+            "steps": self.steps,
+            "rows": self.rows,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from a saved state. Raises Misuse where it is none, or one of another stream or task."""
+        if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
+            raise Misuse(f"this is no state of a loader: {dict(state)!r}"[:400])
+        saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
+        if saved != mine:
+            raise Misuse(f"a state of task {saved[1]!r} of stream {saved[0]!r}, for task {mine[1]!r} of {mine[0]!r}")
+        self.steps, self.rows = int(state["steps"]), int(state["rows"])
+
+    def _iterate(self) -> Generator[Any, None, None]:
+        ahead = _Ahead(self._stream, self._task, self._collate, self._how, self._pinning())
+        ahead.ask(self._prefetch)
+        try:
+            while True:
+                ahead.ask(1)
+                fetched = self._next(ahead)
+                if fetched is None:
+                    return
+                self.delivery, batch = fetched
+                del fetched
+                yield batch
+                del batch  # before the next is waited for: it may hold the memory that it needs
+                self.ack()
+                self.delivery = None
+        finally:
+            left, self.delivery = self.delivery, None
+            ahead.stop(left)
+
+    def _next(self, ahead: _Ahead) -> tuple[Delivery, Any] | None:
+        """The next delivery and its batch; None at the end."""
+        until = monotonic() + self._timeout_s
+        while True:
+            fetched = ahead.next(max(0.0, until - monotonic()))
+            if fetched is None:
+                return None
+            delivery, batch, since = fetched
+            lease_s = float(self._how["lease"])
+            if monotonic() - since < lease_s / 10:
+                return delivery, batch
+            try:
+                delivery.renew()
+            except LeaseExpired:
+                # Nobody has seen it, so it may go to others; but replicas that skip would get out of step.
+                if self._how["replica"] is not None:
+                    raise
+                ahead.ask(1)
+                continue
+            return delivery, batch
+
+    def _pinning(self) -> int | None:
+        """The CUDA device to pin for, that of the iterating thread; None for no pinning."""
+        if not self._pin_memory:
+            return None
+        import torch
+
+        if not torch.cuda.is_available():
+            warnings.warn("pin_memory: there is no CUDA here, so nothing is pinned", UserWarning, stacklevel=4)
+            return None
+        return int(torch.cuda.current_device())
+
+
+class _Ahead:
+    """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back what is left.
+
+    What passes between the two threads passes through queues that no signal can leave locked, as conditions can be.
+    """
+
+    def __init__(
+        self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any], pinning: int | None
+    ) -> None:
+        self._stream = stream
+        self._task = task
+        self._collate = collate
+        self._how = how
+        self._pinning = pinning
+        self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: fetch one; False: stop
+        self._fetched: queue.SimpleQueue[tuple[Delivery, Any, float] | BaseException | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._left: list[Delivery] = []
+        self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
+        self._thread.start()
+
+    def ask(self, count: int) -> None:
+        """Fetch so many more."""
+        for _ in range(count):
+            self._asked.put(True)
+
+    def next(self, timeout_s: float) -> tuple[Delivery, Any, float] | None:
+        """What was fetched first: a delivery, its batch, and since when it is held. None: there will be no more.
+        Raises NotReady at the deadline, and what the thread met."""
+        try:
+            fetched = self._fetched.get(timeout=timeout_s)
+        except queue.Empty:
+            raise NotReady(
+                f"no rows of stream {self._stream.name!r} became ready for task {self._task!r} in {timeout_s:.1f} s",
+                stream=self._stream.name,
+                task=self._task,
+                waited_s=timeout_s,
+            ) from None
+        if isinstance(fetched, BaseException):
+            raise fetched
+        return fetched
+
+    def stop(self, left: Delivery | None) -> None:
+        """Fetch no more; give back what was fetched and not handed out, and `left`. Returns when that is done."""
+        if left is not None:
+            self._left.append(left)
+        self._stopped = True
+        fetching = self._fetching
+        if fetching is not None:
+            loop, task = fetching
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(task.cancel)
+        self._asked.put(False)
+        # Not for ever: a collector may have ended the iteration in the middle of a call, which then waits for this.
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        more = True
+        while self._asked.get():
+            more = more and not self._stopped and self._fetch()
+        with suppress(queue.Empty):
+            while True:
+                fetched = self._fetched.get_nowait()
+                if isinstance(fetched, tuple):
+                    self._left.append(fetched[0])
+        for delivery in self._left:
+            self._give_back(delivery)
+
+    def _fetch(self) -> bool:
+        """Fetch a delivery. Whether there may be another."""
+        try:
+            delivery, batch, since = self._stream._wait(self._one())
+            made = self._make(delivery, batch)
+        except asyncio.CancelledError:
+            return False
+        except BaseException as error:  # to be raised where it can be seen
+            self._fetched.put(None if isinstance(error, _End) else error)
+            return False
+        self._fetched.put((delivery, made, since))
+        return True
+
+    def _make(self, delivery: Delivery, batch: Batch) -> Any:
+        try:
+            made = self._collate(batch)
+            return made if self._pinning is None else collating.pinned(made, self._pinning)
+        except BaseException:
+            self._give_back(delivery)
+            raise
+
+    async def _one(self) -> tuple[Delivery, Batch, float]:
+        """In the plane's loop: a delivery, and what is in it."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine that is awaited is in a task"
+        self._fetching = asyncio.get_running_loop(), task
+        try:
+            if self._stopped:  # after `_fetching` was set: `stop` sees that, or this sees `stop`
+                raise asyncio.CancelledError
+            delivery = await self._consume()
+            since = monotonic()
+            try:
+                batch = await delivery.get(timeout=TIMEOUT_S)
+            except BaseException:
+                with suppress(DataplaneError):
+                    await delivery.nack()
+                raise
+            return Delivery(delivery, self._stream._wait), batch, since
+        finally:
+            self._fetching = None
+
+    async def _consume(self) -> AsyncDelivery:
+        stream = self._stream._inner
+        while True:
+            try:
+                return await stream.consume(self._task, timeout=TIMEOUT_S, **self._how)
+            except NotReady:  # nobody may be waiting yet; who does keeps the time
+                continue
+            except Closed as error:
+                stream._connection.check()
+                raise _End from error
+
+    def _give_back(self, delivery: Delivery) -> None:
+        if not delivery.settled:
+            with suppress(DataplaneError):
+                delivery.nack()
+
+
+class _End(Exception):
+    """The stream is closed, and the task has done all of it."""

@@ -1,0 +1,108 @@
+"""A node's figures as a picture that fits a terminal: what `dataplane top` draws, again and again.
+
+`frame` is a pure function of two looks at a node; the drawing uses no colour and no escape sequences, so a frame may
+be printed anywhere. Who clears the screen and reads the keys is `dataplane.cli`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dataplane.config import format_size
+from dataplane.observe.stats import Stats
+from dataplane.observe.status import duration, printable, share, stream_text, waiters
+
+_TASK = "  {:<20} {:>10} {:>10} {:>12} {:>8} {:>10} {:>7}"
+_HOLDERS = 5
+
+
+def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, height: int) -> str:
+    """At most `height` lines of at most `width` columns, with the rates of what changed in the `seconds` since
+    `previous`; without rates where that is None, or of another node."""
+    if previous is not None and (previous.node != stats.node or seconds <= 0):
+        previous = None
+    lines = [_fit(line, width) for line in _lines(stats, previous, seconds, width)]
+    if len(lines) > height:
+        more = len(lines) - height + 1
+        lines = [*lines[: height - 1], _fit(f"... and {more} lines more", width)][:height]
+    return "\n".join(lines)
+
+
+def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> Iterator[str]:
+    bar = max(8, min(40, width - 44))
+    yield f"dataplane {stats.node}  pid {stats.pid}  up {duration(stats.uptime_s)}  {stats.clients} clients"
+    yield f"memory {share(stats.memory_used, stats.memory_budget, bar)}"
+    yield f"disk   {share(stats.disk_used, stats.disk_budget, bar)}"
+    yield (
+        f"shards {stats.shards:,} ({stats.spilled_shards:,} on disk only)"
+        f"  pinned {format_size(stats.pinned_bytes)}  reserved {format_size(stats.reserved_bytes)}"
+    )
+    if previous is not None:
+        rates = [
+            f"{what} {format_size(_rate(getattr(stats, name), getattr(previous, name), seconds))}/s"
+            for what, name in (("put", "put_bytes"), ("spilled", "spilled_bytes"), ("restored", "restored_bytes"))
+        ]
+        yield "bytes  " + "  ".join(rates)
+    if stats.spill_error:
+        yield f"error  {stats.spill_error}"
+    yield from _waiting(stats)
+    if stats.streams:
+        yield ""
+        yield _TASK.format("stream and task", "pending", "leased", "acked", "rows/s", "gone", "waiting").rstrip()
+        for name, stream in stats.streams.items():
+            before = previous.streams.get(name) if previous is not None else None
+            yield from _stream(name, stream, before, seconds)
+    if stats.holders:
+        yield ""
+        yield "who holds memory"
+        for holder in stats.holders[:_HOLDERS]:
+            yield f"  {format_size(holder['bytes']):>10} {holder['how']:<8} {holder['holder']}"
+
+
+def _waiting(stats: Stats) -> Iterator[str]:
+    """Who waits for what, before what there is: it is what one looks for."""
+    lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
+    if stats.waiting:
+        lines.insert(0, f"memory: {stats.waiting} requests for {format_size(stats.waiting_bytes)}")
+    if lines:
+        yield ""
+        yield "who waits for what"
+        yield from (f"  {line}" for line in lines)
+
+
+def _stream(name: str, stream: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> Iterator[str]:
+    arriving = "" if before is None else f", {_rate(stream['appended'], before['appended'], seconds):,.0f} rows/s in"
+    yield f"{name}: {stream_text(stream)}{arriving}"
+    for task, figures in stream["task"].items():
+        then = None if before is None else before["task"].get(task)
+        rate = "" if then is None else f"{_rate(figures['acked'], then['acked'], seconds):,.0f}"
+        yield _TASK.format(
+            _fit(printable(task), 20),
+            f"{figures['pending']:,}",
+            f"{figures['leased']:,}",
+            f"{figures['acked']:,}",
+            rate,
+            f"{figures['expired'] + figures['dead']:,}",
+            f"{figures['waiting']:,}",
+        )
+
+
+def _rate(now: float, then: float, seconds: float) -> float:
+    """By the second; 0 where the count began anew, as that of a stream does that was dropped and made again."""
+    return max(0.0, (now - then) / seconds)
+
+
+def _fit(text: str, width: int) -> str:
+    """The text, without what a terminal would obey, cut to so many columns."""
+    text = printable(text)
+    if text.isascii():
+        return text[:width]
+    columns = 0
+    for i, character in enumerate(text):
+        wide = unicodedata.east_asian_width(character) in "WF"
+        columns += 0 if unicodedata.combining(character) else 2 if wide else 1
+        if columns > width:
+            return text[:i]
+    return text

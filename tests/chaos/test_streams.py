@@ -1,0 +1,599 @@
+"""Streams under faults: whoever dies, stops, lies or never comes harms himself alone, and nothing of his is left."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane.stream.home import Settings
+from dataplane.wire import messages as m
+from tests.chaos.raw import Raw, framed, one_column
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, spill=0) as node:
+        yield node
+
+
+def values(delivery: Any) -> list[int]:
+    return [int(x) for x in delivery.get("x")["x"].to_list()]
+
+
+def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
+    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
+        return values(delivery)
+
+
+# Who dies
+
+
+def consumer(pipe: Any, address: str, lease: float) -> None:
+    """Holds rows, and acks them when it is told to."""
+    stream = dp.connect(address).stream("s")
+    delivery = stream.consume("a", rows=3, columns=["x"], lease=lease)
+    pipe.send(values(delivery))
+    pipe.recv()
+    try:
+        delivery.ack()
+    except dp.DataplaneError as error:
+        pipe.send(type(error).__name__)
+    else:
+        pipe.send("acked")
+
+
+def test_rows_of_a_killed_consumer_go_to_others_at_once(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(consumer, node.address, 3600.0) as worker:
+        stream = plane.stream("s", ["a"])
+        stream.append({"x": range(5)})
+        assert worker.hear() == [0, 1, 2]
+        assert take(stream) == [3, 4]
+        with pytest.raises(dp.NotReady):
+            take(stream)
+        worker.kill()
+        assert take(stream, timeout=5) == [0, 1, 2]
+        assert plane.stats().memory_used == 0
+
+
+def test_what_a_killed_consumer_waited_for_goes_to_nobody(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"], max_deliveries=1)
+        with Worker(consumer, node.address, 3600.0) as worker:
+            eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 1, "it waits")
+            worker.kill()
+            eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 0, "the node noticed")
+        stream.append({"x": range(3)})
+        assert take(stream) == [0, 1, 2]
+
+
+def test_a_process_stopped_past_its_lease_is_refused(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(consumer, node.address, 0.3) as worker:
+        stream = plane.stream("s", ["a"])
+        stream.append({"x": range(3)})
+        assert worker.hear() == [0, 1, 2]
+        worker.freeze()
+        delivery = stream.consume("a", rows=3, columns=["x"], timeout=5)
+        worker.thaw()
+        assert worker.ask() == "LeaseExpired"
+        assert values(delivery) == [0, 1, 2]
+        delivery.ack()
+        assert stream.stats()["task"]["a"]["acked"] == 3
+
+
+def producer(pipe: Any, address: str, step: str) -> None:
+    """Appends and extends; stops at `step`, to be killed there."""
+    plane = dp.connect(address)
+    stream = plane.stream("s")
+    original = stream._inner._connection.request
+
+    async def request(what: Any, *args: Any) -> Any:
+        if isinstance(what, {"append": m.Append, "extend": m.Extend}[step]):
+            pipe.send("there")
+            pipe.recv()
+        return await original(what, *args)
+
+    stream._inner._connection.request = request
+    keys = stream.append({"x": np.arange(4), "big": pattern(1, MIB, 4)})
+    stream.extend(keys, {"score": pattern(2, MIB, 4)})
+
+
+@pytest.mark.parametrize("step", ["append", "extend"])
+def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: str) -> None:
+    """What it wrote and did not tell the stream of is freed; rows that lack a column stay, and are not ready."""
+    with dp.connect(node.address) as plane, Worker(producer, node.address, step) as worker:
+        stream = plane.stream("s", ["a"], max_rows=4)
+        assert worker.hear() == "there"
+        assert plane.stats().memory_used > 0
+        worker.kill()
+        appended = step == "extend"
+        eventually(lambda: plane.stats().shards == 2 * appended, "what was staged is freed")
+        eventually(lambda: plane.stats().memory_used < 1.1 * MIB * appended + 1, "its memory too")
+        assert stream.stats()["rows"] == 4 * appended
+        with pytest.raises(dp.NotReady):
+            stream.consume("a", rows=4, columns=["x", "score"], timeout=0)
+        if appended:
+            stream.extend(["~2"], {"score": [1]})
+            with stream.consume("a", rows=4, columns=["x", "score"], timeout=0) as delivery:
+                assert values(delivery) == [2]
+            assert take(stream) == [0, 1, 3]
+        stream.append({"x": range(4)}, timeout=5)  # its place is free
+        stream.drop()
+        assert plane.stats().memory_used == 0
+
+
+def test_everybody_hears_of_the_nodes_death_at_once(node: StandingNode) -> None:
+    errors: dict[str, Exception] = {}
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"], max_rows=2)
+        keys = stream.append({"x": [0, 1]})
+        held = stream.consume("a", rows=2, columns=["x"], timeout=0)
+
+        def waits(name: str, call: Callable[[], Any]) -> threading.Thread:
+            def run() -> None:
+                try:
+                    call()
+                except Exception as error:
+                    errors[name] = error
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        calls: dict[str, Callable[[], Any]] = {
+            "append": lambda: stream.append({"x": [2]}, timeout=60),
+            "consume": lambda: stream.consume("a", rows=1, columns=["x"], timeout=60),
+            "deliveries": lambda: list(stream.deliveries("a", rows=1, columns=["x"], timeout=60)),
+            "look": lambda: take(stream, timeout=60, sampler=Raises()),
+        }
+        threads = [waits(name, call) for name, call in calls.items()]
+        eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 3, "the consumers wait")
+        eventually(lambda: stream.stats()["waiting"] == 1, "the producer waits")
+        killed = time.monotonic()
+        node.kill()
+        for thread in threads:
+            thread.join(5)
+        assert time.monotonic() - killed < 1.0
+        assert {name: type(error) for name, error in errors.items()} == dict.fromkeys(calls, dp.PeerUnavailable)
+        for call in (lambda: stream.extend(keys, {"y": [1, 2]}), held.ack, stream.stats, stream.close):
+            with pytest.raises(dp.PeerUnavailable):
+                call()
+
+
+# Who never comes, or brings what does not work
+
+
+class Raises:
+    def choose(self, candidates: Any, want: int) -> Any:
+        raise ZeroDivisionError
+
+
+class Invents:
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def choose(self, candidates: Any, want: int) -> Any:
+        return self.rows
+
+
+def test_a_sampler_that_does_not_work_harms_its_caller_alone(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
+        stream, theirs = plane.stream("s", ["a"]), other.stream("s")
+        stream.append({"x": range(4)}, group=[0, 0, 0, 1])
+        with pytest.raises(ZeroDivisionError):
+            take(stream, sampler=Raises())
+        for rows in ([4], [-1], [0, 0], [[0]], ["a"], [0.5], list(range(5)), dp.Choice(np.array([0]), np.array([0]))):
+            with pytest.raises(dp.Misuse):
+                take(stream, rows=4, sampler=Invents(rows))
+        failed: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                take(theirs, rows=2, min_rows=2, timeout=10, sampler=dp.CompleteGroups(3))
+            except dp.DataplaneError as error:
+                failed.append(error)
+
+        # A group that is larger than what is asked for: told to who asked, and not to who completes it.
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(5)
+        assert [type(error) for error in failed] == [dp.Misuse]
+        assert take(stream) == [0, 1, 2, 3]
+
+
+def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a", "idle"], max_rows=4)
+        stream.append({"x": range(4)})
+        assert take(stream, "a") == [0, 1, 2, 3]
+        with pytest.raises(dp.Backpressure, match="idle") as full:
+            stream.append({"x": [4]}, timeout=0.05)
+        (holder,) = full.value.holders
+        assert "'idle'" in holder["holder"]
+        assert stream.stats()["behind"] == ["idle"]
+        lag = plane.stream("lag", ["a", "idle"], max_lag=1)
+        lag.append({"x": [0]}, version=1)
+        take(lag, "a")
+        lag.append({"x": [1]}, version=2)
+        with pytest.raises(dp.Backpressure, match=r"max_lag.*idle"):
+            lag.append({"x": [2]}, version=3, timeout=0.05)
+
+
+def test_a_group_that_never_completes(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        keys = stream.append({"x": range(7)}, group=[0, 0, 1, 1, 2, 2, 2])
+        whole = dp.CompleteGroups(3)
+        assert take(stream, sampler=whole) == [4, 5, 6]
+        with pytest.raises(dp.NotReady):
+            take(stream, sampler=whole, timeout=0.05)
+        assert stream.stats()["groups"] == 2
+        stream.drop_rows(keys[:2])
+        stream.append({"x": [7]}, group=[1])
+        assert take(stream, sampler=whole, timeout=0) == [2, 3, 7]
+        stream.append({"x": [8]}, group=[3])
+        with pytest.raises(dp.NotReady):  # it is given up by age, with nothing else happening
+            take(stream, sampler=dp.CompleteGroups(3, timeout=0.1), timeout=2)
+        assert stream.stats()["task"]["a"]["expired"] == 3
+        stream.append({"x": [9]}, group=[4])
+        stream.close()
+        with pytest.raises(dp.Closed):
+            take(stream, sampler=whole, timeout=5)
+        assert (stream.stats()["rows"], plane.stats().memory_used) == (0, 0)
+
+
+def test_waiting_costs_nothing(node: StandingNode) -> None:
+    """64 consumers of an empty stream: less than 2 % of a core."""
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        for i in range(64):
+            sampler = [dp.Fifo(), dp.CompleteGroups(8), dp.Freshest(2)][i % 3]
+            raw.send(consume(raw, stream, sampler=sampler))
+        eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 64, "all wait")
+        process, seconds = psutil.Process(node.pid), 2.0
+        before, until = process.cpu_times(), time.monotonic() + seconds
+        threading.Event().wait(until - time.monotonic())
+        after = process.cpu_times()
+        assert (after.user + after.system) - (before.user + before.system) < 0.02 * seconds
+
+
+# Who lies
+
+
+def token(stream: Any) -> bytes:
+    return bytes(stream._inner._token)
+
+
+def consume(raw: Raw, stream: Any, /, **how: Any) -> m.Consume:
+    asked: dict[str, Any] = {
+        "id": raw.next(),
+        "stream": token(stream),
+        "task": "a",
+        "rows": 10,
+        "min_rows": 1,
+        "columns": ["x"],
+        "sampler": dp.Fifo(),
+        "chosen": b"",
+        "expired": b"",
+        "member": "",
+        "replica": None,
+        "replicas": 0,
+        "lease_s": 60.0,
+        "timeout_s": 60.0,
+    }
+    return m.Consume(**(asked | how))
+
+
+def admitted(raw: Raw, stream: Any, rows: int = 1, nbytes: int = 8) -> int:
+    reply = raw.ask(m.Admit(raw.next(), token(stream), rows, nbytes, 0, 5.0))
+    assert isinstance(reply, m.Admitted), reply
+    return reply.ticket
+
+
+def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) -> m.Append:
+    said: dict[str, Any] = {
+        "id": raw.next(),
+        "stream": token(stream),
+        "ticket": ticket,
+        "staged": "",
+        "ref": ref.encode(),
+        "keys": [],
+        "groups": [],
+        "versions": bytes(8 * len(ref)) if len(ref) < 1000 else b"",
+        "tags": {},
+        "lengths": {},
+    }
+    return m.Append(**(said | how))
+
+
+def int64s(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+@pytest.fixture
+def lied_to(node: StandingNode) -> Iterator[tuple[StandingNode, dp.Plane, dp.Stream]]:
+    """A node and a stream of somebody who is honest, with rows; it works afterwards as it should."""
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a", "b"])
+        stream.append({"x": range(4)}, keys=list("pqrs"))
+        held = stream.consume("a", rows=2, columns=["x"])
+        yield node, plane, stream
+        assert values(held) == [0, 1]
+        held.ack()
+        assert take(stream, "a") == [2, 3]
+        assert take(stream, "b") == [0, 1, 2, 3]
+        stream.append({"x": [4]}, timeout=0)
+        assert take(stream, "a") == take(stream, "b") == [4]
+        stats = stream.stats()
+        assert (stats["rows"], stats["bytes"], stats["task"]["a"]["left"]) == (0, 0, 0)
+        stream.close()
+        for task in ("a", "b"):
+            with pytest.raises(dp.Closed):
+                take(stream, task, timeout=5)
+
+
+FALSE_APPENDS: dict[str, dict[str, Any]] = {
+    "too few versions": {"versions": b""},
+    "versions that are none": {"versions": b"abc"},
+    "too many versions": {"versions": int64s(1, 2)},
+    "too many keys": {"keys": ["v", "w"]},
+    "too many groups": {"groups": [1, 2]},
+    "a tag of no rows": {"tags": {"t": []}},
+    "a tag of many": {"tags": {"t": [1, 2, 3]}},
+    "very many tags": {"tags": {f"{i}": [1] for i in range(5000)}},
+    "lengths of no rows": {"lengths": {"x": b""}},
+    "lengths of no column": {"lengths": {f"{i}": int64s(1) for i in range(5000)}},
+    "lengths below zero": {"lengths": {"x": int64s(-1)}},
+    "lengths beyond measure": {"lengths": {"x": int64s(2**62)}},
+    "no reference": {"ref": b"\x90"},
+    "another's ticket": {"ticket": 12345},
+    "no ticket": {"ticket": -1},
+    "no stream": {"stream": b"12345678"},
+    "another's scope": {"staged": "\0abc", "ticket": 0},
+}
+
+
+@pytest.mark.parametrize("what", FALSE_APPENDS)
+def test_false_appends(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: str) -> None:
+    node, plane, stream = lied_to
+    with Raw(node.address) as raw:
+        ref = plane.put({"x": [9]})
+        ticket = admitted(raw, stream)
+        reply = raw.ask(append(raw, stream, ticket, ref, **FALSE_APPENDS[what]))
+        assert isinstance(reply, m.Failure)
+    assert plane.get(ref)["x"].to_list() == [9]
+    plane.free(ref)
+
+
+def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    """Rows that were not admitted or are not there, bytes that nobody has, shards of nowhere."""
+    node, plane, stream = lied_to
+    field = plane.put({"x": [1]}).schema["x"]
+    there = plane.put({"x": np.arange(6)})
+    ((own, number),) = there.shards()
+    refs = {
+        "more rows than admitted": there,
+        "no rows": there[:0],
+        "rows beyond the shard": dp.BatchRef.of(own, 1 << 40, [("x", field, 8, number, 0)])[1 << 39 :][:1],
+        "a column beyond": dp.BatchRef.of(own, 6, [("x", field, 8, number, 7)])[:1],
+        "very many rows": dp.BatchRef.of(own, 1 << 40, [("x", field, 8, number, 0)]),
+        "many bytes": dp.BatchRef.of(own, 1, [(f"{i}", field, (1 << 62) - 1, number, 0) for i in range(8)]),
+        "no shard": dp.BatchRef.of(own, 1, [("x", field, 8, 999_999, 0)]),
+        "another node's": dp.BatchRef.of(b"elsewher", 1, [("x", field, 8, number, 0)]),
+    }
+    with Raw(node.address) as raw:
+        for what, ref in refs.items():
+            said: dict[str, Any] = {"versions": b"" if len(ref) > 1000 else bytes(8 * len(ref))}
+            with Raw(node.address) as liar:
+                reply = liar.ask(append(liar, stream, admitted(liar, stream), ref, **said))
+                assert isinstance(reply, m.Failure), what
+            if len(ref) == 1:
+                reply = raw.ask(
+                    m.Extend(
+                        raw.next(),
+                        token(stream),
+                        "",
+                        ref.rename({ref.columns[0]: "y"}).encode(),
+                        int64s(2),
+                        [],
+                        {},
+                        False,
+                    )
+                )
+                assert isinstance(reply, m.Failure), what
+            assert stream.stats()["rows"] == 4
+    assert plane.get(there)["x"].to_list() == list(range(6))
+
+
+def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    node, plane, stream = lied_to
+    ref = plane.put({"y": [1]})
+    with Raw(node.address) as raw:
+        there = token(stream)
+        for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
+            for message in (
+                m.DropRows(raw.next(), there, rows, []),
+                m.Extend(raw.next(), there, "", ref.encode(), rows, [], {}, True),
+            ):
+                assert raw.ask(message).name == "Misuse"
+        for number in (0, 1, 2, -1, 2**62):  # one of them is another's
+            for message in (
+                m.Ack(raw.next(), there, number, None, True, True),
+                m.Ack(raw.next(), there, number, 0, False, True),
+                m.Renew(raw.next(), there, number, None),
+            ):
+                assert raw.ask(message).name == "LeaseExpired"
+        raw.send(m.GiveBack(there, 1), m.GiveBack(there, -5))
+        for message in (
+            m.Dead(raw.next(), there, "nobody"),
+            consume(raw, stream, task="nobody"),
+            consume(raw, stream, rows=0, min_rows=0),
+            consume(raw, stream, lease_s=float("nan")),
+            consume(raw, stream, columns=[]),
+            consume(raw, stream, replica=1, member=""),
+        ):
+            assert raw.ask(message).name == "Misuse"
+        for message in (consume(raw, stream, rows=1 << 40), m.Admit(raw.next(), there, 1 << 40, 0, 0, 1.0)):
+            assert raw.ask(message).name == "LimitExceeded"
+        for message in (m.End(raw.next(), b"", True), m.Ack(raw.next(), b"x" * 9, 1, None, True, True)):
+            assert raw.ask(message).name == "Closed"
+        # Rows chosen twice, held by others, or not there: only those that can be had, each once.
+        chosen = int64s(2, 2, 0, 99, -7, 3, 2**62)
+        reply = raw.ask(consume(raw, stream, sampler=None, chosen=chosen, expired=int64s(99, 99, 0)))
+        assert reply.keys == ["r", "s"]
+        assert isinstance(raw.ask(m.Ack(raw.next(), there, reply.grant, None, False, True)), m.Done)
+    plane.free(ref)
+
+
+def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    node, plane, stream = lied_to
+    there = token(stream)
+    for message in (
+        m.Admit(7, there, 0, 0, 0, 1.0),
+        m.Admit(7, there, 1, -1, 0, 1.0),
+        m.Admit(7, there, 1, 1, 0, float("nan")),
+        m.DropRows(7, there, b"abc", []),
+        m.Extend(7, there, "", b"", b"", [], {}, True),
+        m.Open(7, "t", Settings(tuple(f"{i}" for i in range(64)))),
+    ):
+        with Raw(node.address) as raw:
+            raw.send(message)
+            if isinstance(message, m.Open):
+                assert isinstance(raw.hear(), m.Opened)
+            else:
+                assert raw.is_cut_off()
+    assert set(plane.streams()) == {"s", "t"}
+
+
+def test_a_sampler_or_settings_that_can_not_be(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    node, _, stream = lied_to
+    for body in (
+        ["open", 7, "t", [["a"] * 2, 0, 0, -1, 5]],
+        ["open", 7, "t", [[f"{i}" for i in range(100_000)], 0, 0, -1, 5]],
+        ["consume", 7, token(stream), "a", 1, 1, ["x"], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0],
+        ["consume", 7, token(stream), "a", 1, 1, ["x"], ["nothing"], b"", b"", "", None, 0, 1.0, 1.0],
+    ):
+        with Raw(node.address) as raw:
+            raw.socket.sendall(framed(msgspec.msgpack.encode(body)))
+            assert raw.is_cut_off()
+
+
+def test_an_append_and_the_end_of_a_wait_at_once(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    """The home serves somebody who has just been cancelled and does not know it yet: what it gave is given back."""
+    node, plane, _ = lied_to
+    other = plane.stream("t", ["a"], max_rows=2)
+    with Raw(node.address) as raw:
+        tickets = [admitted(raw, other), admitted(raw, other)]
+        waiting = consume(raw, other)
+        behind = m.Admit(raw.next(), token(other), 1, 8, 0, 60.0)
+        raw.send(waiting, behind)
+        eventually(lambda: other.stats()["task"]["a"]["waiting"] == 1 == other.stats()["waiting"], "both wait")
+        ref = plane.put({"x": [7]})
+        raw.send(
+            m.Cancel(waiting.id),
+            append(raw, other, tickets[0], ref),
+            m.Cancel(behind.id),
+            m.GiveBack(token(other), tickets[1]),
+        )
+        replies = {reply.id: reply for reply in (raw.hear() for _ in range(3))}
+        assert replies[waiting.id].name == replies[behind.id].name == m.CANCELLED
+        assert take(other) == [7]
+        other.append({"x": [1, 2]}, timeout=0)
+
+
+def test_a_delivery_that_fits_no_message(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    _, plane, _ = lied_to
+    stream = plane.stream("t", ["a"])
+    for start in range(0, 4000, 1000):
+        stream.append({"x": np.arange(1000) + start}, tags={"why": [f"{start}" + "y" * 2000] * 1000})
+    with pytest.raises(dp.LimitExceeded):
+        take(stream, rows=4000)
+    assert stream.stats()["task"]["a"]["leased"] == 0
+    assert take(stream, rows=1000) == list(range(1000))
+    stream.drop()
+
+
+def test_looking_often_is_not_remembered(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    node, plane, _ = lied_to
+    stream = plane.stream("t", ["a"])
+    with Raw(node.address) as raw:
+        for _ in range(300):
+            reply = raw.ask(m.Look(raw.next(), token(stream), "a", ["x"], [], [], 10, -1, 0.0))
+            assert reply.name == "NotReady"
+        look = m.Look(raw.next(), token(stream), "a", ["x"], [], [], 10, -1, 60.0)
+        raw.send(look)
+        stream.append({"x": [1]})
+        assert raw.hear().id == look.id
+        stream.drop()
+
+
+def test_valid_frames_with_random_fields(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+    """On a stream of the liar's own, and with tokens that are none: nobody else's is touched."""
+    node, plane, _ = lied_to
+    own = plane.stream("t", ["a"])
+    ref = plane.put({"x": [1, 2]})
+    for seed in range(60):
+        chance = random.Random(seed)
+        with Raw(node.address) as raw, suppress(OSError):
+            raw.socket.settimeout(1)
+            shard = raw.put(layout=one_column(64))
+            for _ in range(30):
+                raw.send(random_request(chance, raw, own, ref, shard))
+        with suppress(dp.Closed):
+            assert own.stats()["rows"] >= 0
+        own = plane.stream("t", ["a"])
+    assert isinstance(plane.streams(), dict)
+    plane.stream("t").drop()
+
+
+def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, shard: int) -> m.Message:
+    def number() -> int:
+        return chance.choice([0, 1, 2, 3, 5, 100, 65536, 2**31, 2**63 - 1, -1])
+
+    def packed() -> bytes:
+        return chance.choice([b"", int64s(number()), int64s(number(), number()), b"abc"])
+
+    def keys() -> list[str]:
+        return chance.choice([[], ["p"], ["~0"], ["~1", "~1"], ["\0"], [""]])
+
+    stream = chance.choice([token(own)] * 5 + [b"", b"x" * 8])
+    seconds = chance.choice([0.0, 0.001, 1e300])
+    encoded = chance.choice([ref.encode(), ref[:1].encode(), ref[:0].encode(), b"", chance.randbytes(20)])
+    lengths = chance.choice([{}, {"x": packed()}, {"z": packed()}])
+    tags: dict[str, Any] = chance.choice([{}, {"t": [1, "a"]}, {"t": []}])
+    sampler = chance.choice([None, dp.Fifo(), dp.CompleteGroups(2), dp.TokenBalanced("x", 2), dp.Weighted("t", {1: 1})])
+    groups: list[str | int] = chance.choice([[], [1], [1, "a"]])
+    who: tuple[str, int | None, int] = chance.choice([("", None, 0), ("m", 0, 2), ("m", number(), number())])
+    columns = chance.choice([["x"], [], ["x", "x"], ["x", "y"]])
+    i = raw.next()
+    return chance.choice(
+        [
+            m.Admit(i, stream, chance.choice([1, 2, 2, number()]), number(), number(), seconds),
+            m.GiveBack(stream, number()),
+            m.Append(i, stream, chance.randrange(40), "", encoded, keys(), groups, packed(), tags, lengths),
+            m.Append(i, stream, chance.randrange(40), "", ref.encode(), [], [], bytes(16), {}, {}),
+            m.Extend(i, stream, "", encoded, packed(), keys(), lengths, chance.random() < 0.5),
+            consume(raw, own, stream=stream, rows=number(), sampler=sampler, chosen=packed(), timeout_s=seconds),
+            consume(raw, own, columns=columns, member=who[0], replica=who[1], replicas=who[2], lease_s=seconds),
+            m.Look(i, stream, "a", ["x"], ["x"], ["t"], number(), number(), seconds),
+            m.Ack(i, stream, number(), None, chance.random() < 0.5, chance.random() < 0.5),
+            m.Renew(i, stream, number(), None),
+            m.DropRows(i, stream, packed(), keys()),
+            m.End(i, stream, chance.random() < 0.1),
+            m.Dead(i, stream, "a"),
+            m.Streams(i),
+            m.Cancel(number()),
+        ]
+    )

@@ -1,0 +1,129 @@
+"""The `dataplane` command against a real node, and `dataplane top` in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dataplane as dp
+from dataplane import cli
+from tests.processes import WAIT_S, StandingNode
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", tasks=["actor"])
+        stream.append({"id": [1, 2, 3]})
+        yield node.address
+
+
+def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", address]) == 0
+    assert "actor: 3 pending, 0 leased, 0 acked" in capsys.readouterr().out
+    assert cli.main(["status", address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["streams"]["rollouts"]["task"]["actor"]["pending"] == 3
+
+
+def test_top_prints_once_where_there_is_no_terminal(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", address]) == 0
+    printed = capsys.readouterr().out
+    assert "rollouts: 3 rows" in printed
+    assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf"])
+def test_top_looks_in_intervals(address: str, interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["top", f"--interval={interval}", address])
+    assert caught.value.code == 2
+    assert "interval" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_nobody_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, f"unix://{tmp_path}/none.sock"]) == 1
+    assert f"dataplane {command}: " in capsys.readouterr().err
+
+
+class Terminal:
+    """`dataplane top` in a terminal of 100 columns and 30 lines."""
+
+    def __init__(self, address: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        command = [sys.executable, "-m", "dataplane.cli", "top", "--interval", "0.1", address]
+        environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment)
+        self._theirs = theirs  # kept open, so that its state can be read after the command's end
+        self.before = termios.tcgetattr(theirs)
+        self.shown = b""
+
+    def until(self, text: bytes, times: int = 1) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while self.shown.count(text) < times:
+            assert time.monotonic() < deadline, f"never shown: {text!r} in {self.shown!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                self.shown += os.read(self._ours, 1 << 16)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def end(self) -> int:
+        self.until(b"\x1b[?1049l")
+        assert self.process.wait(WAIT_S) == self.process.returncode
+        assert termios.tcgetattr(self._theirs) == self.before, "the terminal is as it was"
+        return self.process.returncode
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+def test_top_redraws_until_q(address: str) -> None:
+    with Terminal(address) as terminal:
+        terminal.until(b"rollouts: 3 rows", times=3)
+        terminal.until(b"rows/s in")
+        terminal.type(b"xq")
+        assert terminal.end() == 0
+    assert terminal.shown.count(b"\x1b[?1049h") == 1
+    lines = terminal.shown.split(b"\x1b[H")[1].replace(b"\x1b[K", b"").split(b"\r\n")
+    assert len(lines) <= 30
+    assert all(len(line) < 100 for line in lines)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_top_ends_when_it_is_told_to(address: str, how: signal.Signals) -> None:
+    with Terminal(address) as terminal:
+        terminal.until(b"rollouts: 3 rows")
+        terminal.process.send_signal(how)
+        assert terminal.end() == 0
+
+
+def test_top_ends_with_the_node(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, Terminal(node.address) as terminal:
+        terminal.until(b"memory")
+        node.kill()
+        assert terminal.end() == 1
+        assert terminal.process.stderr is not None
+        assert b"dataplane top: " in terminal.process.stderr.read()

@@ -1,0 +1,376 @@
+"""The loader against a real node: what it yields, when it acks, what comes again."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dataplane as dp
+from dataplane.client.sync_streams import Stream
+from tests.processes import StandingNode, Worker, eventually
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[dp.Plane]:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def stream(plane: dp.Plane) -> Stream:
+    return plane.stream("rollouts", tasks=["actor"])
+
+
+def fill(stream: Stream, rows: int, *, closed: bool = True) -> None:
+    stream.append({"id": list(range(rows))}, keys=[f"k{i}" for i in range(rows)])
+    if closed:
+        stream.close()
+
+
+def load(stream: Stream, **how: Any) -> Any:
+    return dp.loader(stream, "actor", **{"rows": 2, "columns": ["id"]} | how)
+
+
+def figures(stream: Stream) -> Any:
+    return stream.stats()["task"]["actor"]
+
+
+def ids(batch: Any) -> list[int]:
+    found: list[int] = batch["id"].tolist()
+    return found
+
+
+# What a batch is
+
+
+COLUMNS = {
+    "id": torch.arange(3),
+    "ids": [[1, 2, 3], [4], []],
+    "half": [torch.ones(2, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16), torch.zeros(0).bfloat16()],
+    "image": [torch.ones(1, 2, 4), torch.ones(3, 1, 4), torch.ones(2, 2, 4)],
+    "patches": [torch.ones(2, 4), torch.ones(1, 4), torch.ones(3, 4)],
+    "answer": ["a", "b", "c"],
+    "raw": [b"1", b"", b"3"],
+    "mixed": [{"x": 1, "t": "u"}, {"x": 2, "t": "v"}, {"x": 3, "t": "w"}],
+}
+
+
+def one_batch(stream: Stream, **how: Any) -> Any:
+    stream.append(COLUMNS)
+    stream.close()
+    [batch] = load(stream, rows=3, columns=list(COLUMNS), **how)
+    return batch
+
+
+def test_jagged(stream: Stream) -> None:
+    batch = one_batch(stream)
+    assert list(batch) == list(COLUMNS)
+    assert ids(batch) == [0, 1, 2]
+    assert batch["ids"].is_nested
+    assert batch["ids"].layout == torch.jagged
+    assert [row.tolist() for row in batch["ids"].unbind()] == COLUMNS["ids"]
+    assert [tuple(row.shape) for row in batch["patches"].unbind()] == [(2, 4), (1, 4), (3, 4)]
+    assert [tuple(row.shape) for row in batch["image"]] == [(1, 2, 4), (3, 1, 4), (2, 2, 4)]
+    assert batch["answer"] == ["a", "b", "c"]
+    assert batch["raw"] == [b"1", b"", b"3"]
+    assert [(row["x"].item(), row["t"]) for row in batch["mixed"]] == [(1, "u"), (2, "v"), (3, "w")]
+
+
+def test_padded(stream: Stream) -> None:
+    batch = one_batch(stream, collate="padded", padding_value={"ids": -1})
+    masked = {f"{name}_mask" for name in ("ids", "half", "image", "patches")}
+    assert set(batch) == {*COLUMNS, *masked}
+    assert batch["ids"].tolist() == [[1, 2, 3], [4, -1, -1], [-1, -1, -1]]
+    assert batch["ids_mask"].tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    assert batch["half"].dtype == torch.bfloat16
+    assert batch["half"].tolist() == [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    assert batch["patches"].shape == (3, 3, 4)
+    assert batch["patches"].sum(dim=(1, 2)).tolist() == [8.0, 4.0, 12.0]
+    assert batch["patches_mask"].sum(dim=1).tolist() == [2, 1, 3]
+    assert batch["image"].shape == (3, 3, 2, 4)
+    assert batch["image_mask"].sum(dim=(1, 2)).tolist() == [2, 3, 4]
+    assert torch.equal(batch["image_mask"][..., None].expand(3, 3, 2, 4), batch["image"] == 1)
+    assert batch["answer"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "float8_e4m3fn", "float64", "complex64"])
+def test_every_dtype_is_padded(stream: Stream, dtype: str) -> None:
+    rows = [torch.tensor([1, 0, 1]).to(getattr(torch, dtype)), torch.tensor([1]).to(getattr(torch, dtype))]
+    stream.append({"x": rows})
+    stream.close()
+    [batch] = load(stream, columns=["x"], collate="padded", padding_value=1)
+    assert batch["x"].dtype == rows[0].dtype
+    assert batch["x"].to(torch.complex64).real.tolist() == [[1, 0, 1], [1, 1, 1]]
+
+
+def test_a_mask_takes_no_columns_place(stream: Stream) -> None:
+    stream.append({"x": [[1], [2, 3]], "x_mask": [1, 2]})
+    with pytest.raises(dp.Misuse, match="x_mask"):
+        list(load(stream, columns=["x", "x_mask"], collate="padded"))
+
+
+def test_a_function_of_the_users(stream: Stream) -> None:
+    fill(stream, 2)
+    assert list(load(stream, collate=lambda batch: batch["id"].to_list())) == [[0, 1]]
+
+
+def test_what_a_delivery_says_of_its_rows_is_there(stream: Stream) -> None:
+    fill(stream, 2)
+    batches = load(stream)
+    assert batches.delivery is None
+    assert [batches.delivery.keys for _ in batches] == [["k0", "k1"]]
+    assert batches.delivery is None
+
+
+def test_pinning_without_cuda_warns(stream: Stream) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA")
+    fill(stream, 2)
+    with pytest.warns(UserWarning, match="no CUDA"):
+        assert [ids(batch) for batch in load(stream, pin_memory=True)] == [[0, 1]]
+
+
+@pytest.mark.parametrize("collate", ["jagged", "padded"])
+def test_pinning(stream: Stream, collate: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA")
+    batch = one_batch(stream, pin_memory=True, collate=collate)
+    assert batch["id"].is_pinned()
+    assert batch["ids"].is_pinned()
+    assert batch["mixed"][0]["x"].is_pinned()
+
+
+# Order, acks, prefetching
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -> None:
+    fill(stream, 20)
+    seen, batches = [], load(stream, prefetch=prefetch)
+    for step, batch in enumerate(batches):
+        assert figures(stream)["acked"] == 2 * step == batches.rows
+        seen += ids(batch)
+    assert seen == list(range(20))
+    assert (batches.steps, batches.rows, figures(stream)["acked"]) == (10, 20, 20)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_no_more_are_held_than_are_fetched_ahead(stream: Stream, prefetch: int) -> None:
+    fill(stream, 20)
+    for i, _ in enumerate(load(stream, prefetch=prefetch)):
+        most = min(20 - 2 * i, 2 + 2 * prefetch)
+        eventually(lambda most=most: figures(stream)["leased"] == most)
+        if i == 3:
+            break
+
+
+def test_rows_that_come_late_are_waited_for(plane: dp.Plane, stream: Stream) -> None:
+    batches = iter(load(stream))
+    late = threading.Thread(target=lambda: (eventually(lambda: figures(stream)["waiting"]), fill(stream, 2)))
+    late.start()
+    assert ids(next(batches)) == [0, 1]
+    late.join()
+    assert list(batches) == []
+
+
+def test_left_by_break_all_is_given_back(stream: Stream) -> None:
+    fill(stream, 8)
+    batches = load(stream, prefetch=2)
+    for batch in batches:
+        assert ids(batch) == [0, 1]
+        break
+    assert (figures(stream)["pending"], figures(stream)["leased"], batches.steps) == (8, 0, 0)
+    assert [ids(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_left_while_nothing_is_ready(stream: Stream) -> None:
+    fill(stream, 2, closed=False)
+    for _ in load(stream):
+        eventually(lambda: figures(stream)["waiting"] == 1)
+        break
+    assert figures(stream)["waiting"] == 0
+
+
+def test_a_step_that_fails_is_not_acked(stream: Stream) -> None:
+    fill(stream, 2)
+
+    def train() -> None:
+        for _ in load(stream):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    gc.collect()
+    eventually(lambda: figures(stream)["pending"] == 2)
+
+
+def test_a_collate_that_fails_gives_back_and_is_told(stream: Stream) -> None:
+    fill(stream, 4)
+    with pytest.raises(ZeroDivisionError):
+        list(load(stream, collate=lambda _: 1 // 0))
+    assert (figures(stream)["pending"], figures(stream)["leased"]) == (4, 0)
+
+
+def test_to_begin_again_ends_the_iteration_before(stream: Stream) -> None:
+    fill(stream, 4)
+    batches = load(stream)
+    first = iter(batches)
+    assert ids(next(first)) == [0, 1]
+    assert [ids(batch) for batch in batches] == [[0, 1], [2, 3]]
+    with pytest.raises(StopIteration):
+        next(first)
+
+
+def test_a_deadline_is_counted_from_when_a_batch_is_asked_for(stream: Stream) -> None:
+    fill(stream, 2, closed=False)
+    batches = load(stream, timeout=0.05)
+    iteration = iter(batches)
+    next(iteration)
+    with pytest.raises(dp.NotReady) as caught:
+        next(iteration)
+    assert (caught.value.stream, caught.value.task) == ("rollouts", "actor")
+    assert caught.value.waited_s == pytest.approx(0.05, rel=0.1)
+    assert (batches.steps, figures(stream)["waiting"]) == (1, 0)
+
+
+def test_a_step_longer_than_its_lease_is_told(stream: Stream) -> None:
+    fill(stream, 2)
+    batches = iter(load(stream, lease=0.05))
+    next(batches)
+    eventually(lambda: figures(stream)["leased"] == 0)
+    with pytest.raises(dp.LeaseExpired):
+        next(batches)
+    del batches
+    assert [ids(batch) for batch in load(stream)] == [[0, 1]]
+
+
+def test_what_was_fetched_ahead_and_ran_out_comes_again(stream: Stream) -> None:
+    fill(stream, 4)
+    loaded = load(stream, lease=0.5)
+    batches = iter(loaded)
+    seen = ids(next(batches))
+    eventually(lambda: figures(stream)["leased"] == 4)
+    loaded.ack()
+    eventually(lambda: figures(stream)["leased"] == 0)
+    for batch in batches:
+        seen += ids(batch)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_replicas_see_the_same(plane: dp.Plane, stream: Stream) -> None:
+    fill(stream, 6)
+    with dp.connect(plane.address) as other, ThreadPoolExecutor(2) as ranks:
+        streams = [stream, other.stream("rollouts")]
+
+        def train(rank: int) -> list[list[int]]:
+            return [ids(batch) for batch in load(streams[rank], member="tp", replica=rank, replicas=2, prefetch=2)]
+
+        assert list(ranks.map(train, range(2))) == [[[0, 1], [2, 3], [4, 5]]] * 2
+
+
+# Resuming
+
+
+def _train(pipe: Connection, address: str) -> None:
+    with dp.connect(address) as plane:
+        batches = load(plane.stream("rollouts"))
+        for batch in batches:
+            pipe.send((ids(batch), batches.state_dict()))
+            pipe.recv()
+
+
+def test_a_new_loader_goes_on_where_one_was_killed(plane: dp.Plane, stream: Stream) -> None:
+    fill(stream, 8)
+    with Worker(_train, plane.address) as trainer:
+        assert trainer.hear()[0] == [0, 1]
+        seen, state = trainer.ask()
+        trainer.kill()
+    assert seen == [2, 3]
+    assert state == {"form": 1, "stream": "rollouts", "task": "actor", "steps": 1, "rows": 2}
+    eventually(lambda: figures(stream)["leased"] == 0)
+    resumed = load(stream)
+    resumed.load_state_dict(state)
+    assert [ids(batch) for batch in resumed] == [[2, 3], [4, 5], [6, 7]]
+    assert (resumed.steps, resumed.rows) == (4, 8)
+
+
+def test_a_step_that_was_acked_before_saving_does_not_come_again(stream: Stream) -> None:
+    fill(stream, 4)
+    batches = load(stream)
+    for _ in batches:
+        batches.ack()
+        batches.ack()
+        state = batches.state_dict()
+        break
+    assert (state["steps"], state["rows"]) == (1, 2)
+    assert [ids(batch) for batch in load(stream)] == [[2, 3]]
+
+
+@pytest.mark.parametrize("change", [{"form": 9}, {"stream": "other"}, {"task": "reward"}])
+def test_a_state_of_something_else_is_refused(stream: Stream, change: dict[str, Any]) -> None:
+    with pytest.raises(dp.Misuse):
+        load(stream).load_state_dict(load(stream).state_dict() | change)
+    with pytest.raises(dp.Misuse):
+        load(stream).load_state_dict({})
+
+
+# Misuse
+
+
+@pytest.mark.parametrize("how", [{"columns": "id"}, {"columns": []}, {"collate": "ragged"}, {"prefetch": -1}])
+def test_what_is_no_argument(stream: Stream, how: dict[str, Any]) -> None:
+    with pytest.raises(dp.Misuse):
+        load(stream, **how)
+
+
+def test_what_is_no_stream_or_task(stream: Stream) -> None:
+    with pytest.raises(dp.Misuse, match="no task 'nobody'"):
+        dp.loader(stream, "nobody", rows=1, columns=["id"])
+    with pytest.raises(dp.Misuse, match="synchronous"):
+        dp.loader(stream._inner, "actor", rows=1, columns=["id"])  # type: ignore[arg-type]
+
+
+def test_a_plane_that_is_closed_meanwhile_is_told(plane: dp.Plane, stream: Stream) -> None:
+    fill(stream, 2, closed=False)
+    batches = iter(load(stream))
+    next(batches)
+    plane.close()
+    with pytest.raises(dp.Closed, match="plane"):
+        next(batches)
+
+
+def test_a_node_that_dies_is_told(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", tasks=["actor"])
+        batches = iter(load(stream))
+        waiting = threading.Thread(target=lambda: (eventually(lambda: figures(stream)["waiting"]), node.kill()))
+        waiting.start()
+        with pytest.raises(dp.PeerUnavailable):
+            next(batches)
+        waiting.join()
+
+
+def test_torch_is_not_imported_before_it_is_needed(plane: dp.Plane, stream: Stream) -> None:
+    fill(stream, 2)
+    script = f"""
+import sys, dataplane as dp
+with dp.connect({plane.address!r}) as plane:
+    stream = plane.stream("rollouts")
+    made = dp.loader(stream, "actor", rows=2, columns=["id"])
+    assert "torch" not in sys.modules
+    lists = dp.loader(stream, "actor", rows=2, columns=["id"], collate=lambda batch: batch["id"].to_list())
+    assert list(lists) == [[0, 1]]
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=25, check=False)
+    assert done.returncode == 0, done.stderr

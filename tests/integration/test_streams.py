@@ -1,0 +1,566 @@
+"""Streams, end to end, by both faces: rows appended, extended, consumed, acknowledged and gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def empty(plane: Any) -> Iterator[None]:
+    """The test leaves no bytes in the node."""
+    yield
+    stats = plane.stats()
+    assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
+
+
+def rollouts(rows: int, start: int = 0) -> dict[str, Any]:
+    return {
+        "x": np.arange(start, start + rows),
+        "ids": [np.arange(1 + row % 4) for row in range(start, start + rows)],
+        "answer": [f"réponse {row}" for row in range(start, start + rows)],
+    }
+
+
+def values(delivery: Any) -> list[int]:
+    return [int(x) for x in delivery.get("x")["x"].to_list()]
+
+
+def take(stream: Any, task: str, rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
+    """The values of one delivery, acked."""
+    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
+        return values(delivery)
+
+
+# From end to end
+
+
+@pytest.mark.usefixtures("empty")
+def test_rows_go_through_their_stages_and_leave(plane: Any) -> None:
+    stream = plane.stream("rollouts", tasks=["reward", "actor"], max_bytes="2MiB")
+    keys = stream.append(
+        rollouts(6), group=[0, 0, 1, 1, 2, 2], version=[3, 3, 3, 4, 4, 4], tags={"domain": ["math", "code"] * 3}
+    )
+    assert len(set(keys)) == 6
+    with pytest.raises(dp.NotReady) as early:
+        stream.consume("actor", rows=6, columns=["x", "reward"], timeout=0)
+    assert (early.value.stream, early.value.task) == ("rollouts", "actor")
+    with stream.consume("reward", rows=4, columns=["x", "answer"]) as delivery:
+        assert len(delivery) == 4
+        assert delivery.ref.columns == ("x", "answer")
+        assert delivery.keys == keys[:4]
+        assert delivery.groups == [0, 0, 1, 1]
+        assert delivery.versions == [3, 3, 3, 4]
+        assert delivery.tags == {"domain": ["math", "code", "math", "code"]}
+        batch = delivery.get()
+        assert batch["answer"].to_list() == rollouts(6)["answer"][:4]
+        stream.extend(delivery.ref, {"reward": batch["x"].numpy() * 10})
+        del batch
+    assert delivery.settled
+    with stream.consume("actor", rows=6, columns=["reward", "x"], timeout=0) as delivery:
+        assert delivery.keys == keys[:4]
+        assert delivery.get()["reward"].to_list() == [0, 10, 20, 30]
+    stats = stream.stats()
+    assert (stats["rows"], stats["appended"]) == (2, 6)
+    assert stats["task"]["actor"]["acked"] == 4
+    assert stats["task"]["reward"]["pending"] == 2
+    assert plane.streams()["rollouts"]["rows"] == 2
+    stream.extend(keys[4:], {"reward": [40, 50]})
+    stream.close()
+    for task in ("reward", "actor"):
+        assert take(stream, task) == [4, 5]
+        with pytest.raises(dp.Closed):
+            stream.consume(task, rows=1, columns=["x"], timeout=5)
+    with pytest.raises(dp.Closed):
+        stream.append(rollouts(1))
+    assert stream.stats()["bytes"] == 0
+
+
+@pytest.mark.usefixtures("empty")
+def test_opening(plane: Any) -> None:
+    with pytest.raises(dp.Misuse, match="no stream"):
+        plane.stream("s")
+    stream = plane.stream("s", ["a", "b"], max_rows=10, max_bytes="1MiB")
+    assert plane.stream("s").settings == plane.stream("s", ["a", "b"], max_rows=10, max_bytes=MIB).settings
+    with pytest.raises(dp.Misuse) as refused:
+        plane.stream("s", ["a", "c"], max_rows=10, max_bytes=MIB)
+    for shown in ("'b'", "'c'", "1048576", "max_rows=10"):
+        assert shown in str(refused.value)
+    for wrong in (
+        {"tasks": []},
+        {"tasks": ["a", "a"]},
+        {"tasks": "a"},
+        {"max_rows": 3},
+        {"tasks": ["a"], "max_rows": -1},
+    ):
+        with pytest.raises(dp.Misuse):
+            plane.stream("other", **wrong)
+    with pytest.raises(dp.Misuse):
+        plane.stream("", ["a"])
+    stream.append(rollouts(2))
+    stream.drop()
+    assert plane.streams() == {}
+    for call in (stream.stats, lambda: stream.append(rollouts(1)), lambda: take(stream, "a"), stream.close):
+        with pytest.raises(dp.Closed):
+            call()
+    assert plane.stream("s", ["c"]).stats()["rows"] == 0
+
+
+# Extending
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("by", ["ref", "reordered", "keys", "repeated and picked"])
+def test_extending_in_any_order(plane: Any, by: str) -> None:
+    stream = plane.stream("s", ["score", "use"])
+    stream.append(rollouts(5), keys=list("abcde"))
+    stream.append(rollouts(3, 5))
+    delivery = stream.consume("score", rows=8, columns=["x"], timeout=0)
+    order = {"ref": list(range(8)), "reordered": [7, 0, 4, 2]}.get(by, [5, 1, 3])
+    rows: Any = delivery.ref[order] if order != list(range(8)) else delivery.ref
+    if by == "keys":
+        rows = [delivery.keys[row] for row in order]
+    if by == "repeated and picked":
+        rows = dp.concat([part.repeat(3)[:1] for part in rows])
+    stream.extend(rows, {"reward": [10 * row for row in order]})
+    with stream.consume("use", rows=8, columns=["x", "reward"], timeout=0) as ready:
+        batch = ready.get()
+        assert batch["x"].to_list() == sorted(order)
+        assert batch["reward"].to_list() == [10 * row for row in sorted(order)]
+        del batch
+    delivery.nack()
+    stream.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_extending_what_can_not_be(plane: Any) -> None:
+    stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
+    stream.append(rollouts(4), keys=list("abcd"))
+    other.append(rollouts(1))
+    delivery = stream.consume("a", rows=4, columns=["x"], timeout=0)
+    foreign = other.consume("a", rows=1, columns=["x"], timeout=0)
+    put = plane.put({"x": [1]})
+    wrong: dict[str, tuple[Any, Any]] = {
+        "an unknown key": (["nobody"], {"y": [1]}),
+        "a number that was never given": (["~17"], {"y": [1]}),
+        "a row twice": (["a", "a"], {"y": [1, 2]}),
+        "a row twice by reference": (delivery.ref[[0, 0]], {"y": [1, 2]}),
+        "another stream's": (foreign.ref, {"y": [1]}),
+        "nobody's": (put, {"y": [1]}),
+        "a column that is there": (["a"], {"x": [1]}),
+        "too few": (delivery.ref, {"y": [1]}),
+        "another kind": (["a"], {"answer": np.zeros((1, 3))}),
+        "no key": ([7], {"y": [1]}),
+    }
+    shards = plane.stats().shards
+    for what, (rows, columns) in wrong.items():
+        with pytest.raises(dp.Misuse):
+            stream.extend(rows, columns, replace=what == "another kind")
+    eventually(lambda: plane.stats().shards == shards, "nothing of it is kept")
+    stream.extend(["b"], {"x": [100]}, replace=True)
+    stream.extend(delivery.ref[:0], {"y": []})
+    stream.extend(delivery.ref[:0], put[:0])
+    delivery.nack()
+    assert take(stream, "a") == [0, 100, 2, 3]
+    with pytest.raises(dp.Misuse):
+        stream.extend(["b"], {"y": [1]})  # it has gone
+    foreign.ack()
+    plane.free(put)
+
+
+def scorer(pipe: Any, address: str) -> None:
+    """Scores rows that somebody else was delivered."""
+    with dp.connect(address) as plane:
+        stream = plane.stream("s")
+        ref = pipe.recv()
+        stream.extend(ref[::-1], {"reward": -plane.get(ref)["x"].numpy()[::-1]})
+        pipe.send("done")
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_delivered_reference_in_another_process(node: StandingNode, plane: Any) -> None:
+    stream = plane.stream("s", ["score", "use"])
+    stream.append(rollouts(6))
+    with Worker(scorer, node.address) as worker:
+        with stream.consume("score", rows=6, columns=["x"]) as delivery:
+            assert worker.ask(delivery.ref[[4, 0, 2]]) == "done"
+        worker.join()
+    with stream.consume("use", rows=6, columns=["x", "reward"], timeout=0) as ready:
+        assert ready.get()["reward"].to_list() == [0, -2, -4]
+    stream.drop()
+
+
+# What is appended
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_reference_is_appended_as_it_is(plane: Any) -> None:
+    stream, following = plane.stream("s", ["a"]), plane.stream("t", ["b"])
+    ref = plane.put({"x": np.arange(4), "pixels": pattern(1, MIB, 4)})
+    before = plane.stats().memory_used
+    stream.append(ref[[3, 1]].repeat(2), group=["p", "p", "q", "q"])
+    assert plane.stats().memory_used == before
+    with stream.consume("a", rows=4, columns=["x", "pixels"], sampler=dp.CompleteGroups(2), timeout=0) as delivery:
+        batch = delivery.get()
+        assert batch["x"].to_list() == [3, 3, 1, 1]
+        assert np.array_equal(batch["pixels"].numpy(), pattern(1, MIB, 4)[[3, 3, 1, 1]])
+        del batch
+        following.append(delivery.ref)  # handed on, without its bytes being moved
+    assert plane.stats().memory_used == before
+    assert take(following, "b") == [3, 3, 1, 1]
+    for gone in (ref[3:], ref[1:2]):
+        with pytest.raises(dp.Freed):
+            plane.get(gone)
+    assert np.array_equal(plane.get(ref[0:1])["x"].numpy(), [0])  # it was not appended
+    with pytest.raises(dp.Freed):
+        stream.append(ref)
+    plane.free(ref)
+
+
+@pytest.mark.usefixtures("empty")
+def test_keys(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]
+    held = plane.stats().memory_used
+    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]  # the same call again
+    for keys in (["q", "r"], ["r", "r"], ["~1", "r"], ["", "r"], ["r"], [1, 2]):
+        with pytest.raises(dp.Misuse):
+            stream.append(rollouts(2), keys=keys)
+    eventually(lambda: plane.stats().memory_used == held, "what was refused is not kept")
+    assert stream.stats()["rows"] == 2
+    assert take(stream, "a") == [0, 1]
+    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]  # they have gone
+    stream.drop()
+
+
+def test_values_that_no_message_holds(plane: Any) -> None:
+    """They are refused here, by name; the connection goes on."""
+    stream = plane.stream("s", ["a"])
+    wrong: list[dict[str, Any]] = [
+        {"group": [1.5]},
+        {"group": [None]},
+        {"group": [("a", 1)]},
+        {"group": [1, 2]},
+        {"group": "\ud800"},
+        {"version": "new"},
+        {"version": [1.0]},
+        {"version": 1 << 70},
+        {"tags": {"t": [object()]}},
+        {"tags": {"t": [1 << 64]}},
+        {"timeout": float("nan")},
+        {"timeout": "1"},
+    ]
+    for how in wrong:
+        with pytest.raises(dp.Misuse):
+            stream.append({"x": [1]}, **how)
+    stream.append({"x": [1]}, group=np.int64(3), version=np.array([7]), tags={"t": [np.float32(0.5)]}, timeout=-1)
+    asked: list[dict[str, Any]] = [
+        {"rows": 0},
+        {"rows": 1.0},
+        {"min_rows": 2},
+        {"columns": "x"},
+        {"columns": []},
+        {"columns": ["x", "x"]},
+        {"columns": [7]},
+        {"lease": 0},
+        {"lease": "a"},
+        {"timeout": float("nan")},
+        {"replica": 0},
+        {"member": "m", "replica": 2, "replicas": 2},
+        {"member": 7},
+    ]
+    for how in asked:
+        with pytest.raises(dp.Misuse):
+            stream.consume("a", **({"rows": 1, "columns": ["x"], "timeout": 0} | how))
+    with pytest.raises(dp.Misuse, match="no task"):
+        take(stream, "nobody")
+    with pytest.raises(dp.SchemaMismatch):
+        stream.append({"x": []})
+    with pytest.raises(dp.SchemaMismatch):
+        stream.append({"x": ["text"]})
+    with stream.consume("a", rows=1, columns=["x"], timeout=-1) as delivery:
+        assert (delivery.groups, delivery.versions, delivery.tags) == ([3], [7], {"t": [0.5]})
+
+
+# Settling
+
+
+@pytest.mark.usefixtures("empty")
+def test_ack_nack_renew(plane: Any) -> None:
+    stream = plane.stream("s", ["a"], max_deliveries=2)
+    stream.append(rollouts(4), keys=list("abcd"))
+    first = stream.consume("a", rows=2, columns=["x"], lease=30)
+    first.renew()
+    first.nack()
+    first.nack()  # settled
+    first.ack()
+    with pytest.raises(dp.LeaseExpired):
+        first.renew()
+    with pytest.raises(ZeroDivisionError), stream.consume("a", rows=2, columns=["x"]) as second:
+        assert values(second) == [0, 1]
+        raise ZeroDivisionError
+    assert second.settled
+    dead = stream.dead_letters("a")
+    assert dead.keys == ["a", "b"]
+    assert plane.get(dead.ref)["answer"].to_list() == rollouts(2)["answer"]
+    assert take(stream, "a") == [2, 3]
+    stream.close()
+    with pytest.raises(dp.Closed):  # the dead wait for nobody
+        take(stream, "a", timeout=5)
+    stream.drop_rows(dead.keys)
+    assert len(stream.dead_letters("a")) == 0
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_lease_that_ends(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append(rollouts(2))
+    late = stream.consume("a", rows=2, columns=["x"], lease=0.05)
+    assert take(stream, "a", timeout=5) == [0, 1]
+    for call in (late.ack, late.nack, late.renew):
+        with pytest.raises(dp.LeaseExpired):
+            call()
+
+
+@pytest.mark.usefixtures("empty")
+def test_dropped_rows(plane: Any) -> None:
+    stream = plane.stream("s", ["a", "b"])
+    keys = stream.append(rollouts(6), group=["p"] * 3 + ["q"] * 3)
+    stream.drop_rows(keys[:1])
+    held = stream.consume("a", rows=2, columns=["x"], timeout=0)
+    assert values(held) == [1, 2]
+    stream.drop_rows(held.ref[1:])  # its holder may finish
+    assert take(stream, "b", sampler=dp.CompleteGroups(3)) == [1, 3, 4, 5]
+    held.ack()
+    with pytest.raises(dp.Misuse):
+        stream.drop_rows(keys[:1])
+    stream.drop_rows([])
+    assert take(stream, "a") == [3, 4, 5]
+    stream.close()
+    for task in ("a", "b"):
+        with pytest.raises(dp.Closed):
+            take(stream, task, timeout=5)
+    assert stream.stats()["rows"] == 0
+
+
+def test_bytes_go_with_the_last_ack(plane: Any) -> None:
+    stream = plane.stream("s", ["a", "b"])
+    kept = plane.put({"x": pattern(1, MIB)})
+    before = plane.stats()
+    keys = stream.append({"x": np.arange(8), "big": pattern(2, 2 * MIB, 8)})
+    stream.extend(keys[4:], {"y": pattern(3, MIB, 4)})
+    assert plane.stats().memory_used >= before.memory_used + 3 * MIB
+    for task in ("a", "b"):
+        assert take(stream, task, rows=4) == [0, 1, 2, 3]
+        assert take(stream, task, rows=4) == [4, 5, 6, 7]
+    after = plane.stats()
+    assert (after.shards, after.memory_used) == (before.shards, before.memory_used)
+    assert stream.stats()["bytes"] == stream.stats()["rows"] == 0
+    assert np.array_equal(plane.get(kept)["x"].numpy(), pattern(1, MIB))
+
+
+# Choosing
+
+
+def test_only_columns_that_were_asked_for_are_read(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": np.arange(8), "big": pattern(2, 4 * MIB, 8)})
+    delivery = stream.consume("a", rows=8, columns=["x"])
+    batch = delivery.get()
+    assert list(batch) == ["x"]
+    assert 0 < plane.stats().pinned_bytes < MIB
+    with pytest.raises(dp.SchemaMismatch):
+        delivery.get("big")
+
+
+@pytest.mark.usefixtures("empty")
+def test_taking_one_step(plane: Any) -> None:
+    stream = plane.stream("s", ["actor"])
+    lengths = np.random.default_rng(0).integers(1, 400, 64)
+    stream.append({"ids": [np.zeros(n, np.int32) for n in lengths], "x": np.arange(64)}, group=np.repeat(range(8), 8))
+    with pytest.raises(dp.NotReady):
+        stream.take("actor", rows=65, shards=4, columns=["x"], timeout=0)
+    balanced = dp.TokenBalanced("ids", 4, within=dp.CompleteGroups(8))
+    with stream.take("actor", rows=64, shards=4, columns=["x", "ids"], sampler=balanced, timeout=0) as taken:
+        assert len(taken) == 4
+        assert plane.stats().pinned_bytes == 0  # nothing was read for it
+        rows = [plane.get(ref)["x"].to_list() for ref in taken]
+        assert sorted(x for part in rows for x in part) == list(range(64))
+        assert [len(part) for part in rows] == [16] * 4
+        tokens = [int(lengths[part].sum()) for part in rows]
+        assert max(tokens) <= 1.05 * np.mean(tokens)
+
+
+def test_splitting(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append(rollouts(10))
+    plain = stream.consume("a", rows=5, columns=["x"])
+    assert [len(ref) for ref in plain.split(2)] == [3, 2]
+    assert [rows.tolist() for rows in plain.rows_of(2)] == [[0, 1, 2], [3, 4]]
+    balanced = stream.consume("a", rows=5, columns=["x"], sampler=dp.TokenBalanced("ids", 2))
+    for rows, ref in zip(balanced.rows_of(), balanced.split(), strict=True):
+        assert plane.get(ref)["x"].to_list() == [values(balanced)[row] for row in rows]
+    for wrong in (0, -1):
+        with pytest.raises(dp.Misuse):
+            plain.split(wrong)
+        with pytest.raises(dp.Misuse):
+            plain.rows_of(wrong)
+
+
+class Longest:
+    """Rows with the longest answers, of the tag that is asked for; those without tokens never."""
+
+    needs = ("ids",)
+    tags_read = ("domain",)
+
+    def choose(self, candidates: Any, want: int) -> Any:
+        math = np.flatnonzero(candidates.tags["domain"] == "math")
+        lengths = candidates.lengths["ids"]
+        order = math[np.argsort(-lengths[math], kind="stable")]
+        return dp.Choice(order[lengths[order] > 0][:want], np.flatnonzero(lengths == 0))
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_sampler_of_ones_own(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    columns = {"x": np.arange(6), "ids": [np.zeros(n) for n in (2, 5, 0, 3, 9, 4)]}
+    stream.append(columns, tags={"domain": ["math", "math", "math", "code", "math", "code"]})
+    assert take(stream, "a", rows=2, sampler=Longest()) == [4, 1]
+    assert take(stream, "a", rows=2, sampler=Longest()) == [0]
+    assert stream.stats()["task"]["a"]["expired"] == 1
+    with pytest.raises(dp.NotReady):
+        take(stream, "a", sampler=Longest(), timeout=0.05)
+    stream.append({"x": [6], "ids": [[1.0]]}, tags={"domain": "math"})
+    assert take(stream, "a", sampler=Longest(), timeout=5) == [6]
+    assert take(stream, "a") == [3, 5]
+    stream.close()
+    with pytest.raises(dp.Closed):
+        take(stream, "a", sampler=Longest(), timeout=5)
+
+
+def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
+    """One finds that the other was quicker; what is left is ready still, and nothing needs to change for it."""
+    meet = threading.Barrier(2, timeout=10)
+
+    class Together:
+        met = False
+
+        def choose(self, candidates: Any, want: int) -> Any:
+            if not self.met:
+                self.met = True
+                meet.wait()
+            return np.arange(want)
+
+    taken: list[list[int]] = []
+
+    def consume() -> None:
+        with dp.connect(node.address) as plane:
+            delivery = plane.stream("s").consume("a", rows=2, columns=["x"], sampler=Together(), timeout=10)
+            taken.append(values(delivery))
+            meet.wait()  # an ack would be a change
+            delivery.ack()
+
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        stream.append(rollouts(4))
+        threads = [threading.Thread(target=consume) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(5)
+            assert not thread.is_alive()
+        assert sorted(taken) == [[0, 1], [2, 3]]
+
+
+# Going on
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
+    stream = plane.stream("s", ["a"])
+    for start in range(0, 20, 4):
+        stream.append(rollouts(4, start))
+    stream.close()
+    seen = []
+    for delivery in stream.deliveries("a", rows=3, columns=["x"], prefetch=prefetch):
+        seen += values(delivery)
+    assert seen == list(range(20))
+    assert stream.stats()["task"]["a"]["acked"] == 20
+
+
+@pytest.mark.usefixtures("empty")
+def test_deliveries_that_are_left(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append(rollouts(20))
+    several = stream.deliveries("a", rows=4, columns=["x"], prefetch=2)
+    assert values(next(several)) == [0, 1, 2, 3]
+    assert values(next(several)) == [4, 5, 6, 7]  # which acks the first
+    several.close()
+    stats = stream.stats()["task"]["a"]
+    assert (stats["acked"], stats["leased"], stats["pending"]) == (4, 0, 16)
+    assert take(stream, "a") == list(range(4, 20))
+
+
+def test_rows_come_as_soon_as_they_are_ready(node: StandingNode, plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    with dp.connect(node.address) as other:
+
+        def append() -> None:
+            theirs = other.stream("s")
+            eventually(lambda: theirs.stats()["task"]["a"]["waiting"] == 1, "somebody waits")
+            theirs.append(rollouts(1))
+            theirs.append(rollouts(1, 1))
+
+        thread = threading.Thread(target=append)
+        thread.start()
+        assert take(stream, "a", rows=5, min_rows=2, timeout=10) == [0, 1]
+        thread.join(5)
+
+
+@pytest.mark.usefixtures("empty")
+def test_replicas_get_the_same(plane: Any) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append(rollouts(6))
+    ranks = [{"member": "tp", "replica": rank, "replicas": 2} for rank in range(2)]
+    assert take(stream, "a", rows=2, **ranks[0]) == [0, 1]
+    assert take(stream, "a", rows=2, **ranks[0]) == [2, 3]
+    assert take(stream, "a", rows=2, **ranks[1]) == [0, 1]
+    assert stream.stats()["task"]["a"]["acked"] == 2
+    assert take(stream, "a", rows=2, **ranks[1]) == [2, 3]
+    stream.drop()
+
+
+def test_a_full_stream_holds_nobodys_memory(plane: Any) -> None:
+    stream = plane.stream("s", ["a"], max_rows=4)
+    stream.append(rollouts(4))
+    held = plane.stats().memory_used
+    with pytest.raises(dp.Backpressure, match="max_rows"):
+        stream.append({"x": [9], "big": pattern(1, MIB)}, timeout=0.05)
+    with pytest.raises(dp.LimitExceeded):
+        stream.append(rollouts(5), timeout=5)
+    assert plane.stats().memory_used == held
+    assert take(stream, "a", rows=1) == [0]
+    stream.append(rollouts(1, 4), timeout=0)
+    assert stream.stats()["rows"] == 4

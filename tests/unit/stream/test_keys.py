@@ -1,0 +1,82 @@
+"""What rows are called, and which append is the same again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Misuse
+from dataplane.stream.keys import Keys
+
+
+def stored(rows: int, shard: int = 1, nbytes: int = 8) -> BatchRef:
+    return BatchRef.of(b"the-node", rows, [("x", Field("dense", "int64", ()), nbytes * rows, shard, 0)])
+
+
+def versions(rows: int, version: int = 0) -> np.ndarray:
+    return np.full(rows, version, np.int64)
+
+
+def named(*keys: str, first: int = 0) -> Keys:
+    known = Keys()
+    known.add(keys, first, stored(len(keys)), versions(len(keys)))
+    return known
+
+
+def test_rows_without_a_key_are_called_by_number() -> None:
+    keys = named("a", "b", first=5)
+    assert keys.names(np.array([6, 3, 5])) == ["b", "~3", "a"]
+    assert keys.numbers(["~3", "b"]).tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("key", ["c", "~", "~5", "~-1", "~x", "~²", "~" + "9" * 19, ""])
+def test_what_is_no_key_is_refused(key: str) -> None:
+    with pytest.raises(Misuse, match="there is no row"):
+        named("a", first=5).numbers([key])
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (["b", "b"], "'b' is given twice"),
+        (["b", "a"], "a row 'a' already"),
+        (["~1"], "does not begin"),
+        (["b", ""], "one character or more"),
+    ],
+)
+def test_what_can_not_be_a_new_key_is_refused(keys: list[str], said: str) -> None:
+    with pytest.raises(Misuse, match=said):
+        named("a").check(keys)
+
+
+def test_a_key_is_free_again_when_its_row_is_gone() -> None:
+    keys = named("a", "b")
+    keys.remove(np.array([0]))
+    keys.check(["a"])
+    with pytest.raises(Misuse):
+        keys.numbers(["a"])
+    assert keys.numbers(["b"]).tolist() == [1]
+
+
+def test_the_very_same_append_is_known_again() -> None:
+    keys = named("a", "b", first=3)
+    assert keys.retried(["a", "b"], stored(2, shard=2), versions(2)) == 3
+
+
+def test_another_append_is_not_taken_for_the_same() -> None:
+    keys = named("a", "b")
+    assert keys.retried([], stored(2), versions(2)) is None
+    assert keys.retried(["a"], stored(1), versions(1)) is None
+    assert keys.retried(["b", "a"], stored(2), versions(2)) is None
+    assert keys.retried(["a", "b"], stored(2), versions(2, 1)) is None
+    assert keys.retried(["a", "b"], stored(2, nbytes=16), versions(2)) is None
+    keys.remove(np.array([1]))
+    assert keys.retried(["a", "b"], stored(2), versions(2)) is None
+
+
+def test_an_append_with_a_row_of_another_in_the_middle_is_not_the_same() -> None:
+    keys = named("a", "b", "c")
+    keys.add(["other"], 3, stored(1), versions(1))
+    assert keys.retried(["a", "other", "c"], stored(3), versions(3)) is None

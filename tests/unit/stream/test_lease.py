@@ -1,0 +1,112 @@
+"""Who holds which grant, until when, and who is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataplane.errors import LeaseExpired, Misuse
+from dataplane.stream.lease import Grant, Leases, Who
+
+
+def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> Grant:
+    grant = leases.give(0, np.array([1, 2]), ("x",), who, lease_s, now)
+    leases.hand(grant, who, now)
+    return grant
+
+
+def test_a_grant_ends_once() -> None:
+    leases = Leases()
+    grant = given(leases, Who("p"))
+    assert leases.ack(grant.number, "p", None) is grant
+    for late in (leases.ack, leases.find):
+        with pytest.raises(LeaseExpired):
+            late(grant.number, "p", None)
+    assert len(leases) == 0
+    assert leases.next_end() is None
+
+
+def test_only_the_holder_may_touch_it() -> None:
+    leases = Leases()
+    grant = given(leases, Who("p"))
+    for client, replica in (("q", None), ("p", 0)):
+        with pytest.raises(LeaseExpired):
+            leases.ack(grant.number, client, replica)
+    assert len(leases) == 1
+
+
+def test_leases_end_in_time_unless_they_are_renewed() -> None:
+    leases = Leases()
+    first, second = given(leases, Who("p")), given(leases, Who("p"), now=1.0)
+    leases.renew(first.number, "p", None, 5.0)
+    assert leases.next_end() == 11.0
+    assert leases.ended(10.99) == []
+    assert leases.ended(11.0) == [second]
+    assert leases.ended(15.0) == [first]
+
+
+def test_long_leases_that_were_acked_are_not_remembered() -> None:
+    leases = Leases()
+    for _ in range(1000):
+        leases.ack(given(leases, Who("p"), lease_s=1e6).number, "p", None)
+    kept = given(leases, Who("p"))
+    assert len(leases._expiring) < 200
+    assert leases.next_end() == kept.expires
+
+
+def test_who_leaves_holds_nothing() -> None:
+    leases = Leases()
+    mine, other = given(leases, Who("p")), given(leases, Who("q"))
+    assert leases.left("p") == [mine]
+    assert list(leases) == [other]
+
+
+def test_replicas_get_the_same_in_the_same_order_once() -> None:
+    leases = Leases()
+    grants = [given(leases, Who("p", "m", 0, 2)) for _ in range(2)]
+    second = Who("q", "m", 1, 2)
+    for grant in grants:
+        assert leases.waiting(0, second) is grant
+        leases.hand(grant, second, 0.0)
+    assert leases.waiting(0, second) is None
+    assert leases.waiting(1, second) is None
+    assert leases.waiting(0, Who("q", "another", 1)) is None
+
+
+def test_the_ack_of_replicas_counts_when_all_have_acked() -> None:
+    leases = Leases()
+    grant = given(leases, Who("p", "m", 0, 2))
+    assert leases.ack(grant.number, "p", 0) is None
+    assert leases.ack(grant.number, "p", 0) is None, "an ack that is made again is one"
+    leases.hand(grant, Who("q", "m", 1, 2), 0.0)
+    assert leases.ack(grant.number, "q", 1) is grant
+    assert leases.waiting(0, Who("r", "m", 0, 2)) is None
+
+
+def test_a_replica_that_was_restarted_gets_again_what_it_has_not_acked() -> None:
+    leases = Leases()
+    acked, open_ = (given(leases, Who("p", "m", 0, 2)) for _ in range(2))
+    leases.ack(acked.number, "p", 0)
+    assert leases.left("p") == []
+    restarted = Who("p again", "m", 0, 2)
+    assert leases.waiting(0, restarted) is open_
+    leases.hand(open_, restarted, 5.0)
+    assert open_.expires == 15.0
+    assert leases.waiting(0, restarted) is None
+    with pytest.raises(LeaseExpired):
+        leases.ack(open_.number, "p", 0)
+
+
+def test_a_lease_that_ran_out_is_done_if_all_have_acked_who_were_announced() -> None:
+    leases = Leases()
+    announced, unsaid = given(leases, Who("p", "m", 0, 2)), given(leases, Who("p", "n", 0))
+    for grant in (announced, unsaid):
+        assert leases.ack(grant.number, "p", 0) is None
+    assert [grant.done_as_far_as_known for grant in leases.ended(10.0)] == [False, True]
+
+
+def test_who_asks_is_checked() -> None:
+    with pytest.raises(Misuse):
+        Who("p", replica=0)
+    with pytest.raises(Misuse):
+        Who("p", "m", 2, 2)

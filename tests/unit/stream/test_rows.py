@@ -1,0 +1,128 @@
+"""Where the columns of rows are, and when the patches that brought them are done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
+from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch, Rows
+
+INT = Field("dense", "int64", ())
+
+
+def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
+    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+
+
+def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
+    pieces = rows.ref(np.array(numbers), [column]).pieces(column)
+    return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
+
+
+def shards(patches: list[Patch]) -> list[int]:
+    return [patch.ref.shards()[0][1] for patch in patches]
+
+
+def test_rows_are_read_in_any_order_over_pages_and_patches() -> None:
+    rows = Rows()
+    rows.append(stored(1, PAGE - 1, "x"))
+    rows.append(stored(2, 3, "x"))
+    assert found(rows, [PAGE + 1, 0, PAGE - 1, PAGE - 2], "x") == [(2, 2), (1, 0), (2, 0), (1, PAGE - 2)]
+
+
+def test_many_appends_of_one_row_share_pages() -> None:
+    rows = Rows()
+    for shard in range(PAGE + 10):
+        assert rows.append(stored(shard, 1, "x")) == shard
+    assert len(rows.pages) == 2
+    order = list(range(0, PAGE + 10, 7))[::-1]
+    assert found(rows, order, "x") == [(shard, 0) for shard in order]
+
+
+def test_interleaved_patches_are_put_back_in_the_order_asked_for() -> None:
+    rows = Rows()
+    rows.append(stored(1, 200, "x"))
+    even, odd = np.arange(0, 200, 2), np.arange(1, 200, 2)
+    rows.extend(odd, stored(3, 100, "y"), replace=False)
+    rows.extend(even[::-1], stored(2, 100, "y"), replace=False)
+    order = np.random.default_rng(0).permutation(200).tolist()
+    expected = [(3, row // 2) if row % 2 else (2, 99 - row // 2) for row in order]
+    assert found(rows, order, "y") == expected
+
+
+def test_columns_come_in_the_order_asked_for_from_any_layers() -> None:
+    rows = Rows()
+    rows.append(stored(1, 2, "x", "y"))
+    rows.extend(np.array([1, 0]), stored(2, 2, "z"), replace=False)
+    ref = rows.ref(np.array([0, 1]), ["z", "x"])
+    assert ref.columns == ("z", "x")
+    assert [piece.rows.array().tolist() for piece in ref.pieces("z")] in ([[1, 0]], [[1], [0]])
+
+
+def test_a_column_that_is_there_is_refused_and_nothing_changes() -> None:
+    rows = Rows()
+    rows.append(stored(1, 3, "x"))
+    with pytest.raises(Misuse, match="row 2 has a column 'x' already"):
+        rows.extend(np.array([2]), stored(2, 1, "y", "x"), replace=False)
+    assert not rows.have(np.array([2]), "y")
+    assert shards(rows.remove(np.arange(3))) == [1]
+
+
+def test_of_a_column_that_came_in_several_ways_the_latest_counts() -> None:
+    rows = Rows()
+    rows.append(stored(1, 2, "x", "y"))
+    assert rows.extend(np.array([1]), stored(2, 1, "x"), replace=True) == []
+    assert found(rows, [0, 1], "x") == [(1, 0), (2, 0)]
+    assert found(rows, [0, 1], "y") == [(1, 0), (1, 1)]
+    assert shards(rows.extend(np.array([1]), stored(3, 1, "x"), replace=True)) == [2]
+    assert found(rows, [0, 1], "x") == [(1, 0), (3, 0)]
+    assert sorted(shards(rows.remove(np.array([0, 1])))) == [1, 3]
+
+
+def test_a_patch_goes_with_the_last_row_that_needs_it() -> None:
+    rows = Rows()
+    rows.append(stored(1, 3, "x"))
+    rows.extend(np.array([0, 2]), stored(2, 2, "y"), replace=False)
+    assert rows.remove(np.array([0])) == []
+    assert shards(rows.remove(np.array([2]))) == [2]
+    assert shards(rows.remove(np.array([1]))) == [1]
+    assert rows.clear() == []
+
+
+def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() -> None:
+    rows = Rows()
+    rows.append(stored(1, 2 * PAGE + 1, "x"))
+    rows.remove(np.arange(1, 2 * PAGE + 1))
+    assert sorted(rows.pages) == [0, 2]
+    assert rows.there(np.array([-1, 0, 1, PAGE, 2 * PAGE, 2 * PAGE + 1, 9 * PAGE])).tolist() == [False, True] + 5 * [
+        False
+    ]
+    rows.append(stored(2, 1, "x"))
+    assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]
+
+
+def test_no_rows_bring_no_patch() -> None:
+    rows = Rows()
+    rows.append(stored(1, 1, "x"))
+    for replace in (False, True):
+        assert rows.extend(np.empty(0, np.int64), stored(2, 1, "x")[:0], replace=replace) == []
+    assert shards(rows.clear()) == [1]
+
+
+def test_a_column_of_another_kind_is_refused() -> None:
+    rows = Rows()
+    rows.append(stored(1, 1, "x"))
+    with pytest.raises(SchemaMismatch):
+        rows.append(stored(2, 1, "x", field=Field("dense", "float32", ())))
+    assert (rows.count, rows.next) == (1, 1)
+
+
+def test_columns_have_a_limit() -> None:
+    rows = Rows()
+    rows.need(f"c{i}" for i in range(MAX_COLUMNS))
+    with pytest.raises(LimitExceeded):
+        rows.append(stored(1, 1, "one more"))
+    assert rows.count == 0
