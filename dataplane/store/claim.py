@@ -35,7 +35,8 @@ class Claim:
                 parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._claim(parent, prefix)
                 break
-            except FileNotFoundError:  # the parent went with the last that used it, as we came
+            except (FileNotFoundError, FileExistsError):
+                # The parent went with the last that used it, as we came; `mkdir` calls what has gone since a file.
                 if attempt == _ATTEMPTS - 1:
                     raise
         if self._lock is None:
