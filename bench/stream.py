@@ -21,10 +21,13 @@ from bench import peers, workload
 from bench.measure import Row, row, table, timed, write_json
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
+from dataplane.stream.admission import Entry
 from dataplane.stream.balance import balanced
-from dataplane.stream.home import Arrival, Demand, Entry, Home, Settings
+from dataplane.stream.facts import Arrival
+from dataplane.stream.home import Demand, Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.sampler import Fifo
+from dataplane.stream.settings import Settings
 
 RUNS = 7
 BLOCK = 1024
@@ -49,23 +52,23 @@ class _Books:
         self.home.admit(Entry("p", BLOCK, 8 * BLOCK, 0, tickets.append, _fail))
         groups = np.repeat(np.arange(self.shards * BLOCK, self.shards * BLOCK + BLOCK // 8), 8).tolist()
         arrival = Arrival(groups, np.zeros(BLOCK, np.int64), {}, {})
-        self.home.append(tickets[0], BatchRef.decode(self._ref(("prompt", "response")).encode()), [], arrival, 0.0)
+        self.home.append(tickets[0], BatchRef.decode(self._ref(("prompt", "response")).encode()), [], b"", arrival, 0.0)
 
     def grant(self, task: str, columns: tuple[str, ...]) -> Grant:
         granted: list[Grant] = []
-        need = self.home.rows.need(columns)
-        number, who = self.home.task(task), Who("c")
-        self.home.consume(Demand(number, BLOCK, 1, columns, need, Fifo(), who, 60.0, granted.append, _fail), 0.0)
+        number, who = self.home.settings.task(task), Who("c")
+        self.home.consume(Demand(number, BLOCK, 1, columns, Fifo(), who, 60.0, granted.append, _fail), 0.0)
         grant = granted[0]
-        self.home.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows).encode()
-        self.home.facts(grant.rows)
+        self.home.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows, self.home.hold(grant)).encode()
+        self.home.told(grant.rows)
         return grant
 
     def step(self) -> None:
         """A block: appended, delivered to a first task, made ready by it for the second, delivered, acked by both."""
         self.append()
         first = self.grant("reward", ("response",))
-        self.home.extend(first.rows, BatchRef.decode(self._ref(("reward",)).encode()), {}, 0.0)
+        reward, holds = BatchRef.decode(self._ref(("reward",)).encode()), np.full(BLOCK, self.home.hold(first))
+        self.home.extend(first.rows, reward, {}, 0.0, holds=holds)
         self.home.ack(first.number, "c", None, 0.0)
         second = self.grant("actor", ("prompt", "response", "reward"))
         self.home.ack(second.number, "c", None, 0.0)

@@ -134,7 +134,9 @@ class Misuse(DataplaneError):
 
 
 class Closed(Misuse):
-    """What was used had been closed before."""
+    """What was used had been closed before. `drained`: it was a stream, and its task has done all of it."""
+
+    FIELDS = {"drained": False}
 
 
 class Forked(Misuse):

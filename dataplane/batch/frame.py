@@ -135,6 +135,17 @@ class Frame:
         owner, numbers = _locate(self.parts, self.order.array())
         return _runs(self.parts, owner, numbers)
 
+    def distinct(self) -> tuple[Frame, Index | None]:
+        """The rows of the frame, each once, and for each of ours which of them it is; itself where none comes twice."""
+        owner, numbers = self._located()
+        if not len(numbers):
+            return self, None
+        once = _woven(self.parts, _canonical(self.parts)[owner], numbers)
+        assert once.order is not None, "what is woven has an order"
+        if len(once.order.distinct()[0]) == len(numbers):
+            return self, None
+        return Frame(once.parts), once.order.array()
+
     def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
         """Whether, for each (slot here, slot there), both mean the same rows of the same stored columns."""
         pairs = list(slots)
@@ -233,13 +244,17 @@ def _gather(parts: Sequence[Part], positions: Index) -> Frame:
     if not len(positions):
         return Frame(())
     owner, numbers = _locate(parts, positions)
-    firsts: dict[tuple[Cell, ...], int] = {}
-    canonical = np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
-    owner = canonical[owner]
+    owner = _canonical(parts)[owner]
     runs = 1 + int(np.count_nonzero(owner[1:] != owner[:-1]))
     if _worth_parts(runs, len(positions)) or runs <= 2 * len(np.unique(owner)):
         return Frame(_runs(parts, owner, numbers))
     return _woven(parts, owner, numbers)
+
+
+def _canonical(parts: Sequence[Part]) -> Index:
+    """Of each part the first that is of the same source."""
+    firsts: dict[tuple[Cell, ...], int] = {}
+    return np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
 
 
 def _woven(parts: Sequence[Part], owner: Index, numbers: Index) -> Frame:

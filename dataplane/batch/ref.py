@@ -38,6 +38,9 @@ ShardKey = tuple[bytes, int]
 #: Rows that a stream is taken to have, where it stands for a shard in an origin.
 _STREAM_ROWS = 1 << 47
 
+#: Of the number that stands for a shard's in an origin: it comes from anywhere, and is to be an int64.
+_HOLD = (1 << 63) - 1
+
 #: Rows of a reference with repeated ones: a position each, 2 GiB of them.
 _MOST_REPEATED = 1 << 28
 
@@ -321,14 +324,25 @@ class BatchRef:
             for key, by_columns in found.items()
         }
 
+    def distinct(self) -> list[tuple[BatchRef, Index | None]]:
+        """The columns by how their rows repeat: references to the rows that are meant, each row once, and for each of
+        ours which of them it is (None: ours, in order)."""
+        found = []
+        for number, frame in enumerate(self._frames):
+            once, index = frame.distinct()
+            columns = {name: Place(c.field, 0, c.slot) for name, c in self._columns.items() if c.frame == number}
+            found.append((BatchRef(once.rows, columns, (once,)), index))
+        return found
+
     # which rows of a stream it is
 
-    def with_origin(self, stream: bytes, rows: npt.ArrayLike) -> BatchRef:
-        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes)."""
+    def with_origin(self, stream: bytes, rows: npt.ArrayLike, hold: int = 0) -> BatchRef:
+        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes), delivered under
+        the number `hold`."""
         if not self._rows:
             return self
         part, order = Rows.index(rows).distinct()
-        cell = Cell(Shard(stream, 0, _STREAM_ROWS), 0, 0)
+        cell = Cell(Shard(stream, hold, _STREAM_ROWS), 0, 0)
         origin = Frame((Part((cell,), part),), None if order is None else Rows.index(order))
         return BatchRef(self._rows, self._columns, self._frames, origin)
 
@@ -345,6 +359,14 @@ class BatchRef:
         listed = [part.rows.array() for part in self._origin.parts]
         rows = np.concatenate(listed) if len(listed) > 1 else listed[0]
         return streams.pop(), rows if self._origin.order is None else rows[self._origin.order.array()]
+
+    def holds(self) -> Index:
+        """The numbers under which a stream delivered the rows, in order, int64; none where no stream did."""
+        if self._origin is None or not self._rows:
+            return np.empty(0, np.int64)
+        listed = [np.full(len(part.rows), part.cells[0].shard.id & _HOLD, np.int64) for part in self._origin.parts]
+        holds = np.concatenate(listed)
+        return holds if self._origin.order is None else holds[self._origin.order.array()]
 
     # inside
 

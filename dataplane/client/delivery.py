@@ -7,6 +7,7 @@ acked when the block is left, and given back when it is left by an exception.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
-from dataplane.errors import Misuse
+from dataplane.errors import DataplaneError, Misuse
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
@@ -31,6 +32,7 @@ class Delivery:
         connection: Connection,
         getter: Getter,
         delivered: m.Delivered,
+        mark: str,
         replica: int | None,
         balance: tuple[str, int] | None,
     ) -> None:
@@ -42,6 +44,7 @@ class Delivery:
         self.settled = False
         """Whether it was acked or given back."""
         self._keys = delivered.keys
+        self._mark = mark
         self._connection = connection
         self._getter = getter
         self._stream = delivered.stream
@@ -54,7 +57,7 @@ class Delivery:
     def keys(self) -> list[str]:
         """The keys of the rows."""
         origin = self.ref.origin()
-        return self._keys or ([] if origin is None else unnamed(origin[1].tolist()))
+        return self._keys or ([] if origin is None else unnamed(self._mark, origin[1].tolist()))
 
     def __len__(self) -> int:
         return len(self.ref)
@@ -120,7 +123,11 @@ class Delivery:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await (self.ack() if kind is None else self.nack())
+        if kind is None:
+            await self.ack()
+        else:
+            with suppress(DataplaneError):  # what left the block is what its caller is to see
+                await self.nack()
 
 
 class Taken(Sequence[BatchRef]):
@@ -149,3 +156,17 @@ class Taken(Sequence[BatchRef]):
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.delivery.__aexit__(kind)
+
+
+class DeadLetters:
+    """Rows that were given up on. `ref` has the columns that all of them have; None where there are none."""
+
+    def __init__(self, reply: m.Delivered) -> None:
+        self.ref = BatchRef.decode(reply.ref) if reply.ref else None
+        self.keys = reply.keys
+        self.groups = reply.groups
+        self.versions = reply.versions
+        self.tags = reply.tags
+
+    def __len__(self) -> int:
+        return len(self.keys)

@@ -41,6 +41,7 @@ TIMEOUT_S = 600.0
 
 _STATE = 1  # what `state_dict` gives, by its form
 _JOIN_S = 10.0
+_LEAST_RENEW_S = 0.01
 
 
 def loader(
@@ -248,7 +249,8 @@ class Loader:
 class _Ahead:
     """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back what is left.
 
-    What passes between the two threads passes through queues that no signal can leave locked, as conditions can be.
+    What it has fetched and nobody has taken it keeps leased. What passes between the two threads passes through queues
+    that no signal can leave locked, as conditions can be.
     """
 
     def __init__(
@@ -264,6 +266,8 @@ class _Ahead:
         self._stopped = False
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
+        self._held: dict[int, AsyncDelivery] = {}  # what is fetched and not taken
+        self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
         self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
         self._thread.start()
 
@@ -286,6 +290,8 @@ class _Ahead:
             ) from None
         if isinstance(fetched, BaseException):
             raise fetched
+        if fetched is not None:
+            self._held.pop(id(fetched[0]._inner), None)
         return fetched
 
     def stop(self, left: Delivery | None) -> None:
@@ -304,8 +310,9 @@ class _Ahead:
 
     def _run(self) -> None:
         more = True
-        while self._asked.get():
+        while self._next_asked():
             more = more and not self._stopped and self._fetch()
+        self._held.clear()
         with suppress(queue.Empty):
             while True:
                 fetched = self._fetched.get_nowait()
@@ -313,6 +320,20 @@ class _Ahead:
                     self._left.append(fetched[0])
         for delivery in self._left:
             self._give_back(delivery)
+
+    def _next_asked(self) -> bool:
+        """Whether to fetch one more; meanwhile, what is fetched stays leased."""
+        while True:
+            try:
+                return self._asked.get(timeout=self._renew_s)
+            except queue.Empty:
+                with suppress(DataplaneError):  # who asks next is told
+                    self._stream._wait(self._renew())
+
+    async def _renew(self) -> None:
+        for delivery in list(self._held.values()):
+            with suppress(LeaseExpired):  # who takes it finds out
+                await delivery.renew()
 
     def _fetch(self) -> bool:
         """Fetch a delivery. Whether there may be another."""
@@ -324,6 +345,7 @@ class _Ahead:
         except BaseException as error:  # to be raised where it can be seen
             self._fetched.put(None if isinstance(error, _End) else error)
             return False
+        self._held[id(delivery._inner)] = delivery._inner
         self._fetched.put((delivery, made, since))
         return True
 
@@ -359,9 +381,9 @@ class _Ahead:
         stream = self._stream._inner
         while True:
             try:
-                return await stream.consume(self._task, timeout=TIMEOUT_S, **self._how)
+                return await stream.consume(self._task, timeout=min(TIMEOUT_S, self._renew_s), **self._how)
             except NotReady:  # nobody may be waiting yet; who does keeps the time
-                continue
+                await self._renew()
             except Closed as error:
                 stream._connection.check()
                 raise _End from error

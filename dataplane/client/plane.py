@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -16,16 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import numpy as np
-
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
-from dataplane.client import embedded
+from dataplane.client import arguments, checkpoint, embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.getting import Getter
-from dataplane.client.streams import AsyncStream, settings
+from dataplane.client.streams import AsyncStream
 from dataplane.client.writer import Writer
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
@@ -95,7 +92,7 @@ class AsyncPlane:
         LimitExceeded (more than the memory budget), PeerUnavailable. Cancelled, it leaves nothing behind.
         """
         self.check()
-        scope, timeout = _scope(scope), _seconds(timeout)
+        scope, timeout = _scope(scope), arguments.seconds(timeout)
         return await self._writer.write(await self._writer.plan(columns, dedupe), scope, timeout)
 
     async def draft(
@@ -107,7 +104,7 @@ class AsyncPlane:
         row counts differ.
         """
         self.check()
-        return await Draft.open(self._connection, columns, _scope(scope), _seconds(timeout))
+        return await Draft.open(self._connection, columns, _scope(scope), arguments.seconds(timeout))
 
     # Getting
 
@@ -118,7 +115,7 @@ class AsyncPlane:
         Backpressure, LimitExceeded (more at once than the memory budget), PeerUnavailable.
         """
         self.check()
-        return await self._getter.get(_reference(ref), _seconds(timeout))
+        return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 
     # Freeing
 
@@ -159,29 +156,49 @@ class AsyncPlane:
         max_bytes: int | str | None = None,
         max_rows: int | None = None,
         max_lag: int | None = None,
-        max_deliveries: int = 5,
+        max_deliveries: int | None = None,
     ) -> AsyncStream:
         """The stream of this name, made if it is not there; without tasks, one that is there.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: what the stream may hold; an append waits for room.
         max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
-        max_deliveries: how often a row is delivered to a task before it is given up as a dead letter.
+        max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
 
         Raises Misuse where the stream is there with other settings (and says both), or is not there and no tasks are
         given.
         """
         self.check()
-        if not is_text(name) or not name:
-            raise Misuse(f"a stream's name is a text, not {name!r}")
-        wanted = settings(tasks, max_bytes, max_rows, max_lag, max_deliveries)
+        arguments.text("a stream's name", name)
+        wanted = arguments.settings(tasks, max_bytes, max_rows, max_lag, max_deliveries)
         opened = await self._connection.request(m.Open(self._connection.next_id(), name, wanted), m.Opened, 0.0)
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 
     async def streams(self) -> dict[str, Any]:
         """The figures of all streams of the node, by name."""
         self.check()
-        return dict((await self._connection.request(m.Streams(self._connection.next_id()), m.Figures, 0.0)).values)
+        found: dict[str, Any] = {}
+        more: Any = None
+        while more is None or more:
+            asked = m.Streams(self._connection.next_id(), max(more) if more else None)
+            more = (await self._connection.request(asked, m.Figures, 0.0)).values
+            found |= more
+        return found
+
+    async def restore(
+        self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
+    ) -> AsyncStream:
+        """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
+
+        Nobody else sees it before all of it is there; if this fails or its process dies, nothing of it stays. timeout:
+        seconds to wait for room for each part. Raises Corrupt (the file is cut, changed, or none), Misuse (no file is
+        there to be read, or a stream of the name is), Backpressure, LimitExceeded.
+        """
+        self.check()
+        if name is not None:
+            arguments.text("a stream's name", name)
+        name, opened = await checkpoint.read(self._connection, self._writer, path, name, arguments.seconds(timeout))
+        return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 
     # The end
 
@@ -212,13 +229,6 @@ def _scope(scope: Any) -> str:
     if scope is not None and not is_text(scope):
         raise Misuse(f"a scope is a name as text, not {scope!r}")
     return scope or ""
-
-
-def _seconds(timeout: Any) -> float:
-    """A timeout as it is sent: what is below zero has passed already."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number) or math.isnan(timeout):
-        raise Misuse(f"a timeout is seconds, not {timeout!r}")
-    return max(0.0, float(timeout))
 
 
 def _reference(ref: Any) -> BatchRef:

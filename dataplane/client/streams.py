@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
+import xxhash
 
-from dataplane.batch.field import is_text
+from dataplane.batch.columns import Plan
+from dataplane.batch.dedupe import digests
 from dataplane.batch.ref import BatchRef
+from dataplane.client import arguments, checkpoint
 from dataplane.client.connection import Connection
-from dataplane.client.delivery import Delivery, Taken
+from dataplane.client.delivery import DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
+from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.writer import Writer
-from dataplane.config import parse_size
+from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
-from dataplane.stream.home import Settings
+from dataplane.stream.home import MEASURED
 from dataplane.stream.keys import unnamed
-from dataplane.stream.sampler import BuiltIn, Candidates, Fifo, Sampler, TokenBalanced, checked
+from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
-
-Index = npt.NDArray[np.int64]
 
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of an append or extend that names none."""
@@ -38,9 +40,9 @@ TIMEOUT_S = 60.0
 CONSUME_TIMEOUT_S = 600.0
 """The deadline of a consume that names none."""
 
-_SCANNED = 1 << 14  # rows that a user's own sampler is shown first
 _FIRST_LEASE_S = 60.0
-_TAGS = (str, int, float, bool, type(None))
+_ANSWER_S = 0.1  # that an answer may take, however short the timeout
+_BUILT_IN = get_args(BuiltIn)
 
 
 class AsyncStream:
@@ -52,6 +54,7 @@ class AsyncStream:
         self._writer = writer
         self._getter = getter
         self._token = opened.stream
+        self._mark = opened.mark
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
@@ -85,25 +88,40 @@ class AsyncStream:
         is over its limits, and says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch,
         Misuse (a key that is there, other than by this very append).
         """
-        deadline_s = _seconds(timeout, TIMEOUT_S)
+        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         rows = len(columns) if planned is None else planned.rows
         if rows < 1:
             raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-        named = _texts("keys", keys, rows)
-        groups = _plain("group", group, rows, (str, int)) if group is not None else []
-        versions = np.asarray(_plain("version", version, rows, (int,)), np.int64)
-        tagged = {name: _plain(f"tag {name!r}", values, rows, _TAGS) for name, values in (tags or {}).items()}
+        named = arguments.keys_of(keys, rows)
+        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
+        versions = np.asarray(arguments.plain("version", version, rows, (int,)), np.int64)
+        tagged = arguments.tagged(tags, rows)
         nbytes = columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns)
-        admit = m.Admit(self._connection.next_id(), self._token, rows, nbytes, int(versions.max()), deadline_s)
-        ticket = (await self._connection.request(admit, m.Admitted, deadline_s)).ticket
-        staged = "" if planned is None else f"{self._staging}-{next(self._appends)}"
+        said = [named, groups, versions.tolist(), tagged]
+        digest = await self._digest(planned or columns, said) if named else b""
+        admit = m.Admit(
+            self._connection.next_id(),
+            self._token,
+            rows,
+            nbytes,
+            int(versions.max()),
+            named[0] if named else "",
+            digest,
+            deadline.remaining_s,
+        )
+        self._connection.reserved(+1)  # signs of life, without which the admission is given up
+        staged, ticket = "" if planned is None else f"{self._staging}-{next(self._appends)}", 0
         try:
+            admitted = await self._connection.request(admit, m.Admitted, deadline.remaining_s)
+            if not admitted.ticket:  # it was made before, by the very same call, whose answer was lost
+                return named
+            ticket = admitted.ticket
             if planned is None:
                 ref, lengths = columns, await self._lengths_of(columns)
             else:
-                ref = await self._writer.write(planned, staged, deadline_s)
-                lengths = {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
+                ref = await self._writer.write(planned, staged, deadline.remaining_s)
+                lengths = _lengths(planned)
             request = m.Append(
                 self._connection.next_id(),
                 self._token,
@@ -111,6 +129,7 @@ class AsyncStream:
                 staged,
                 ref.encode(),
                 named,
+                digest,
                 groups,
                 versions.tobytes(),
                 tagged,
@@ -120,7 +139,18 @@ class AsyncStream:
         except BaseException:
             self._unstage(staged, ticket)
             raise
-        return named or unnamed(range(reply.first, reply.first + rows))
+        finally:
+            self._connection.reserved(-1)
+        return named or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
+        """What two appends have in common only if they are the same: xxh3-128 over all that is said and all bytes."""
+        state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
+        if isinstance(columns, BatchRef):
+            state.update(columns.encode())
+        else:
+            await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns)
+        return state.digest()
 
     def _unstage(self, staged: str, ticket: int = 0) -> None:
         """What was staged is not appended. Says so without waiting; the connection's end says it too."""
@@ -132,7 +162,7 @@ class AsyncStream:
                 self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
 
     async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
-        measured = [name for name, field in ref.schema.items() if field.kind in ("ragged", "text", "bytes")]
+        measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]
         if not measured:
             return {}
         batch = await self._getter.get(ref.select(*measured), TIMEOUT_S)
@@ -144,11 +174,14 @@ class AsyncStream:
         """More columns for rows of the stream, in any order of rows and stages.
 
         rows: a reference that the stream delivered, or any rows picked from such, or keys. columns: as for `append`,
-        a row for each. A column that a row has already is refused, unless `replace`. Raises Misuse (a row that is not
-        there, one named twice, a column that is there), SchemaMismatch, Backpressure (no room in the node).
+        a row for each. A column that a row has already is refused, unless `replace`, or unless it was brought by who
+        held the row before for the same task, and did not ack it.
+
+        Raises Misuse (a row that is not there, one named twice, a column that is there), LeaseExpired (the rows of the
+        reference have gone to others, or are about to), SchemaMismatch, Backpressure (no room in the node).
         """
-        deadline_s = _seconds(timeout, TIMEOUT_S)
-        numbers, keys = self._named(rows)
+        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
+        numbers, holds, keys = self._named(rows)
         staged, lengths = "", {}
         if isinstance(columns, BatchRef):
             ref, lengths = columns, await self._lengths_of(columns)
@@ -166,27 +199,36 @@ class AsyncStream:
             staged = f"{self._staging}-{next(self._appends)}"
         try:
             if staged:
-                ref = await self._writer.write(planned, staged, deadline_s)
-                lengths = {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
-            encoded = ref.encode()
+                ref = await self._writer.write(planned, staged, deadline.remaining_s)
+                lengths = _lengths(planned)
             request = m.Extend(
-                self._connection.next_id(), self._token, staged, encoded, numbers, keys, lengths, replace
+                self._connection.next_id(),
+                self._token,
+                staged,
+                ref.encode(),
+                numbers,
+                holds,
+                keys,
+                lengths,
+                bool(replace),
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
             self._unstage(staged)
             raise
 
-    def _named(self, rows: BatchRef | Sequence[str]) -> tuple[bytes, list[str]]:
-        """Rows by number, or by key."""
+    def _named(self, rows: BatchRef | Sequence[str]) -> tuple[bytes, bytes, list[str]]:
+        """Rows by number, and under which numbers they were delivered; or by key."""
         if isinstance(rows, BatchRef):
             origin = rows.origin()
             if origin is None and len(rows):
                 raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
-            if origin is not None and origin[0] != self._token:
+            if origin is None:
+                return b"", b"", []
+            if origin[0] != self._token:
                 raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
-            return (b"" if origin is None else origin[1].tobytes()), []
-        return b"", _texts("keys", rows, len(rows))
+            return origin[1].tobytes(), rows.holds().tobytes(), []
+        return b"", b"", arguments.keys_of(rows, len(rows))
 
     # consuming
 
@@ -233,72 +275,32 @@ class AsyncStream:
         lease: float,
         timeout: float | None,
     ) -> Delivery:
-        _check_asked(task, columns, member or "", rows=rows, min_rows=min_rows, replica=replica, replicas=replicas)
-        deadline_s, lease = _seconds(timeout, CONSUME_TIMEOUT_S), _seconds(lease, _FIRST_LEASE_S)
+        deadline_s = arguments.seconds(timeout, CONSUME_TIMEOUT_S)
         sampler = Fifo() if sampler is None else sampler
-
-        def request(chosen: Index | None = None, expired: Index | None = None, timeout_s: float = 0.0) -> m.Consume:
-            return m.Consume(
-                self._connection.next_id(),
-                self._token,
-                task,
-                rows,
-                min_rows,
-                list(columns),
-                sampler if chosen is None else None,  # type: ignore[arg-type]
-                b"" if chosen is None else chosen.tobytes(),
-                b"" if expired is None else expired.tobytes(),
-                member or "",
-                replica,
-                replicas,
-                float(lease),
-                timeout_s,
-            )
-
-        if isinstance(sampler, BuiltIn):
-            asked = request(timeout_s=deadline_s)
+        check_sampler(sampler)
+        built_in = sampler if isinstance(sampler, _BUILT_IN) and type(sampler) in _BUILT_IN else None
+        asked = m.Consume(
+            self._connection.next_id(),
+            self._token,
+            arguments.text("a task", task),
+            arguments.whole("rows", rows),
+            arguments.whole("min_rows", min_rows),
+            arguments.names("columns", columns),
+            built_in,
+            b"",
+            b"",
+            arguments.text("a member", member) if member else "",
+            None if replica is None else arguments.whole("replica", replica),
+            arguments.whole("replicas", replicas),
+            arguments.seconds(lease, what="a lease"),
+            deadline_s,
+        )
+        if built_in is not None:
             reply = await self._connection.request(asked, m.Delivered, deadline_s)
         else:
-            reply = await self._sample(sampler, task, columns, rows, min_rows, deadline_s, request)
+            reply = await Sampling(self._connection, sampler, asked).run(deadline_s)
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
-        return Delivery(self._connection, self._getter, reply, replica, balance)
-
-    async def _sample(
-        self,
-        sampler: Sampler,
-        task: str,
-        columns: Sequence[str],
-        rows: int,
-        min_rows: int,
-        deadline_s: float,
-        request: Callable[..., m.Consume],
-    ) -> m.Delivered:
-        """Choose here, by a sampler of the user's own, among what the home shows; again when others were quicker."""
-        loop = asyncio.get_running_loop()
-        until, seen, most = loop.time() + deadline_s, -1, max(_SCANNED, rows)
-        needs, tags_read = list(getattr(sampler, "needs", ())), list(getattr(sampler, "tags_read", ()))
-        while True:
-            left = max(0.0, until - loop.time())
-            look = m.Look(
-                self._connection.next_id(), self._token, task, list(columns), needs, tags_read, most, seen, left
-            )
-            shown = await self._connection.request(look, m.Shown, left)
-            candidates = _candidates(shown)
-            choice = checked(sampler.choose(candidates, rows), candidates, rows)
-            numbers = np.frombuffer(shown.rows, np.int64)
-            if len(choice.rows) < rows and not shown.whole and most < m.MAX_ROWS:
-                most *= 4
-                continue
-            seen = shown.changes
-            if len(choice.rows) < min_rows and not len(choice.expired):
-                continue
-            try:
-                asked = request(numbers[choice.rows], numbers[choice.expired])
-                return await self._connection.request(asked, m.Delivered, 0.0)
-            except NotReady:
-                if loop.time() >= until:
-                    raise
-                seen = -1  # others took these rows, which changes nothing for those that are left
+        return Delivery(self._connection, self._getter, reply, self._mark, replica, balance)
 
     async def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, **how: Any
@@ -306,22 +308,31 @@ class AsyncStream:
         """Deliveries until the stream is closed and this task has done all of it; arguments as for `consume`.
 
         Each is acked when the next is asked for; left by `break` or an exception, it is given back unless it was
-        acked. `prefetch`: how many more are asked for meanwhile; their leases run.
+        acked. `prefetch`: how many more are asked for meanwhile; their leases run. `timeout`: seconds to wait for each,
+        counted from when it is asked for. Raises as `consume`, and Closed where the stream is dropped.
         """
+        wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
         ahead: list[asyncio.Task[Delivery]] = []
 
         async def one() -> Delivery:
-            return await self.consume(task, timeout=timeout, **how)
+            while True:
+                with suppress(NotReady):  # perhaps nobody is waiting yet; who does keeps the time
+                    return await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
 
         try:
             while True:
                 while len(ahead) < 1 + max(0, prefetch):
                     ahead.append(asyncio.get_running_loop().create_task(one()))
+                await asyncio.wait(ahead[:1], timeout=wait_s)
+                if not ahead[0].done():
+                    what = f"no rows of stream {self.name!r} became ready for task {task!r} in {wait_s:.1f} s"
+                    raise NotReady(what, stream=self.name, task=task, waited_s=wait_s)
                 try:
-                    delivery = await ahead.pop(0)
-                except Closed:
-                    self._connection.check()
-                    return
+                    delivery = ahead.pop(0).result()
+                except Closed as error:
+                    if error.drained:
+                        return
+                    raise
                 done = False
                 try:
                     yield delivery
@@ -348,23 +359,28 @@ class AsyncStream:
         columns: Sequence[str],
         sampler: Sampler | None = None,
         min_rows: int | None = None,
+        member: str | None = None,
+        replica: int | None = None,
+        replicas: int = 0,
         lease: float = 3600.0,
         timeout: float | None = None,
-        member: str | None = None,
     ) -> Taken:
         """The rows of one synchronous step, a reference a rank, from what the stream knows of them: no column is read.
 
-        All of `rows`, unless `min_rows` are fewer. Ranks get rows by tokens where the sampler is `TokenBalanced`. To be
-        acked as a whole. Raises as `consume`.
+        All of `rows`, unless `min_rows` are fewer, or whole groups do not make so many. Ranks get rows by tokens where
+        the sampler is `TokenBalanced`. To be acked as a whole. Raises as `consume`.
         """
-        at_least = rows if min_rows is None else min_rows
+        if arguments.whole("shards", shards) < 1:
+            raise Misuse(f"a step is split over one rank or more, not {shards}")
         delivery = await self.consume(
             task,
             rows=rows,
             columns=columns,
-            min_rows=at_least,
+            min_rows=rows if min_rows is None else min_rows,
             sampler=sampler,
             member=member,
+            replica=replica,
+            replicas=replicas,
             lease=lease,
             timeout=timeout,
         )
@@ -372,26 +388,38 @@ class AsyncStream:
 
     # the rest
 
-    async def drop_rows(self, rows: BatchRef | Sequence[str]) -> None:
-        """No task is to see these rows any more, and groups are complete without them. Who holds them may finish."""
-        numbers, keys = self._named(rows)
-        if numbers or keys:
-            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys)
+    async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
+        """No task is to see these rows, and all rows of these groups, any more; groups are complete without them. Who
+        holds them may finish. Raises Misuse for a row or group that is not there."""
+        numbers, _, keys = self._named(rows)
+        named = arguments.plain("groups", groups, len(groups), (str, int))
+        if numbers or keys or named:
+            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named)
             await self._connection.request(request, m.Done, 0.0)
 
-    async def dead_letters(self, task: str) -> DeadLetters:
-        """The rows that this task gave back, or let its lease run out on, `max_deliveries` times. They stay until
+    async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
+        """The first rows that this task gave back, or let its lease run out on, `max_deliveries` times. They stay until
         they are dropped."""
-        reply = await self._connection.request(m.Dead(self._connection.next_id(), self._token, task), m.Delivered, 0.0)
-        return DeadLetters(reply)
+        request = m.Dead(
+            self._connection.next_id(), self._token, arguments.text("a task", task), arguments.whole("most", most)
+        )
+        return DeadLetters(await self._connection.request(request, m.Delivered, 0.0))
 
     async def stats(self) -> Mapping[str, Any]:
         """The stream's figures now: see `docs/operations.md`."""
-        reply = await self._connection.request(m.Streams(self._connection.next_id()), m.Figures, 0.0)
-        if self.name not in reply.values:
-            raise Closed("the stream was dropped")
-        figures: Mapping[str, Any] = reply.values[self.name]
-        return figures
+        reply = await self._connection.request(m.Measure(self._connection.next_id(), self._token), m.Figures, 0.0)
+        return reply.values
+
+    async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
+        """Write the stream as it is now to a file, for `plane.restore`: its rows, their columns, how far each task is.
+
+        The stream goes on meanwhile; what changes after this was called is not in the file. Rows that are leased now
+        will be ready again. The file takes the place of one that is there when all of it is on the disk, and not
+        before. timeout: seconds to wait for room in memory to read each part of what was spilled.
+
+        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
+        """
+        await checkpoint.write(self._connection, self._getter, self._writer, (self.name, self._token), path, timeout)
 
     async def close(self) -> None:
         """Nothing is appended any more; consumers go on until all is done. Idempotent."""
@@ -400,21 +428,6 @@ class AsyncStream:
     async def drop(self) -> None:
         """Free everything, delivered or not. Whoever waits is told `Closed`."""
         await self._connection.request(m.End(self._connection.next_id(), self._token, True), m.Done, 0.0)
-
-
-class DeadLetters:
-    """Rows that were given up on. `ref` has the columns that all of them have; None where there are no rows."""
-
-    def __init__(self, reply: m.Delivered) -> None:
-        self.ref = BatchRef.decode(reply.ref) if reply.ref else None
-        origin = None if self.ref is None else self.ref.origin()
-        self.keys = reply.keys or ([] if origin is None else unnamed(origin[1].tolist()))
-        self.groups = reply.groups
-        self.versions = reply.versions
-        self.tags = reply.tags
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 class Consuming:
@@ -436,103 +449,12 @@ class Consuming:
             await self._delivery.__aexit__(kind)
 
 
-def settings(
-    tasks: Sequence[str] | None,
-    max_bytes: int | str | None,
-    max_rows: int | None,
-    max_lag: int | None,
-    max_deliveries: int,
-) -> Settings | None:
-    """What a stream is to be made with; None where only one that is there is wanted. Raises Misuse."""
-    if tasks is None:
-        if (max_bytes, max_rows, max_lag) != (None, None, None):
-            raise Misuse("name the tasks too: a stream is made with tasks and limits, and found by its name alone")
-        return None
-    if isinstance(tasks, str):
-        raise Misuse(f"tasks is a list of names, not the text {tasks!r}")
-    return Settings(
-        tuple(tasks),
-        0 if max_bytes is None else parse_size(max_bytes),
-        0 if max_rows is None else int(max_rows),
-        -1 if max_lag is None else int(max_lag),
-        max_deliveries,
-    )
+def _lengths(planned: Plan) -> dict[str, bytes]:
+    return {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
 
 
-def _candidates(shown: m.Shown) -> Candidates:
-    return Candidates(
-        group=np.frombuffer(shown.group, np.int64),
-        version=np.frombuffer(shown.version, np.int64),
-        age_s=np.frombuffer(shown.age_s, np.float64),
-        group_rows=np.frombuffer(shown.group_rows, np.int64),
-        group_dropped=np.frombuffer(shown.group_dropped, np.int64),
-        lengths={name: np.frombuffer(values, np.int64) for name, values in shown.lengths.items()},
-        tags={name: np.array(values, object) for name, values in shown.tags.items()},
-        latest=shown.latest,
-        closed=shown.closed,
-        whole=shown.whole,
-    )
-
-
-def _each(what: str, values: Any, rows: int) -> list[Any]:
-    """One value a row: as given, or the same for all. Raises Misuse."""
-    if isinstance(values, str | int | float | np.generic):
-        return [values.item() if isinstance(values, np.generic) else values] * rows
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if not isinstance(values, Iterable):
-        raise Misuse(f"{what} is one value a row or one for all, not {type(values).__name__}")
-    listed = [value.item() if isinstance(value, np.generic) else value for value in values]
-    if len(listed) != rows:
-        raise Misuse(f"{len(listed)} values of {what} for {rows} rows")
-    return listed
-
-
-def _plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
-    """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
-    listed = _each(what, values, rows)
-    found = set(map(type, listed))
-    if not found <= set(kinds):
-        odd = next(value for value in listed if type(value) not in kinds)
-        named = ", ".join(kind.__name__ for kind in kinds)
-        raise Misuse(f"{what} is of {named}, one a row or one for all, not {odd!r}")
-    for kind, fits in ((int, _is_int64), (str, is_text)):
-        for value in listed if kind in found and kind in kinds else ():
-            if type(value) is kind and not fits(value):
-                raise Misuse(f"{what} can not be {value!r}: it fits no message")
-    return listed
-
-
-def _is_int64(value: Any) -> bool:
-    return type(value) is int and -(1 << 63) <= value < 1 << 63
-
-
-def _seconds(timeout: Any, default: float) -> float:
-    """A timeout as it is sent: what is below zero has passed already. Raises Misuse."""
-    if timeout is None:
-        return default
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float | np.number) or math.isnan(timeout):
-        raise Misuse(f"a timeout or lease is seconds, not {timeout!r}")
-    return max(0.0, float(timeout))
-
-
-def _check_asked(task: Any, columns: Any, member: Any, **numbers: Any) -> None:
-    """Raises Misuse for what no message can hold, or the node would take for nonsense."""
-    if isinstance(columns, str):
-        raise Misuse(f"columns is a list of names, not the text {columns!r}")
-    for text in (task, member, *columns):
-        if not is_text(text):
-            raise Misuse(f"tasks, members and columns are named by texts, not {text!r}")
-    for name, value in numbers.items():
-        if not _is_int64(value) and not (name == "replica" and value is None):
-            raise Misuse(f"{name} is a whole number, not {value!r}")
-
-
-def _texts(what: str, values: Sequence[str] | None, rows: int) -> list[str]:
-    if values is None:
-        return []
-    listed = _each(what, values if not isinstance(values, str) else [values], rows)
-    for value in listed:
-        if not is_text(value):
-            raise Misuse(f"{what} are texts, one a row, not {value!r}")
-    return listed
+def _digest_columns(state: Any, planned: Plan) -> None:
+    for column in planned.columns:
+        state.update(msgspec.msgpack.encode((column.name, column.field)))
+        for digest in digests(column.values):
+            state.update(digest)

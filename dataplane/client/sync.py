@@ -5,6 +5,7 @@ It adds no logic.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -110,13 +111,17 @@ class Plane:
         max_bytes: int | str | None = None,
         max_rows: int | None = None,
         max_lag: int | None = None,
-        max_deliveries: int = 5,
+        max_deliveries: int | None = None,
     ) -> Stream:
         """The stream of this name, made if it is not there. See `AsyncPlane.stream`."""
         opened = self._plane.stream(
             name, tasks, max_bytes=max_bytes, max_rows=max_rows, max_lag=max_lag, max_deliveries=max_deliveries
         )
         return Stream(self._wait(opened), self._wait)
+
+    def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S) -> Stream:
+        """The stream that `stream.checkpoint` wrote to the file. See `AsyncPlane.restore`."""
+        return Stream(self._wait(self._plane.restore(path, name=name, timeout=timeout)), self._wait)
 
     def streams(self) -> dict[str, Any]:
         """The figures of all streams of the node, by name."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
-from dataplane.stream.home import Settings
 from dataplane.stream.sampler import Sampler
+from dataplane.stream.settings import Settings
 
 T = TypeVar("T")
 
@@ -202,13 +203,17 @@ class Stream:
         """The rows of one synchronous step, a reference a rank. See `AsyncStream.take`."""
         return Taken(self._wait(self._inner.take(task, **how)), self._wait)
 
-    def drop_rows(self, rows: BatchRef | Sequence[str]) -> None:
-        """No task is to see these rows any more. See `AsyncStream.drop_rows`."""
-        self._wait(self._inner.drop_rows(rows))
+    def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
+        """No task is to see these rows, and those of these groups, any more. See `AsyncStream.drop_rows`."""
+        self._wait(self._inner.drop_rows(rows, groups=groups))
 
-    def dead_letters(self, task: str) -> streams.DeadLetters:
+    def dead_letters(self, task: str, *, most: int = 1024) -> delivery.DeadLetters:
         """The rows that were given up on. See `AsyncStream.dead_letters`."""
-        return self._wait(self._inner.dead_letters(task))
+        return self._wait(self._inner.dead_letters(task, most=most))
+
+    def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
+        """Write the stream as it is now to a file. See `AsyncStream.checkpoint`."""
+        self._wait(self._inner.checkpoint(path, timeout=timeout))
 
     def stats(self) -> Mapping[str, Any]:
         """The stream's figures now."""

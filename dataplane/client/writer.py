@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.wire import messages as m
+
+T = TypeVar("T")
 
 _OWN_SHARD = 256 << 10
 """Bytes from which on a column becomes a shard of its own."""
@@ -45,6 +47,18 @@ class Writer:
     def __init__(self, connection: Connection, pool: Executor) -> None:
         self._connection = connection
         self._pool = pool
+
+    async def in_thread(self, nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
+        """The result of work on so many bytes: done in a thread if they are many, which has ended when this returns,
+        raises or is cancelled."""
+        if nbytes <= _IN_LOOP:
+            return work(*arguments)
+        running = self._pool.submit(work, *arguments)
+        try:
+            return await asyncio.wrap_future(running)
+        except BaseException:
+            await _stopped([running])
+            raise
 
     async def plan(self, columns: Any, dedupe: Collection[str]) -> Plan:
         """The columns, ready to be written. Raises SchemaMismatch."""
@@ -125,7 +139,7 @@ class Writer:
             raise
 
 
-async def _stopped(running: Sequence[Future[None]]) -> None:
+async def _stopped(running: Sequence[Future[Any]]) -> None:
     """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile."""
     for future in running:
         future.cancel()

@@ -80,6 +80,11 @@ class Client:
         if self._leaving:
             self._leave()
 
+    def revoke_silent(self) -> None:
+        """Give up what the client was admitted to bring to streams, if it gives no sign of life."""
+        if self._streams.expected and self._store.silent(self):
+            self._streams.revoke()
+
     def _closed(self, error: DataplaneError | None) -> bool:
         for task in self._waiting.values():
             task.cancel()
@@ -268,8 +273,7 @@ class Client:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
         self._store.free(request.shards)
         if request.scope:
-            self._store.free_scope(request.scope)
-            self._streams.unstaged(request.scope)
+            self._streams.free_scope(request.scope)
         self._channel.send(m.Done(request.id))
 
     # What has to wait

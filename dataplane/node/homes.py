@@ -21,21 +21,24 @@ from dataplane.batch.rows import Rows
 from dataplane.clock import Clock
 from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
 from dataplane.store.store import Store
-from dataplane.stream.home import Home, Settings
+from dataplane.stream.figures import figures
+from dataplane.stream.home import Home
 from dataplane.stream.rows import Patch
+from dataplane.stream.settings import Settings
 
 MAX_STREAMS = 4096
 _MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
+_MARK = 3  # bytes of a stream's mark
 _LOOK_S = 0.5  # how often samplers that judge by age are asked again
 
 
 class Stream:
     """A home, its name and its clock. `token` is how its clients and its rows name it."""
 
-    def __init__(self, name: str, settings: Settings, homes: Homes, clock: Clock) -> None:
+    def __init__(self, name: str, settings: Settings, mark: str, homes: Homes, clock: Clock) -> None:
         self.name = name
         self.token = secrets.token_bytes(8)
-        self.home = Home(settings, homes.released, self._changed)
+        self.home = Home(settings, homes.released, self._changed, mark)
         self.clock = clock
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -91,7 +94,11 @@ class Homes:
         self._by_name: dict[str, Stream] = {}
         self._by_token: dict[bytes, Stream] = {}
         self._needed: Counter[ShardKey] = Counter()
+        self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     def open(self, name: str, settings: Settings | None) -> Stream:
         """The stream of this name, made if it is not there. Raises Misuse where it is, with other settings."""
@@ -99,13 +106,29 @@ class Homes:
         if stream is None:
             if settings is None:
                 raise Misuse(f"there is no stream {name!r}; name its tasks to make it")
-            if len(self._by_name) >= MAX_STREAMS:
-                raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
-            stream = Stream(name, settings, self, self._clock)
-            self._by_name[name] = self._by_token[stream.token] = stream
+            stream = self.unnamed(name, settings, secrets.token_hex(_MARK))
+            self._by_name[name] = stream
         elif settings is not None and settings != stream.home.settings:
             raise Misuse(f"the stream {name!r} was made with {stream.home.settings}, and this asks for {settings}")
         return stream
+
+    def unnamed(self, name: str, settings: Settings, mark: str) -> Stream:
+        """A new stream that nobody can open before it is `named`. Raises LimitExceeded."""
+        if len(self._by_token) >= MAX_STREAMS:
+            raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
+        stream = Stream(name, settings, mark, self, self._clock)
+        self._by_token[stream.token] = stream
+        return stream
+
+    def check_free(self, name: str) -> None:
+        """Raises Misuse where there is a stream of this name."""
+        if name in self._by_name:
+            raise Misuse(f"there is a stream {name!r} already; drop it first, or name another")
+
+    def named(self, stream: Stream) -> None:
+        """From now on the stream can be opened by its name. Raises Misuse where another has it."""
+        self.check_free(stream.name)
+        self._by_name[stream.name] = stream
 
     def find(self, token: bytes) -> Stream:
         """The stream of this token. Raises Closed where it was dropped."""
@@ -116,7 +139,9 @@ class Homes:
 
     def drop(self, stream: Stream) -> None:
         """Free all of a stream."""
-        del self._by_name[stream.name], self._by_token[stream.token]
+        del self._by_token[stream.token]
+        if self._by_name.get(stream.name) is stream:
+            del self._by_name[stream.name]
         stream.end()
 
     def leave(self, client: Hashable) -> None:
@@ -137,10 +162,14 @@ class Homes:
                 raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
+        self.keep_too(ref)
+
+    def keep_too(self, ref: BatchRef) -> None:
+        """Somebody else needs what rows of a stream need now, whatever becomes of those."""
         self._needed.update(ref.shards())
 
     def forget(self, ref: BatchRef) -> None:
-        """They do not, after all."""
+        """They do not, after all; or somebody else does no more."""
         self._needed.subtract(ref.shards())
         self._free(ref.shards())
 
@@ -156,14 +185,30 @@ class Homes:
         for key in shards:
             if self._needed[key] <= 0:
                 del self._needed[key]
-                for columns, rows in self._spent.pop(key, ()):
+                spent = self._spent.pop(key, ())
+                if key in self._whole:
+                    self._whole.discard(key)
+                    self._store.free([key[1]])
+                for columns, rows in spent:
                     self._store.free_part(key[1], columns, rows)
 
-    def figures(self) -> dict[str, Any]:
-        """The figures of each stream, by name."""
-        return {name: stream.home.statistics(self._clock()) for name, stream in self._by_name.items()}
+    def free_scope(self, scope: str) -> None:
+        """Free what was put under a scope; what rows of streams need of it, when they do no more."""
+        for number in self._store.scope(scope):
+            key = (self._node, number)
+            if self._needed[key] > 0:
+                self._whole.add(key)
+                self._store.unscope([number])
+            else:
+                del self._needed[key]
+        self._store.free_scope(scope)
+
+    def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
+        """The figures of the first streams by name, of those after this name; at most so many."""
+        names = sorted(name for name in self._by_name if after is None or name > after)[:most]
+        return {name: figures(self._by_name[name].home, self._clock()) for name in names}
 
     def close(self) -> None:
         """The node stops."""
-        for stream in list(self._by_name.values()):
+        for stream in list(self._by_token.values()):
             self.drop(stream)

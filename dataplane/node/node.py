@@ -34,6 +34,8 @@ from dataplane.wire.polling import polling_loop
 
 log = logging.getLogger(__name__)
 
+_STREAMS = 50  # that are told of among a node's figures
+
 
 class Node:
     """A listening socket, its clients, and their store. `serve` runs it."""
@@ -115,6 +117,8 @@ class Node:
             await asyncio.sleep(self.config.reservation_lease_s / 4)
             for client in self._store.revoke_silent():
                 log.warning("client %s gave no sign of life: its unsealed bytes were taken back", client)
+            for each in list(self._clients):
+                each.revoke_silent()
 
     def figures(self) -> dict[str, Any]:
         """The node's statistics, as plain values."""
@@ -145,7 +149,8 @@ class Node:
             "restored_bytes": store.disk.read,
             "spill_error": store.disk.error,
             "holders": store.holders,
-            "streams": self._homes.figures(),
+            "streams": self._homes.figures(most=_STREAMS),
+            "streams_in_all": len(self._homes),
         }
 
     async def _close(self) -> None:

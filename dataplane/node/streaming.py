@@ -1,38 +1,35 @@
 """What a client asks of streams: each request answered from a home, or made to wait there.
 
-What always holds: what a request was granted and can not be told is given back; what a client staged and did not
-append goes with it.
+What always holds: what a client staged and did not append, what it was admitted to bring, and streams that it was
+restoring, go with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Sized
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, LimitExceeded, Misuse, NotReady, ProtocolMismatch
+from dataplane.errors import Backpressure, Closed, LeaseExpired, ProtocolMismatch
+from dataplane.node import packed
+from dataplane.node.delivering import Delivering, dead_letters
 from dataplane.node.homes import Homes, Stream
+from dataplane.node.snapshots import Snapshots
 from dataplane.store.store import Store
-from dataplane.stream.home import Arrival, Demand, Entry, Home
-from dataplane.stream.lease import Grant, Who
-from dataplane.stream.sampler import Fifo, TokenBalanced
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.figures import figures
 from dataplane.wire import messages as m
-
-Index = npt.NDArray[np.int64]
-T = TypeVar("T")
-S = TypeVar("S", bound=Sized)
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 
-MAX_LEASE_S = 7 * 86400.0
-MAX_TAGS = 64
-_MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63 bits
+_STREAMS = 50  # whose figures one message has
 
 StreamRequest = (
     m.Open
@@ -47,7 +44,15 @@ StreamRequest = (
     | m.DropRows
     | m.End
     | m.Dead
+    | m.Measure
     | m.Streams
+    | m.TakeSnapshot
+    | m.ReadSnapshot
+    | m.ReleaseSnapshot
+    | m.Restore
+    | m.PutBack
+    | m.PutColumns
+    | m.Restored
 )
 
 
@@ -60,49 +65,64 @@ class Streaming:
         self._store = store
         self._staged: set[str] = set()
         self._tickets: set[tuple[bytes, int]] = set()  # by stream: what was admitted and has not come
+        self._delivering = Delivering(client, homes)
+        self._snapshots = Snapshots(homes)
 
     def staged(self, scope: str) -> None:
         """The client puts something under this scope."""
         if scope.startswith(m.STAGED):
             self._staged.add(scope)
 
-    def unstaged(self, scope: str) -> None:
-        """The client has freed the scope."""
+    def free_scope(self, scope: str) -> None:
+        """The client frees the scope."""
+        self._homes.free_scope(scope)
         self._staged.discard(scope)
+
+    def untold(self, request: m.Consume, reply: m.Reply) -> None:
+        """The reply is larger than a message: what it granted is given back."""
+        self._delivering.untold(request, reply)
 
     def leave(self) -> None:
         """The client has gone."""
         self._homes.leave(self._client)
+        self._snapshots.leave()
         for scope in self._staged:
-            self._store.free_scope(scope)
+            self._homes.free_scope(scope)
         self._staged.clear()
 
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The reply, or what has to be called and awaited for it; None where there is none."""
         match request:
             case m.Open():
-                _bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 stream = self._homes.open(request.name, request.settings)
-                return m.Opened(request.id, stream.token, stream.home.settings)
+                return m.Opened(request.id, stream.token, stream.home.settings, stream.home.keys.mark)
             case m.Streams():
-                return m.Figures(request.id, self._homes.figures())
+                return m.Figures(request.id, self._homes.figures(request.after, _STREAMS))
+            case m.Restore():
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                return self._snapshots.begin(request)
+            case m.ReadSnapshot():
+                return self._snapshots.read(request)
+            case m.ReleaseSnapshot():
+                self._snapshots.release(request.snapshot)
+                return None
+            case m.GiveBack():
+                self._give_back(request.stream, request.ticket)
+                return None
         stream = self._homes.find(request.stream)
         now = stream.clock()
         match request:
             case m.Admit():
                 return partial(self._admit, request, stream, deadline)
-            case m.GiveBack():
-                if self._owns(stream, request.ticket):
-                    stream.home.give_back(request.ticket)
-                return None
             case m.Append():
                 return self._append(request, stream)
             case m.Extend():
                 return self._extend(request, stream)
             case m.Consume():
-                return partial(self._consume, request, stream, deadline)
+                return partial(self._delivering.consume, request, stream, deadline)
             case m.Look():
-                return partial(self._look, request, stream, deadline)
+                return partial(self._delivering.look, request, stream, deadline)
             case m.Ack():
                 if request.done:
                     stream.home.ack(request.grant, self._client, request.replica, now)
@@ -112,26 +132,36 @@ class Streaming:
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
             case m.DropRows():
-                stream.home.drop_rows(_rows(stream.home, request.rows, request.keys), now)
+                rows = packed.rows_named(stream.home, request.rows, request.keys)
+                of_groups = stream.home.in_groups(request.groups)
+                stream.home.drop_rows(np.concatenate((rows, of_groups)), now)
             case m.End():
                 if request.drop:
                     self._homes.drop(stream)
                 else:
                     stream.home.close(now)
             case m.Dead():
-                home = stream.home
-                rows = home.dead(home.task(request.task))
-                columns = [name for name in home.rows.schema if len(rows)]
-                has = [name for name in columns if home.rows.have(rows, name)]
-                return _delivered(request.id, stream, 0, None, rows, has)
+                return dead_letters(request, stream)
+            case m.Measure():
+                return m.Figures(request.id, figures(stream.home, now))
+            case m.TakeSnapshot():
+                return self._snapshots.take(request, stream)
+            case m.PutBack():
+                self._snapshots.put_back(request, stream)
+            case m.PutColumns():
+                self._kept(request.staged, self._snapshots.put_columns(request, stream))
+            case m.Restored():
+                self._snapshots.finish(stream)
         return m.Done(request.id)
 
     # appending
 
     async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> m.Reply:
-        _bound("rows of an append", m.MAX_ROWS, request.rows)
+        packed.bound("rows of an append", m.MAX_ROWS, request.rows)
         if request.rows < 1 or request.nbytes < 0:
             raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
+        if request.key and stream.home.keys.known(request.key, request.digest) is not None:
+            return m.Admitted(request.id, stream.token, 0)
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         entry = Entry(
             self._client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
@@ -145,7 +175,7 @@ class Streaming:
             return m.Admitted(request.id, stream.token, ticket)
         except BaseException as error:
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
-                stream.home.give_back(admitted.result())
+                stream.home.admission.give_back(admitted.result())
             why = stream.home.withdraw(entry)
             if isinstance(error, TimeoutError):
                 raise Backpressure(
@@ -157,240 +187,80 @@ class Streaming:
             raise
 
     def _holders(self, stream: Stream) -> tuple[dict[str, Any], ...]:
-        figures = stream.home.statistics(stream.clock())
+        home = stream.home
+        behind = [(name, "not consumed") for name in home.behind()] or [
+            (name, "dead letters") for name in home.dead_letters()
+        ]
         return tuple(
-            {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": figures["bytes"], "how": "not consumed"}
-            for name in figures["behind"]
+            {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": home.nbytes, "how": how}
+            for name, how in behind
         )
 
-    def _owns(self, stream: Stream, ticket: int) -> bool:
+    @property
+    def expected(self) -> bool:
+        """Whether something was admitted that has not come."""
+        return bool(self._tickets)
+
+    def revoke(self) -> None:
+        """The client gives no sign of life: what it was admitted to bring is given up."""
+        for token, ticket in list(self._tickets):
+            self._give_back(token, ticket)
+
+    def _give_back(self, token: bytes, ticket: int) -> None:
+        if self._owns(token, ticket):
+            with suppress(Closed):  # the stream was dropped
+                self._homes.find(token).home.admission.give_back(ticket)
+
+    def _owns(self, token: bytes, ticket: int) -> bool:
         """Whether the client was given the ticket, which it has used now."""
-        owned = (stream.token, ticket) in self._tickets
-        self._tickets.discard((stream.token, ticket))
+        owned = (token, ticket) in self._tickets
+        self._tickets.discard((token, ticket))
         return owned
 
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         home = stream.home
         ref, kept = BatchRef.decode(request.ref), False
-        if not self._owns(stream, request.ticket):
-            raise Misuse("this append was not admitted")
+        if not self._owns(stream.token, request.ticket):
+            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
         staged = request.staged if request.staged in self._staged else ""
         try:
             arrival = Arrival(
-                _one_a_row("groups", request.groups, len(ref)) or None,
-                _numbers("versions", request.versions, len(ref)),
-                _tags(request.tags, len(ref)),
-                _lengths(request.lengths, ref),
+                packed.one_a_row("groups", request.groups, len(ref)) or None,
+                packed.numbers("versions", request.versions, len(ref)),
+                packed.tags(request.tags, len(ref)),
+                packed.lengths(request.lengths, ref),
             )
-            _one_a_row("keys", request.keys, len(ref))
+            packed.one_a_row("keys", request.keys, len(ref))
             self._homes.keep(ref)
             kept = True
-            first, new = home.append(request.ticket, ref, request.keys, arrival, stream.clock())
+            first, new = home.append(request.ticket, ref, request.keys, request.digest, arrival, stream.clock())
         except BaseException:
-            home.give_back(request.ticket)
+            home.admission.give_back(request.ticket)
             if kept:
                 self._homes.forget(ref)
             raise
-        if new:  # before it, `free(scope=...)` of whoever put the rows would have freed them
-            self._store.unscope(number for _, number in ref.shards())
-        else:
+        if not new:
             self._homes.forget(ref)
-            self._store.free_scope(staged)
-        self.unstaged(staged)
+            self._homes.free_scope(staged)
+        self._kept(staged, ref)
         return m.Appended(request.id, first, new)
 
     def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
         ref = BatchRef.decode(request.ref)
-        rows = _rows(stream.home, request.rows, request.keys)
+        rows = packed.rows_named(stream.home, request.rows, request.keys)
         self._homes.keep(ref)
         try:
-            lengths = _lengths(request.lengths, ref)
-            stream.home.extend(rows, ref, lengths, stream.clock(), replace=request.replace)
+            lengths, holds = packed.lengths(request.lengths, ref), packed.int64("holds", request.holds)
+            packed.one_a_row("holds", holds, len(rows))
+            stream.home.extend(rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds)
         except BaseException:
             self._homes.forget(ref)
             raise
-        self._store.unscope(number for _, number in ref.shards())
-        self.unstaged(request.staged)
+        self._kept(request.staged, ref)
         return m.Done(request.id)
 
-    # consuming
-
-    def untold(self, request: m.Consume, reply: m.Reply) -> None:
-        """The reply is larger than a message: what it granted is given back."""
-        if isinstance(reply, m.Delivered):
-            stream = self._homes.find(request.stream)
-            stream.home.nack(reply.grant, self._client, request.replica, stream.clock(), seen=False)
-
-    async def _consume(self, request: m.Consume, stream: Stream, deadline: Deadline) -> m.Reply:
-        demand, served = self._demand(request, stream)
-        now = stream.clock()
-        if request.sampler is None:
-            self._take(request, stream, demand, served)
-        else:
-            stream.home.consume(demand, now)
-        stream.schedule()
-        try:
-            if not served.done():
-                async with asyncio.timeout(deadline.remaining_s):
-                    await asyncio.shield(served)
-            grant = served.result()
-            return _delivered(
-                request.id, stream, grant.number, request.replica, grant.rows, grant.columns, _needs(request.sampler)
-            )
-        except BaseException as error:
-            stream.home.forget(demand)
-            if served.done() and not served.cancelled() and served.exception() is None:
-                stream.home.nack(served.result().number, self._client, request.replica, stream.clock(), seen=False)
-            if isinstance(error, TimeoutError):
-                raise _not_ready(stream, request.task, deadline) from None
-            raise
-
-    def _demand(self, request: m.Consume, stream: Stream) -> tuple[Demand, asyncio.Future[Grant]]:
-        _bound("rows of a delivery", m.MAX_ROWS, request.rows)
-        if not 1 <= request.min_rows <= request.rows:
-            raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")
-        if not 0 < request.lease_s <= MAX_LEASE_S:
-            raise Misuse(f"a lease is of more than 0 and at most {MAX_LEASE_S:.0f} s, not {request.lease_s}")
-        columns = tuple(request.columns)
-        if not columns or len(set(columns)) != len(columns):
-            raise Misuse("a task asks for at least one column, and each once")
-        served: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        demand = Demand(
-            task=stream.home.task(request.task),
-            rows=request.rows,
-            min_rows=request.min_rows,
-            columns=columns,
-            need=stream.home.rows.need(columns),
-            sampler=request.sampler or Fifo(),
-            who=Who(self._client, request.member, request.replica, request.replicas),
-            lease_s=request.lease_s,
-            serve=served.set_result,
-            fail=served.set_exception,
-        )
-        return demand, served
-
-    def _take(self, request: m.Consume, stream: Stream, demand: Demand, served: asyncio.Future[Grant]) -> None:
-        """Grant rows that the client chose, as far as nobody else has taken them meanwhile."""
-        home, now = stream.home, stream.clock()
-        waiting = home.leases.waiting(demand.task, demand.who)
-        if waiting is None:
-            home.expire(demand.task, home.still_ready(demand, _int64("rows", request.expired)))
-            chosen = home.still_ready(demand, _int64("rows", request.chosen))
-            if len(chosen) < request.min_rows:
-                raise NotReady("others have taken these rows", stream=stream.name, task=request.task)
-            waiting = home.lease(demand, chosen[: request.rows], now)
-        home.leases.hand(waiting, demand.who, now)
-        served.set_result(waiting)
-
-    async def _look(self, request: m.Look, stream: Stream, deadline: Deadline) -> m.Reply:
-        home = stream.home
-        task, need = home.task(request.task), home.rows.need(request.columns)
-        most = min(request.most, m.MAX_ROWS)
-        try:
-            async with asyncio.timeout(deadline.remaining_s):
-                while True:
-                    rows = home.ready(task, need, most) if home.changes > request.seen else np.empty(0, np.int64)
-                    if len(rows):
-                        break
-                    home.check_drained(task)
-                    await stream.changed()
-                    self._homes.find(stream.token)
-        except TimeoutError:
-            raise _not_ready(stream, request.task, deadline) from None
-        wants = _Wants(tuple(request.lengths), tuple(request.tags))
-        shown = home.candidates(rows, wants, stream.clock(), whole=len(rows) < most)
-        return m.Shown(
-            id=request.id,
-            changes=home.changes,
-            rows=rows.tobytes(),
-            group=shown.group.tobytes(),
-            version=shown.version.tobytes(),
-            age_s=shown.age_s.tobytes(),
-            group_rows=shown.group_rows.tobytes(),
-            group_dropped=shown.group_dropped.tobytes(),
-            lengths={name: values.tobytes() for name, values in shown.lengths.items()},
-            tags={name: values.tolist() for name, values in shown.tags.items()},
-            latest=shown.latest,
-            closed=shown.closed,
-            whole=shown.whole,
-        )
-
-
-class _Wants:
-    """What somebody's sampler reads."""
-
-    def __init__(self, needs: tuple[str, ...], tags_read: tuple[str, ...]) -> None:
-        self.needs = needs
-        self.tags_read = tags_read
-
-
-def _needs(sampler: Any) -> tuple[str, ...]:
-    return sampler.needs if isinstance(sampler, TokenBalanced) else ()
-
-
-def _delivered(
-    identifier: int,
-    stream: Stream,
-    grant: int,
-    replica: int | None,
-    rows: Index,
-    columns: Sequence[str],
-    lengths: Sequence[str] = (),
-) -> m.Delivered:
-    groups, versions, tags = stream.home.facts(rows)
-    ref = stream.home.rows.ref(rows, columns).with_origin(stream.token, rows).encode() if len(columns) else b""
-    measured = {name: stream.home.lengths(rows, name).tobytes() for name in lengths}
-    keys = stream.home.keys.names(rows) if stream.home.keys.given else []
-    return m.Delivered(identifier, stream.token, grant, replica, ref, keys, groups, versions, tags, measured)
-
-
-def _not_ready(stream: Stream, task: str, deadline: Deadline) -> NotReady:
-    return NotReady(
-        f"no rows of stream {stream.name!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
-        stream=stream.name,
-        task=task,
-        waited_s=deadline.waited_s,
-    )
-
-
-def _rows(home: Home, rows: bytes, keys: list[str]) -> Index:
-    return home.keys.numbers(keys) if keys else _int64("rows", rows)
-
-
-def _bound(what: str, limit: int, asked: int) -> None:
-    if asked > limit:
-        raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
-
-
-def _int64(what: str, packed: bytes) -> Index:
-    if len(packed) % 8:
-        raise ProtocolMismatch(f"{what} that are no 64-bit integers")
-    return np.frombuffer(packed, "<i8").astype(np.int64, copy=False)
-
-
-def _numbers(what: str, packed: bytes, count: int) -> Index:
-    return _exactly(what, _int64(what, packed), count)
-
-
-def _lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
-    lengths = {name: _numbers(f"lengths of {name!r}", values, len(ref)) for name, values in packed.items()}
-    for name, values in lengths.items():
-        if name not in ref.columns or (len(values) and not 0 <= values.min() <= values.max() < _MAX_LENGTH):
-            raise ProtocolMismatch(f"lengths of {name!r}, which no column has")
-    return lengths
-
-
-def _tags(tags: Mapping[str, list[T]], count: int) -> dict[str, list[T]]:
-    _bound("tags of an append", MAX_TAGS, len(tags))
-    return {name: _exactly(f"values of the tag {name!r}", values, count) for name, values in tags.items()}
-
-
-def _one_a_row(what: str, values: S, count: int) -> S:
-    """Raises ProtocolMismatch where there are some, and not one a row."""
-    return _exactly(what, values, count) if len(values) else values
-
-
-def _exactly(what: str, values: S, count: int) -> S:
-    if len(values) != count:
-        raise ProtocolMismatch(f"{len(values)} {what} for {count} rows")
-    return values
+    def _kept(self, staged: str, ref: BatchRef) -> None:
+        """What was staged is a stream's, all of it."""
+        if staged in self._staged:
+            self._store.unscope(number for _, number in ref.shards())
+            self._staged.discard(staged)

@@ -15,7 +15,8 @@ class Stats:
     the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
-    figures of each stream by its name, as `plane.streams()` does.
+    figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
+    `plane.streams()` has them all.
     """
 
     memory_used: int = 0
@@ -39,6 +40,7 @@ class Stats:
     spill_error: str = ""
     holders: tuple[Mapping[str, Any], ...] = ()
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    streams_in_all: int = 0
     clients: int = 0
     node: str = ""
     address: str = ""

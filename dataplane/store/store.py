@@ -350,9 +350,13 @@ class Store:
                     del self._scopes[shard.scope]
                 shard.scope = ""
 
+    def scope(self, scope: str) -> list[int]:
+        """The shards that were put under the scope and not freed."""
+        return list(self._scopes.get(scope, ()))
+
     def free_scope(self, scope: str) -> None:
         """Free every shard that was put under the scope. A scope that is not there has none."""
-        self.free(list(self._scopes.get(scope, ())))
+        self.free(self.scope(scope))
 
     # Clients
 
@@ -377,10 +381,14 @@ class Store:
         """The client gave a sign of life."""
         self._seen[client] = self._clock()
 
-    def revoke_silent(self) -> list[Hashable]:
-        """Take the reservations of clients back that gave no sign of life for the lease; which clients."""
+    def silent(self, client: Hashable) -> bool:
+        """Whether the client gave no sign of life for the lease."""
         limit = self._clock() - self._config.reservation_lease_s
-        silent = [client for client, held in self._reserved.items() if held and self._seen.get(client, limit) < limit]
+        return self._seen.get(client, limit) < limit
+
+    def revoke_silent(self) -> list[Hashable]:
+        """Take the reservations of silent clients back; which clients."""
+        silent = [client for client, held in self._reserved.items() if held and self.silent(client)]
         for client in silent:
             self.revoke(client)
         return silent

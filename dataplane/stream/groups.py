@@ -2,17 +2,21 @@
 
 A group is a text or an integer to users and a number here, which is given to another group when the last row of this
 one is gone. A row without a group has one of its own, with the number -1 - row, of which nothing is kept.
+
+To a task, a group is what it has not done: rows it has acked, or let expire, count no more, so that a name that is
+used again is a group of its own to a task that is done with the first; rows that are dead for it count as dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Groups:
@@ -22,10 +26,11 @@ class Groups:
         self._numbers: dict[Any, int] = {}
         self._names: dict[int, Any] = {}
         self._free: list[int] = []
-        self._members = np.zeros(64, np.int64)  # appended, and not dropped
+        self._members = np.zeros(64, np.int64)  # in the stream, and not dropped
         self._dropped = np.zeros(64, np.int64)
-        self._left = np.zeros(64, np.int64)  # appended, and not gone
-        self._dead = np.zeros((tasks, 64), np.int64)  # by task: dead for it, and not dropped
+        self._left = np.zeros(64, np.int64)  # in the stream
+        self._done = np.zeros((tasks, 64), np.int64)  # by task: of the members, those it has acked or let expire
+        self._dead = np.zeros((tasks, 64), np.int64)  # by task: of the members, those that are dead for it
 
     @property
     def open(self) -> int:
@@ -53,36 +58,78 @@ class Groups:
                 self._members, self._dropped, self._left = (
                     np.concatenate((counts, more)) for counts in (self._members, self._dropped, self._left)
                 )
-                self._dead = np.concatenate((self._dead, np.zeros_like(self._dead)), axis=1)
+                self._done, self._dead = (
+                    np.concatenate((counts, np.zeros_like(counts)), axis=1) for counts in (self._done, self._dead)
+                )
         return number
 
-    def sizes(self, numbers: Index, task: int | None = None) -> tuple[Index, Index]:
-        """Of each of these groups: how many rows were appended and not dropped, and how many were dropped. To a task,
-        rows that are dead for it are dropped."""
+    def sizes(self, numbers: Index, task: int) -> tuple[Index, Index]:
+        """Of each of these groups, as the task sees it: how many rows it has, and how many were dropped."""
         own = numbers < 0
         shared = np.where(own, 0, numbers)
-        dead = 0 if task is None else self._dead[task, shared]
-        return np.where(own, 1, self._members[shared] - dead), np.where(own, 0, self._dropped[shared] + dead)
+        dead = self._dead[task, shared]
+        members = self._members[shared] - self._done[task, shared] - dead
+        return np.where(own, 1, members), np.where(own, 0, self._dropped[shared] + dead)
 
-    def drop(self, numbers: Index) -> None:
-        """A row of each of these groups does not count any more."""
-        numbers = numbers[numbers >= 0]
-        np.add.at(self._members, numbers, -1)
-        np.add.at(self._dropped, numbers, 1)
+    def done(self, task: int, numbers: Index) -> None:
+        """A row of each of these groups, not dropped, was acked by the task, or has expired for it."""
+        np.add.at(self._done[task], numbers[numbers >= 0], 1)
 
-    def dead(self, task: int, numbers: Index, more: int = 1) -> None:
-        """A row of each of these groups is dead for the task; `more=-1`: it was, and is dropped now."""
-        np.add.at(self._dead[task], numbers[numbers >= 0], more)
+    def dead(self, task: int, numbers: Index) -> None:
+        """A row of each of these groups, not dropped, is dead for the task."""
+        np.add.at(self._dead[task], numbers[numbers >= 0], 1)
 
-    def gone(self, numbers: Index) -> None:
-        """A row of each of these groups is gone."""
-        numbers = numbers[numbers >= 0]
+    def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:
+        """A row of each of these groups is dropped, which tasks were done with or which was dead for them; both are
+        [tasks, rows]."""
+        named = numbers >= 0
+        np.add.at(self._members, numbers[named], -1)
+        np.add.at(self._dropped, numbers[named], 1)
+        for counts, flags in ((self._done, done), (self._dead, dead)):
+            for task, of in enumerate(flags):
+                np.add.at(counts[task], numbers[named & of], -1)
+
+    def gone(self, numbers: Index, dropped: Flags) -> None:
+        """A row of each of these groups is gone: dropped, or done by all tasks."""
+        dropped, numbers = dropped[numbers >= 0], numbers[numbers >= 0]
+        finished = numbers[~dropped]
+        np.add.at(self._members, finished, -1)
+        for done in self._done:
+            np.add.at(done, finished, -1)
         np.add.at(self._left, numbers, -1)
         for number in np.unique(numbers[self._left[numbers] == 0]).tolist():
             del self._numbers[self._names.pop(number)]
             self._free.append(number)
-            self._members[number] = self._dropped[number] = self._dead[:, number] = 0
+            self._dropped[number] = 0
+
+    def number(self, name: Any) -> int | None:
+        """The number of the group of this name, None where no row of it is there."""
+        return self._numbers.get(name)
+
+    def put_back(self, groups: Sequence[Any], rows: Index, dropped: Iterable[tuple[Any, int]]) -> Index:
+        """As `enter`, where None stands for a row's own group, and rows of some groups were dropped before."""
+        numbers = -1 - rows
+        named = [at for at, name in enumerate(groups) if name is not None]
+        if named:
+            numbers[named] = self.enter([groups[at] for at in named], rows[named])
+        for name, count in dropped:
+            number = self._numbers.get(name)
+            if number is not None:
+                self._dropped[number] = count
+        return numbers
+
+    def dropped(self, numbers: Index) -> list[tuple[Any, int]]:
+        """Which of these groups had rows dropped, and how many."""
+        named = np.unique(numbers[numbers >= 0])
+        named = named[self._dropped[named] > 0]
+        return list(zip(self.names(named), self._dropped[named].tolist(), strict=True))
 
     def names(self, numbers: Index) -> list[Any]:
         """What users call these groups; None for a row's own."""
         return list(map(self._names.get, numbers.tolist()))
+
+    def copy(self) -> Groups:
+        """The names and drops now."""
+        copied = Groups(0)
+        copied._names, copied._dropped = dict(self._names), self._dropped.copy()
+        return copied

@@ -1,10 +1,11 @@
 """The keys of a stream's rows: those that users gave, and those that stand for the others.
 
-A row that was appended without a key is called by its number, `~17`; such names cost nothing until somebody asks.
-Keys that users give are texts that do not begin with `~`, each once among the rows that are there.
+A row that was appended without a key is called by its number after a mark of its stream, `~3f9a.17`, so that the key of
+another stream's row is none of this one's; such names cost nothing until somebody asks. Keys that users give are texts
+that do not begin with `~`, each once among the rows that are there: it is free again when its row is gone.
 
-An append that is made again, because its answer was lost, has the keys, columns, sizes and versions of the first: it
-is taken for the same, as long as all its rows are there.
+An append that is made again, because its answer was lost, has the keys and the digest of the first: it is taken for the
+same, as long as all its rows are there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 
 Index = npt.NDArray[np.int64]
@@ -23,18 +23,19 @@ Index = npt.NDArray[np.int64]
 _UNNAMED = "~"
 
 
-def unnamed(rows: Iterable[int]) -> list[str]:
-    """What rows without a key are called."""
-    return list(map("~{}".format, rows))
+def unnamed(mark: str, rows: Iterable[int]) -> list[str]:
+    """What rows without a key are called in the stream of this mark."""
+    return list(map(f"{_UNNAMED}{mark}.{{}}".format, rows))
 
 
 class Keys:
     """Which key each row has, and which row each key."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
         self._rows: dict[str, int] = {}
         self._keys: dict[int, str] = {}
-        self._calls: dict[str, tuple[int, int, int, bytes]] = {}  # by first key: first row, rows, bytes, versions
+        self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
         """Raises Misuse where these can not be the keys of new rows."""
@@ -49,21 +50,28 @@ class Keys:
         if any(map(str.startswith, keys, repeat(_UNNAMED))):
             raise Misuse(f"a key does not begin with {_UNNAMED!r}: that is how rows without one are called")
 
-    def retried(self, keys: Sequence[str], ref: BatchRef, versions: Index) -> int | None:
-        """The first row of the append that this is again, or None."""
-        said = self._calls.get(keys[0]) if keys else None
-        if said is None or said[1:] != (len(keys), ref.nbytes, versions.tobytes()):
+    def known(self, key: str, digest: bytes) -> int | None:
+        """The first row of the append that had this as its first key and this digest, or None."""
+        said = self._calls.get(key)
+        if said is None or said[2] != digest:
             return None
-        first = said[0]
+        first, count, _ = said
+        return first if all(row in self._keys for row in range(first, first + count)) else None
+
+    def retried(self, keys: Sequence[str], digest: bytes) -> int | None:
+        """The first row of the append that this is again, or None."""
+        first = self.known(keys[0], digest) if keys else None
+        if first is None or self._calls[keys[0]][1] != len(keys):
+            return None
         return first if list(map(self._rows.get, keys)) == list(range(first, first + len(keys))) else None
 
-    def add(self, keys: Sequence[str], first: int, ref: BatchRef, versions: Index) -> None:
+    def add(self, keys: Sequence[str], first: int, digest: bytes) -> None:
         """The keys of new rows, which have been checked; none: they are called by their numbers."""
         if keys:
             numbers = range(first, first + len(keys))
             self._rows.update(zip(keys, numbers, strict=True))
             self._keys.update(zip(numbers, keys, strict=True))
-            self._calls[keys[0]] = (first, len(keys), ref.nbytes, versions.tobytes())
+            self._calls[keys[0]] = (first, len(keys), digest)
 
     def remove(self, rows: Index) -> None:
         """These rows are gone."""
@@ -82,16 +90,41 @@ class Keys:
         """The keys of these rows."""
         numbers = rows.tolist()
         if not self._keys:
-            return unnamed(numbers)
-        return [key or f"{_UNNAMED}{row}" for key, row in zip(map(self._keys.get, numbers), numbers, strict=True)]
+            return unnamed(self.mark, numbers)
+        made = unnamed(self.mark, numbers)
+        return [key or other for key, other in zip(map(self._keys.get, numbers), made, strict=True)]
 
     def numbers(self, keys: Sequence[str]) -> Index:
         """The rows of these keys; a number for one that was appended without. Raises Misuse for what is no key."""
         found = list(map(self._rows.get, keys))
+        own = f"{_UNNAMED}{self.mark}."
         for i, (key, row) in enumerate(zip(keys, found, strict=True)):
             if row is None:
-                number = key[1:] if key.startswith(_UNNAMED) else ""
+                number = key[len(own) :] if key.startswith(own) else ""
                 if not number.isascii() or not number.isdigit() or len(number) > 18 or int(number) in self._keys:
-                    raise Misuse(f"there is no row {key!r}: it was never appended, or each task is done with it")
+                    raise Misuse(f"there is no row {key!r}: it was never appended here, or each task is done with it")
                 found[i] = int(number)
         return np.array(found, np.int64)
+
+    # a copy, and from one
+
+    def copy(self) -> Keys:
+        """The keys now."""
+        copied = Keys(self.mark)
+        copied._rows, copied._keys, copied._calls = dict(self._rows), dict(self._keys), dict(self._calls)
+        return copied
+
+    def named(self, rows: Index) -> list[str]:
+        """The keys that users gave these rows; empty for none."""
+        return [self._keys.get(row, "") for row in rows.tolist()]
+
+    def calls(self, rows: Index) -> list[tuple[str, int, int, bytes]]:
+        """The appends whose first row is one of these: its key, its number, how many rows, its digest."""
+        return [(key, *self._calls[key]) for key in self.named(rows) if key in self._calls]
+
+    def put_back(self, keys: Sequence[str], rows: Index, calls: Iterable[tuple[str, int, int, bytes]]) -> None:
+        """Rows have these keys, which have been checked (empty: none), and came by these appends."""
+        given = {row: key for row, key in zip(rows.tolist(), keys, strict=True) if key}
+        self._keys.update(given)
+        self._rows.update((key, row) for row, key in given.items())
+        self._calls.update((key, (first, count, digest)) for key, first, count, digest in calls)

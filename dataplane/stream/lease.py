@@ -6,11 +6,12 @@ the member's log says, in its order, once. A replica that comes back from anothe
 granted again what it has not acked.
 
 A grant ends by being acked, nacked, or not renewed in time, or when its holder goes. For replicas the ack counts when
-all of them have acked: as many as were announced or, where that was not said, all that were seen, and the lease is
-left to run out in case there are more. A holder that goes does not end a grant of replicas: it may be restarting.
+all of them have acked: as many as were announced or, where that was not said, two or more and all that the member was
+ever seen to have; a lease that runs out once those who hold it have acked counts as acked too. A holder that goes does
+not end a grant of replicas: it may be restarting.
 
 What always holds: a row is in one grant of its task at a time; a grant ends once; whoever comes later with it is told
-`LeaseExpired`. No clock is read here.
+`LeaseExpired`, but for who acks again what it has acked, its answer having been lost. No clock is read here.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataplane.errors import LeaseExpired, Misuse
 Index = npt.NDArray[np.int64]
 
 _SLACK = 64  # leases that may be remembered for nothing
+_ACKS = 4096  # acks that are remembered, the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,20 @@ class Grant:
         """Whether replicas share it."""
         return self.who.replica is not None
 
-    @property
-    def done(self) -> bool:
-        """Whether everybody has acked who is known to have to."""
+    def done(self, replicas: set[int]) -> bool:
+        """Whether everybody has acked who is known to have to: the member has had these replicas."""
         if not self.shared:
             return bool(self.acked)
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
-        return len(self.acked) > 1 and self.acked >= self.held_by.keys()
+        return len(self.acked) > 1 and self.acked >= replicas
 
     @property
     def done_as_far_as_known(self) -> bool:
         """Whether all have acked who were announced or, where that was not said, who were seen; when the lease ends,
         there was nobody else."""
         if self.who.replicas:
-            return self.done
+            return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
 
 
@@ -92,6 +93,8 @@ class Leases:
         self._logs: dict[tuple[int, str], list[Grant]] = {}
         self._expiring: list[tuple[float, int]] = []
         self._numbers = itertools.count(1)
+        self._replicas: dict[tuple[int, str], set[int]] = {}
+        self._acks: dict[tuple[int, Hashable, int | None], None] = {}
 
     def __len__(self) -> int:
         return len(self._grants)
@@ -120,7 +123,17 @@ class Leases:
     def hand(self, grant: Grant, who: Who, now: float) -> None:
         """The grant goes to this client, as this replica."""
         grant.held_by[who.replica] = who.client
+        if who.replica is not None:
+            self._replicas.setdefault((grant.task, who.member), set()).add(who.replica)
         grant.expires = max(grant.expires, now + grant.lease_s)
+
+    def live(self, number: int) -> Grant | None:
+        """The grant of this number, None where it has ended."""
+        return self._grants.get(number)
+
+    def holding(self, rows: Index) -> set[int]:
+        """The numbers of the grants that have one of these rows."""
+        return {number for number, grant in self._grants.items() if np.isin(grant.rows, rows).any()}
 
     def find(self, number: int, client: Hashable, replica: int | None) -> Grant:
         """The grant that this client holds. Raises LeaseExpired."""
@@ -140,12 +153,26 @@ class Leases:
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
         """One holder is done; the grant, ended, if that was the last. Raises LeaseExpired."""
+        if (number, client, replica) in self._acks:
+            return None
         grant = self.find(number, client, replica)
         grant.acked.add(replica)
-        if not grant.done:
+        self._acks[number, client, replica] = None
+        if len(self._acks) > _ACKS:
+            del self._acks[next(iter(self._acks))]
+        if not grant.done(self._replicas.get((grant.task, grant.who.member), set())):
             return None
         self.end(grant)
         return grant
+
+    def let_go(self, grant: Grant, replica: int | None) -> bool:
+        """One holder has not looked at the rows and does not want them. Whether that ends the grant: others may share
+        it, and this replica may ask again."""
+        if not grant.shared:
+            self.end(grant)
+            return True
+        grant.held_by.pop(replica, None)
+        return False
 
     def end(self, grant: Grant) -> None:
         """The grant is no more."""
@@ -178,6 +205,8 @@ class Leases:
             grant = self._grants[heapq.heappop(self._expiring)[1]]
             self.end(grant)
             over.append(grant)
+            if grant.shared:  # who has not asked for it has gone, perhaps
+                self._replicas.get((grant.task, grant.who.member), set()).intersection_update(grant.held_by)
         return over
 
     def left(self, client: Hashable) -> list[Grant]:

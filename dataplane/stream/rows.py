@@ -5,7 +5,8 @@ whatever the sizes of the appends that brought them: an agent loop appends a row
 cost more than the row. A page goes when all its rows are gone.
 
 Columns come in patches: one append or extend, a reference whose rows are rows of the stream. A page knows, for each
-set of columns that came together (a layer), of which patch and which of its rows each row's columns are.
+set of columns that came together (a layer), of which patch and which of its rows each row's columns are. A column has
+a bit from its first patch on; what tasks merely ask for has none.
 
 What always holds: a row's columns, once there, stay until the row is gone or they are replaced; a patch is handed
 out to be freed once, when no row needs it any more. Nothing here loops over rows in Python, and nothing costs more
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +39,12 @@ _RUNS = 32  # stretches of one patch from which on rows are put in order afterwa
 
 @dataclass(slots=True, eq=False)
 class Patch:
-    """What one append or extend brought. `left` rows of the stream still need it."""
+    """What one append or extend brought. `left` rows of the stream still need it. `hold`: under which number its
+    writer was delivered the rows; -1: under none, or several."""
 
     ref: BatchRef
     left: int
+    hold: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,10 @@ class Layer:
 
     patch: Index = field(default_factory=lambda: np.full(PAGE, -1, np.int64))
     index: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
+
+    def copy(self) -> Layer:
+        """The same, of its own."""
+        return Layer(self.patch.copy(), self.index.copy())
 
 
 class Page:
@@ -66,6 +74,24 @@ class Page:
         """Of each row, a bit a column that it has."""
         self.gone = np.zeros(PAGE, np.bool_)
         self.layers: dict[tuple[str, ...], Layer] = {}
+        """By the names of their columns, sorted."""
+
+    @property
+    def present(self) -> Flags:
+        """Which of the rows that were appended are there."""
+        return ~self.gone[: self.count]
+
+    def copy(self) -> Page:
+        """The same, of its own."""
+        page = Page(self.first)
+        page.count, page.left, page.changes = self.count, self.left, self.changes
+        page.columns, page.gone = self.columns.copy(), self.gone.copy()
+        page.layers = {names: layer.copy() for names, layer in self.layers.items()}
+        return page
+
+
+#: Rows by page: the page, which of its rows, and which of the rows in question they are. No page comes twice.
+Places: TypeAlias = list[tuple[Page, Index, Index]]
 
 
 class Rows:
@@ -83,22 +109,29 @@ class Rows:
 
     # columns
 
-    def need(self, columns: Iterable[str]) -> np.uint64:
-        """The bits of these columns, known or still to come. Raises LimitExceeded for too many."""
+    def mask(self, columns: Iterable[str]) -> np.uint64 | None:
+        """The bits of these columns; None where one of them has never come."""
         mask = 0
         for name in columns:
-            if name not in self._bits:
-                if len(self._bits) >= MAX_COLUMNS:
-                    raise LimitExceeded(
-                        f"a stream has at most {MAX_COLUMNS} columns, those that somebody waits for included;"
-                        f" {name!r} is one more",
-                        what="columns of a stream",
-                        asked=MAX_COLUMNS + 1,
-                        limit=MAX_COLUMNS,
-                    )
-                self._bits[name] = len(self._bits)
-            mask |= 1 << self._bits[name]
+            bit = self._bits.get(name)
+            if bit is None:
+                return None
+            mask |= 1 << bit
         return np.uint64(mask)
+
+    def _give_bits(self, columns: Sequence[str]) -> np.uint64:
+        """The bits of columns that come. Raises LimitExceeded for too many."""
+        new = [name for name in columns if name not in self._bits]
+        if len(self._bits) + len(new) > MAX_COLUMNS:
+            raise LimitExceeded(
+                f"a stream has at most {MAX_COLUMNS} columns, and {new[MAX_COLUMNS - len(self._bits)]!r} is one more",
+                what="columns of a stream",
+                asked=len(self._bits) + len(new),
+                limit=MAX_COLUMNS,
+            )
+        for name in new:
+            self._bits[name] = len(self._bits)
+        return np.uint64(sum(1 << self._bits[name] for name in columns))
 
     def fits(self, ref: BatchRef) -> None:
         """Raises SchemaMismatch where the columns of `ref` can not be those of this stream."""
@@ -117,9 +150,9 @@ class Rows:
     def append(self, ref: BatchRef) -> int:
         """New rows with these columns; the number of the first. Raises SchemaMismatch, LimitExceeded."""
         self.fits(ref)
-        need = self.need(ref.columns)
+        need = self._give_bits(ref.columns)
         self._learn(ref)
-        first, names = self.next, ref.columns
+        first, names = self.next, tuple(sorted(ref.columns))
         number = self._patch(ref)
         for page, inside, taken in self._stretches(first, len(ref)):
             layer = page.layers.setdefault(names, Layer())
@@ -133,16 +166,16 @@ class Rows:
         self.count += len(ref)
         return first
 
-    def extend(self, rows: Index, ref: BatchRef, *, replace: bool) -> list[Patch]:
+    def extend(self, rows: Index, ref: BatchRef, *, replace: bool, hold: int = -1) -> list[Patch]:
         """More columns for these rows, each once and none gone; patches that nothing needs any more.
 
         Raises SchemaMismatch, LimitExceeded and, where a row has such a column and `replace` is not said, Misuse.
         """
         self.fits(ref)
-        need = self.need(ref.columns)
+        need = self._give_bits(ref.columns)
         if not len(rows):
             return []
-        pages = list(self.by_page(rows))
+        pages = self.places(rows)
         if not replace:
             for page, inside, chosen in pages:
                 there = page.columns[inside] & need
@@ -153,10 +186,10 @@ class Rows:
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
         self._learn(ref)
-        number = self._patch(ref)
+        number, names = self._patch(ref, hold), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
-            layer = page.layers.setdefault(ref.columns, Layer())
+            layer = page.layers.setdefault(names, Layer())
             over.append(layer.patch[inside])
             layer.patch[inside] = number
             layer.index[inside] = chosen
@@ -164,11 +197,27 @@ class Rows:
             page.changes += 1
         return self._unneeded(np.concatenate(over)) if replace else []
 
-    def _patch(self, ref: BatchRef) -> int:
+    def _patch(self, ref: BatchRef, hold: int = -1) -> int:
         number = self._next_patch
         self._next_patch += 1
-        self._patches[number] = Patch(ref, len(ref))
+        self._patches[number] = Patch(ref, len(ref), hold)
         return number
+
+    def _newest(self, rows: Index, column: str) -> Index:
+        """Of each of these rows the number of the patch that its column is in; -1 where it has none."""
+        found = np.full(len(rows), -1)
+        for page, inside, chosen in self.by_page(rows):
+            for names, layer in page.layers.items():
+                if column in names:
+                    found[chosen] = np.maximum(found[chosen], layer.patch[inside])
+        return found
+
+    def holds(self, rows: Index, column: str) -> Index:
+        """Of each of these rows under which number its column was written: -1 under none, -2 it has none."""
+        patches, inverse = np.unique(self._newest(rows, column), return_inverse=True)
+        of = [-2 if number < 0 else self._patches[number].hold for number in patches.tolist()]
+        found: Index = np.array(of, np.int64)[inverse]
+        return found
 
     def _stretches(self, first: int, count: int) -> Iterator[tuple[Page, slice, slice]]:
         """New rows by page: the page, which of its rows, and which of these rows they are."""
@@ -195,6 +244,10 @@ class Rows:
             if start < stop:
                 chosen = np.arange(start, stop) if order is None else order[start:stop]
                 yield self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen
+
+    def places(self, rows: Index) -> Places:
+        """As `by_page`, to be gone through more than once."""
+        return list(self.by_page(rows))
 
     def there(self, rows: Index) -> Flags:
         """Which of these rows were appended and are not gone."""
@@ -254,8 +307,48 @@ class Rows:
 
     def have(self, rows: Index, column: str) -> bool:
         """Whether each of these rows has the column."""
-        need = self.need([column])
-        return all(bool((page.columns[inside] & need).all()) for page, inside, _ in self.by_page(rows))
+        need = self.mask([column])
+        return need is not None and all(bool((page.columns[i] & need).all()) for page, i, _ in self.by_page(rows))
+
+    def by_columns(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
+        """The columns that these rows have: those that the same rows have, written under the same numbers; which rows;
+        and the numbers."""
+        found: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
+        for name in self._bits:
+            holds = self.holds(rows, name)
+            has, under = rows[holds > -2], holds[holds > -2]
+            if len(has):
+                found.setdefault((has.tobytes(), under.tobytes()), ([], has, under))[0].append(name)
+        return [(tuple(names), has, under) for names, has, under in found.values()]
+
+    # a copy, and from one
+
+    def copy(self) -> Rows:
+        """The rows now, to be read."""
+        copied = Rows()
+        copied.pages = {number: page.copy() for number, page in self.pages.items()}
+        copied.next, copied.count = self.next, self.count
+        copied.schema, copied._bits = dict(self.schema), dict(self._bits)
+        copied._patches = dict(self._patches)
+        return copied
+
+    @property
+    def patches(self) -> list[BatchRef]:
+        """All that some row needs."""
+        return [patch.ref for patch in self._patches.values()]
+
+    def put_back(self, rows: Index) -> None:
+        """These rows, ascending, below `next` and after all that were put back before, are there again, without
+        columns; those between are gone."""
+        for number in np.unique(rows // PAGE).tolist():
+            if number not in self.pages:
+                page = self.pages[number] = Page(number * PAGE)
+                page.count = min(self.next - page.first, PAGE)
+                page.gone[: page.count] = True
+        for page, inside, _ in self.by_page(rows):
+            page.gone[inside] = False
+            page.left += len(inside)
+        self.count += len(rows)
 
     # going
 
@@ -266,7 +359,7 @@ class Rows:
             page.gone[inside] = True
             page.left -= len(inside)
             over.extend(layer.patch[inside] for layer in page.layers.values())
-            if not page.left and page.count == PAGE:
+            if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
         return self._unneeded(np.concatenate(over)) if over else []

@@ -67,6 +67,8 @@ class Choice:
     rows: Index
     #: Those never to be delivered to this task.
     expired: Index = field(default_factory=_no_rows)
+    #: No more fit, though there are more: these are delivered even if they are fewer than was asked for at least.
+    full: bool = False
 
 
 class Sampler(Protocol):
@@ -89,6 +91,21 @@ class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
         """The tags that must be among the candidates'."""
         return ()
 
+    @property
+    def group_size(self) -> int | None:
+        """Of how many rows the groups are that are delivered whole."""
+        return None
+
+    @property
+    def judges_age(self) -> bool:
+        """Whether the same rows may be chosen or expired later that are not now."""
+        return False
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it has to be shown all that is ready, and not first what came first."""
+        return False
+
 
 class Fifo(_BuiltIn, frozen=True, tag="fifo"):
     """The rows that were appended first."""
@@ -101,8 +118,8 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
     """Whole groups of `size` rows, their rows side by side, the group that came first first.
 
     A group is complete when all the rows it has are ready and there are `size` of them, counting those dropped. It is
-    never cut: where `want` is no multiple of `size`, fewer rows than `want` come. A group that can no longer be
-    completed, because the stream is closed, expires; with `timeout`, so does one that is incomplete and whose first
+    never cut: where the next does not fit into `want`, fewer rows come, and count as enough. A group that can no longer
+    be completed, because the stream is closed, expires; with `timeout`, so does one that is incomplete and whose first
     ready row was appended more than `timeout` seconds ago.
 
     Raises Misuse where the first complete group alone is more rows than `want`.
@@ -115,6 +132,14 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
         _whole_number("CompleteGroups: size", self.size, least=1)
         if self.timeout is not None:
             _amount("CompleteGroups: timeout", self.timeout)
+
+    @property
+    def group_size(self) -> int | None:
+        return self.size
+
+    @property
+    def judges_age(self) -> bool:
+        return self.timeout is not None
 
     def choose(self, candidates: Candidates, want: int) -> Choice:
         groups = _Groups.of(candidates.group)
@@ -133,7 +158,8 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
         if not fit and len(in_order):
             rows = int(ready[in_order[0]])
             raise Misuse(f"a group of {rows} rows is delivered whole: ask for {rows} rows or more, not {want}")
-        return Choice(groups.rows_of(in_order[:fit]), np.sort(groups.rows_of(np.flatnonzero(expired))))
+        chosen, stale = groups.rows_of(in_order[:fit]), np.sort(groups.rows_of(np.flatnonzero(expired)))
+        return Choice(chosen, stale, full=fit < len(in_order))
 
 
 class Freshest(_BuiltIn, frozen=True, tag="freshest"):
@@ -147,6 +173,10 @@ class Freshest(_BuiltIn, frozen=True, tag="freshest"):
     def __post_init__(self) -> None:
         _whole_number("Freshest: max_lag", self.max_lag, least=0)
 
+    @property
+    def sees_all(self) -> bool:
+        return True
+
     def choose(self, candidates: Candidates, want: int) -> Choice:
         stale = candidates.version < candidates.latest - self.max_lag
         fresh = np.flatnonzero(~stale)
@@ -157,9 +187,10 @@ class Freshest(_BuiltIn, frozen=True, tag="freshest"):
 class Weighted(_BuiltIn, frozen=True, tag="weighted"):
     """Rows whose values of a tag come in proportion to `weights`, evenly mixed; of one value, those appended first.
 
-    Each value's share of `want` is rounded by largest remainder, and what a value cannot fill goes to the others by
-    their weights. Which of equal remainders is rounded up is drawn from `seed` and the candidates, so that over many
-    deliveries none is favoured. Rows whose value has no weight, or 0, are left where they are.
+    Each value's share of `want` is rounded up or down, so that over many deliveries it is right on average, also of a
+    value whose share is less than a row (systematic sampling, Madow 1949; drawn from `seed` and the candidates). What
+    a value cannot fill goes to the others by their weights. Rows whose value has no weight, or 0, are left where they
+    are.
 
     Raises Misuse where the candidates lack the tag.
     """
@@ -193,9 +224,9 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
             raise Misuse(f"the rows have no tag {self.tag!r}, only {', '.join(sorted(candidates.tags)) or 'none'}")
         values = {value: weight for value, weight in self.weights.items() if weight}
         rows = [np.flatnonzero(_equal(tags, value))[:want] for value in values]
-        draw = xxhash.xxh3_64_intdigest(candidates.group.tobytes(), seed=self.seed)
-        ties = np.random.default_rng(draw).permutation(len(rows))
-        shares = _shares(want, np.array(list(values.values())), np.array([len(of) for of in rows], np.int64), ties)
+        draw = (xxhash.xxh3_64_intdigest(candidates.group.tobytes(), seed=self.seed) >> 11) / (1 << 53)
+        have = np.array([len(of) for of in rows], np.int64)
+        shares = _shares(want, np.array(list(values.values())), have, draw)
         return Choice(_mixed([of[:share] for of, share in zip(rows, shares.tolist(), strict=True)]))
 
 
@@ -224,6 +255,18 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
     def tags_read(self) -> tuple[str, ...]:
         return self.within.tags_read if self.within is not None else ()
 
+    @property
+    def group_size(self) -> int | None:
+        return self.within.group_size if self.within is not None else None
+
+    @property
+    def judges_age(self) -> bool:
+        return self.within is not None and self.within.judges_age
+
+    @property
+    def sees_all(self) -> bool:
+        return self.within is not None and self.within.sees_all
+
     def choose(self, candidates: Candidates, want: int) -> Choice:
         return (self.within if self.within is not None else Fifo()).choose(candidates, want)
 
@@ -247,7 +290,7 @@ def checked(choice: Choice | npt.ArrayLike, candidates: Candidates, want: int) -
     both = np.intersect1d(rows, expired, assume_unique=True)
     if len(both):
         raise Misuse(f"the sampler chose row {both[0]} and let it expire as well")
-    return Choice(rows, expired)
+    return Choice(rows, expired, choice.full is True)
 
 
 def _positions(positions: npt.ArrayLike, did: str, candidates: int) -> Index:
@@ -317,28 +360,23 @@ def _equal(tags: npt.NDArray[Any], value: bool | int | float | str) -> npt.NDArr
     return np.asarray(tags == value, bool)
 
 
-def _shares(want: int, weights: Floats, have: Index, ties: Index) -> Index:
-    """How many rows each value gives to `want`, none more than it has. `ties` ranks those of equal remainders."""
+def _shares(want: int, weights: Floats, have: Index, draw: float) -> Index:
+    """How many rows each value gives to `want`, none more than it has. `draw`, from 0 to 1, is the chance in it."""
     shares = np.zeros_like(have)
     unsettled = np.ones(len(have), bool)
-    quotas = np.zeros(len(have))
-    while unsettled.any():
-        left = want - int(shares.sum())
+    while unsettled.any() and (left := want - int(shares.sum())):
         relative = np.where(unsettled, weights, 0.0)
         relative /= relative.max()  # or weights near the limits of a float would sum to infinity, or vanish
         quotas = relative * (left / relative.sum())
         short = unsettled & (have <= quotas)
         if not short.any():
+            # One of the marks draw, draw + 1, ... for each row: a stretch of quota q catches q of them on average.
+            ends = np.cumsum(quotas)
+            ends[np.flatnonzero(quotas)[-1] :] = left
+            shares += np.diff(np.floor(ends + draw), prepend=0.0).astype(np.int64)
             break
         shares[short] = have[short]
         unsettled &= ~short
-    else:
-        return shares
-    floors = np.floor(quotas).astype(np.int64)
-    # Rounded, or 0.30000000000000004 and 0.3 were no tie.
-    order = np.lexsort((ties, -np.round(quotas - floors, 9), ~unsettled))
-    floors[order[: left - int(floors.sum())]] += 1
-    shares += floors
     return shares
 
 

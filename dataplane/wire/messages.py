@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from dataplane.stream.home import Settings
 from dataplane.stream.sampler import BuiltIn
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot import Block, Head
 
 MAJOR, MINOR = 1, 0
 """The protocol's version. Another major is refused; the lower of two minors is spoken."""
@@ -40,7 +41,7 @@ STAGED = "\0"
 MAX_SHARDS = 1 << 16
 """Shards that one request may name or ask for."""
 
-MAX_WAITING = 256
+MAX_WAITING = 4096
 """Requests of one client that may wait in a node at a time."""
 
 MAX_WAITING_BYTES = 32 << 20
@@ -153,13 +154,16 @@ class Open(Message, frozen=True, tag="open"):
 
 
 class Admit(Message, frozen=True, tag="admit"):
-    """Leave to append so many rows and bytes of this policy version. Answered by `Admitted`."""
+    """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
+    the `digest` of the append. Answered by `Admitted`."""
 
     id: int
     stream: bytes
     rows: int
     nbytes: int
     version: int
+    key: str
+    digest: bytes
     timeout_s: float
 
 
@@ -180,6 +184,7 @@ class Append(Message, frozen=True, tag="append"):
     staged: str
     ref: bytes
     keys: list[str]
+    digest: bytes
     groups: list[str | int]
     versions: bytes
     tags: dict[str, list[str | int | float | bool | None]]
@@ -187,13 +192,15 @@ class Append(Message, frozen=True, tag="append"):
 
 
 class Extend(Message, frozen=True, tag="extend"):
-    """More columns for rows, by number or by key. Answered by `Done`."""
+    """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
+    Answered by `Done`."""
 
     id: int
     stream: bytes
     staged: str
     ref: bytes
     rows: bytes
+    holds: bytes
     keys: list[str]
     lengths: dict[str, bytes]
     replace: bool
@@ -221,11 +228,14 @@ class Consume(Message, frozen=True, tag="consume"):
 
 class Look(Message, frozen=True, tag="look"):
     """What a sampler may know of up to `most` rows that are ready, as soon as something changed since `seen`. Answered
-    by `Shown`."""
+    by `Shown`, at once and without rows where the replica is to be given what others were."""
 
     id: int
     stream: bytes
     task: str
+    member: str
+    replica: int | None
+    replicas: int
     columns: list[str]
     lengths: list[str]
     tags: list[str]
@@ -256,12 +266,13 @@ class Renew(Message, frozen=True, tag="renew"):
 
 
 class DropRows(Message, frozen=True, tag="drop-rows"):
-    """No task is to see these rows any more. Answered by `Done`."""
+    """No task is to see these rows, and those of these groups, any more. Answered by `Done`."""
 
     id: int
     stream: bytes
     rows: bytes
     keys: list[str]
+    groups: list[str | int]
 
 
 class End(Message, frozen=True, tag="end"):
@@ -273,17 +284,86 @@ class End(Message, frozen=True, tag="end"):
 
 
 class Dead(Message, frozen=True, tag="dead"):
-    """The rows that a task gave back too often. Answered by `Delivered`, of no grant."""
+    """The first `most` rows that a task gave back too often. Answered by `Delivered`, of no grant."""
 
     id: int
     stream: bytes
     task: str
+    most: int
+
+
+class Measure(Message, frozen=True, tag="measure"):
+    """The figures of one stream. Answered by `Figures`."""
+
+    id: int
+    stream: bytes
 
 
 class Streams(Message, frozen=True, tag="streams"):
-    """The figures of all streams, by name. Answered by `Figures`."""
+    """The figures of streams by name: of some whose names come after `after`, all of them after None. Answered by
+    `Figures`, which are empty when there are no more."""
 
     id: int
+    after: str | None
+
+
+class TakeSnapshot(Message, frozen=True, tag="take-snapshot"):
+    """A stream as it is now, kept for this client until it is released. Answered by `SnapshotTaken`."""
+
+    id: int
+    stream: bytes
+
+
+class ReadSnapshot(Message, frozen=True, tag="read-snapshot"):
+    """The rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
+
+    id: int
+    snapshot: int
+    first: int
+    count: int
+
+
+class ReleaseSnapshot(Message, frozen=True, tag="release-snapshot"):
+    """The snapshot is not needed any more."""
+
+    snapshot: int
+
+
+class Restore(Message, frozen=True, tag="restore"):
+    """A stream of this name and head, to be filled by `PutBack` and `Extend`. Answered by `Opened`. Nobody else sees it
+    before `Restored`; it goes if this client goes before."""
+
+    id: int
+    name: str
+    head: Head
+
+
+class PutBack(Message, frozen=True, tag="put-back"):
+    """Rows of a stream that is being restored. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    block: Block
+
+
+class PutColumns(Message, frozen=True, tag="put-columns"):
+    """Columns of such rows, by number. `task`: for which they were held by who brought them, -1 for none. Answered by
+    `Done`."""
+
+    id: int
+    stream: bytes
+    staged: str
+    ref: bytes
+    rows: bytes
+    task: int
+    lengths: dict[str, bytes]
+
+
+class Restored(Message, frozen=True, tag="restored"):
+    """All of a stream that is being restored is there. Answered by `Done`."""
+
+    id: int
+    stream: bytes
 
 
 Request = (
@@ -311,7 +391,15 @@ Request = (
     | DropRows
     | End
     | Dead
+    | Measure
     | Streams
+    | TakeSnapshot
+    | ReadSnapshot
+    | ReleaseSnapshot
+    | Restore
+    | PutBack
+    | PutColumns
+    | Restored
 )
 
 
@@ -363,15 +451,16 @@ class Held(Message, frozen=True, tag="held"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """The stream, 8 bytes, and what it was made with."""
+    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes."""
 
     id: int
     stream: bytes
     settings: Settings
+    mark: str
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
-    """The append may come, with this ticket."""
+    """The append may come, with this ticket; 0: it was made before."""
 
     id: int
     stream: bytes
@@ -402,7 +491,8 @@ class Delivered(Message, frozen=True, tag="delivered"):
 
 
 class Shown(Message, frozen=True, tag="shown"):
-    """See `stream.sampler.Candidates`: int64, but for the float64 of `age_s`. `changes` is for the next `Look`."""
+    """See `stream.sampler.Candidates`: int64, but for the float64 of `age_s`. `changes` is for the next `Look`, `left`
+    how many rows the task is not done with."""
 
     id: int
     changes: int
@@ -417,6 +507,24 @@ class Shown(Message, frozen=True, tag="shown"):
     latest: int
     closed: bool
     whole: bool
+    left: int
+
+
+class SnapshotTaken(Message, frozen=True, tag="snapshot-taken"):
+    """The snapshot's number, and what is known of the stream as a whole."""
+
+    id: int
+    snapshot: int
+    head: Head
+
+
+class SnapshotRows(Message, frozen=True, tag="snapshot-rows"):
+    """Rows of a snapshot, and their columns: which rows, for which task they were held by who brought them (-1: none),
+    and a reference."""
+
+    id: int
+    block: Block
+    columns: list[tuple[bytes, int, bytes]]
 
 
 class Done(Message, frozen=True, tag="done"):
@@ -441,7 +549,22 @@ class Failure(Message, frozen=True, tag="failure"):
     fields: dict[str, Any]
 
 
-Reply = Welcome | Reserved | Stored | Held | Opened | Admitted | Appended | Delivered | Shown | Done | Figures | Failure
+Reply = (
+    Welcome
+    | Reserved
+    | Stored
+    | Held
+    | Opened
+    | Admitted
+    | Appended
+    | Delivered
+    | Shown
+    | SnapshotTaken
+    | SnapshotRows
+    | Done
+    | Figures
+    | Failure
+)
 
 CANCELLED = "Cancelled"
 """The `Failure.name` that answers a request which its client cancelled."""

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.stream.home import Settings
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot import Block, Head
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw, framed, one_column
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
@@ -125,7 +126,7 @@ def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: s
         with pytest.raises(dp.NotReady):
             stream.consume("a", rows=4, columns=["x", "score"], timeout=0)
         if appended:
-            stream.extend(["~2"], {"score": [1]})
+            stream.extend([f"~{stream._inner._mark}.2"], {"score": [1]})
             with stream.consume("a", rows=4, columns=["x", "score"], timeout=0) as delivery:
                 assert values(delivery) == [2]
             assert take(stream) == [0, 1, 3]
@@ -297,7 +298,7 @@ def consume(raw: Raw, stream: Any, /, **how: Any) -> m.Consume:
 
 
 def admitted(raw: Raw, stream: Any, rows: int = 1, nbytes: int = 8) -> int:
-    reply = raw.ask(m.Admit(raw.next(), token(stream), rows, nbytes, 0, 5.0))
+    reply = raw.ask(m.Admit(raw.next(), token(stream), rows, nbytes, 0, "", b"", 5.0))
     assert isinstance(reply, m.Admitted), reply
     return reply.ticket
 
@@ -310,6 +311,7 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) 
         "staged": "",
         "ref": ref.encode(),
         "keys": [],
+        "digest": b"",
         "groups": [],
         "versions": bytes(8 * len(ref)) if len(ref) < 1000 else b"",
         "tags": {},
@@ -407,6 +409,7 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
                         "",
                         ref.rename({ref.columns[0]: "y"}).encode(),
                         int64s(2),
+                        b"",
                         [],
                         {},
                         False,
@@ -424,8 +427,8 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         there = token(stream)
         for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
             for message in (
-                m.DropRows(raw.next(), there, rows, []),
-                m.Extend(raw.next(), there, "", ref.encode(), rows, [], {}, True),
+                m.DropRows(raw.next(), there, rows, [], []),
+                m.Extend(raw.next(), there, "", ref.encode(), rows, b"", [], {}, True),
             ):
                 assert raw.ask(message).name == "Misuse"
         for number in (0, 1, 2, -1, 2**62):  # one of them is another's
@@ -437,7 +440,7 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
                 assert raw.ask(message).name == "LeaseExpired"
         raw.send(m.GiveBack(there, 1), m.GiveBack(there, -5))
         for message in (
-            m.Dead(raw.next(), there, "nobody"),
+            m.Dead(raw.next(), there, "nobody", 10),
             consume(raw, stream, task="nobody"),
             consume(raw, stream, rows=0, min_rows=0),
             consume(raw, stream, lease_s=float("nan")),
@@ -445,7 +448,7 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
             consume(raw, stream, replica=1, member=""),
         ):
             assert raw.ask(message).name == "Misuse"
-        for message in (consume(raw, stream, rows=1 << 40), m.Admit(raw.next(), there, 1 << 40, 0, 0, 1.0)):
+        for message in (consume(raw, stream, rows=1 << 40), m.Admit(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0)):
             assert raw.ask(message).name == "LimitExceeded"
         for message in (m.End(raw.next(), b"", True), m.Ack(raw.next(), b"x" * 9, 1, None, True, True)):
             assert raw.ask(message).name == "Closed"
@@ -461,11 +464,11 @@ def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) 
     node, plane, stream = lied_to
     there = token(stream)
     for message in (
-        m.Admit(7, there, 0, 0, 0, 1.0),
-        m.Admit(7, there, 1, -1, 0, 1.0),
-        m.Admit(7, there, 1, 1, 0, float("nan")),
-        m.DropRows(7, there, b"abc", []),
-        m.Extend(7, there, "", b"", b"", [], {}, True),
+        m.Admit(7, there, 0, 0, 0, "", b"", 1.0),
+        m.Admit(7, there, 1, -1, 0, "", b"", 1.0),
+        m.Admit(7, there, 1, 1, 0, "", b"", float("nan")),
+        m.DropRows(7, there, b"abc", [], []),
+        m.Extend(7, there, "", b"", b"", b"", [], {}, True),
         m.Open(7, "t", Settings(tuple(f"{i}" for i in range(64)))),
     ):
         with Raw(node.address) as raw:
@@ -497,7 +500,7 @@ def test_an_append_and_the_end_of_a_wait_at_once(lied_to: tuple[StandingNode, dp
     with Raw(node.address) as raw:
         tickets = [admitted(raw, other), admitted(raw, other)]
         waiting = consume(raw, other)
-        behind = m.Admit(raw.next(), token(other), 1, 8, 0, 60.0)
+        behind = m.Admit(raw.next(), token(other), 1, 8, 0, "", b"", 60.0)
         raw.send(waiting, behind)
         eventually(lambda: other.stats()["task"]["a"]["waiting"] == 1 == other.stats()["waiting"], "both wait")
         ref = plane.put({"x": [7]})
@@ -530,9 +533,9 @@ def test_looking_often_is_not_remembered(lied_to: tuple[StandingNode, dp.Plane, 
     stream = plane.stream("t", ["a"])
     with Raw(node.address) as raw:
         for _ in range(300):
-            reply = raw.ask(m.Look(raw.next(), token(stream), "a", ["x"], [], [], 10, -1, 0.0))
+            reply = raw.ask(m.Look(raw.next(), token(stream), "a", "", None, 0, ["x"], [], [], 10, -1, 0.0))
             assert reply.name == "NotReady"
-        look = m.Look(raw.next(), token(stream), "a", ["x"], [], [], 10, -1, 60.0)
+        look = m.Look(raw.next(), token(stream), "a", "", None, 0, ["x"], [], [], 10, -1, 60.0)
         raw.send(look)
         stream.append({"x": [1]})
         assert raw.hear().id == look.id
@@ -566,7 +569,7 @@ def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, 
         return chance.choice([b"", int64s(number()), int64s(number(), number()), b"abc"])
 
     def keys() -> list[str]:
-        return chance.choice([[], ["p"], ["~0"], ["~1", "~1"], ["\0"], [""]])
+        return chance.choice([[], ["p"], [f"~{own._inner._mark}.0"], ["~1", "~1"], ["\0"], [""]])
 
     stream = chance.choice([token(own)] * 5 + [b"", b"x" * 8])
     seconds = chance.choice([0.0, 0.001, 1e300])
@@ -580,20 +583,57 @@ def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, 
     i = raw.next()
     return chance.choice(
         [
-            m.Admit(i, stream, chance.choice([1, 2, 2, number()]), number(), number(), seconds),
+            m.Admit(
+                i,
+                stream,
+                chance.choice([1, 2, 2, number()]),
+                number(),
+                number(),
+                chance.choice(["", "p"]),
+                b"",
+                seconds,
+            ),
             m.GiveBack(stream, number()),
-            m.Append(i, stream, chance.randrange(40), "", encoded, keys(), groups, packed(), tags, lengths),
-            m.Append(i, stream, chance.randrange(40), "", ref.encode(), [], [], bytes(16), {}, {}),
-            m.Extend(i, stream, "", encoded, packed(), keys(), lengths, chance.random() < 0.5),
+            m.Append(i, stream, chance.randrange(40), "", encoded, keys(), b"d", groups, packed(), tags, lengths),
+            m.Append(i, stream, chance.randrange(40), "", ref.encode(), [], b"", [], bytes(16), {}, {}),
+            m.Extend(i, stream, "", encoded, packed(), packed(), keys(), lengths, chance.random() < 0.5),
             consume(raw, own, stream=stream, rows=number(), sampler=sampler, chosen=packed(), timeout_s=seconds),
             consume(raw, own, columns=columns, member=who[0], replica=who[1], replicas=who[2], lease_s=seconds),
-            m.Look(i, stream, "a", ["x"], ["x"], ["t"], number(), number(), seconds),
+            m.Look(i, stream, "a", *who, ["x"], ["x"], ["t"], number(), number(), seconds),
             m.Ack(i, stream, number(), None, chance.random() < 0.5, chance.random() < 0.5),
             m.Renew(i, stream, number(), None),
-            m.DropRows(i, stream, packed(), keys()),
+            m.DropRows(i, stream, packed(), keys(), groups),
             m.End(i, stream, chance.random() < 0.1),
-            m.Dead(i, stream, "a"),
-            m.Streams(i),
+            m.Dead(i, stream, "a", number()),
+            m.Streams(i, chance.choice([None, "s"])),
+            m.Measure(i, stream),
+            m.TakeSnapshot(i, stream),
+            m.ReadSnapshot(i, chance.choice([1, 2, number()]), number(), number()),
+            m.ReleaseSnapshot(number()),
+            m.Restore(i, chance.choice(["s", "u"]), head(chance)),
+            m.PutBack(i, stream, block(chance, packed)),
+            m.PutColumns(i, stream, "", encoded, packed(), number(), lengths),
+            m.Restored(i, stream),
             m.Cancel(number()),
         ]
+    )
+
+
+def head(chance: random.Random) -> Head:
+    counts = chance.choice([[], [[0] * 5], [[0] * 5] * 2, [[-1] * 5], [[0]]])
+    return Head(Settings(("a",)), "m", chance.choice([0, 5, -1, 1 << 62]), 0, 0, False, counts, [])
+
+
+def block(chance: random.Random, packed: Callable[[], bytes]) -> Block:
+    return Block(
+        rows=packed(),
+        groups=chance.choice([[None], ["g"], [], [1, None]]),
+        versions=packed(),
+        ages_s=packed(),
+        tags=chance.choice([{}, {"t": [1]}, {"t": []}]),
+        keys=chance.choice([[], ["p"], [""], ["", ""], ["~x"]]),
+        calls=chance.choice([[], [("p", 0, 1 << 40, b"d")]]),
+        states=chance.choice([b"", b"\0", b"\1", b"\0\0", b"\7"]),
+        tries=chance.choice([b"", b"\0", b"\1", b"\0\0", b"\7"]),
+        dropped=chance.choice([[], [("g", 1)], [("g", -(2**62))]]),
     )

@@ -12,10 +12,15 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, LimitExceeded, Misuse, SchemaMismatch
-from dataplane.stream.home import Arrival, Demand, Entry, Home, Settings
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.figures import figures
+from dataplane.stream.home import Demand, Home
 from dataplane.stream.lease import Grant, Who
+from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import Patch
 from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest
+from dataplane.stream.settings import Settings
 
 INT = Field("dense", "int64", ())
 
@@ -78,7 +83,7 @@ class Stream:
     ) -> tuple[int, bool]:
         self.shards += 1
         arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, {})
-        return self.home.append(asked.got[0], stored(self.shards, rows, *columns), keys, arrival, now)
+        return self.home.append(asked.got[0], stored(self.shards, rows, *columns), keys, b"", arrival, now)
 
     def append(self, rows: int, **said: Any) -> tuple[int, bool]:
         return self.come(self.ask(rows, said.get("version", 0)), rows, **said)
@@ -95,13 +100,11 @@ class Stream:
         now: float = 0.0,
     ) -> Asked:
         asked, home = Asked(), self.home
-        need = home.rows.need(columns)
         asked.request = Demand(
-            task=home.task(task),
+            task=home.settings.task(task),
             rows=rows,
             min_rows=least,
             columns=tuple(columns),
-            need=need,
             sampler=sampler or Fifo(),
             who=who or Who("c"),
             lease_s=10.0,
@@ -118,7 +121,7 @@ class Stream:
         self.home.nack(asked.grant.number, client, None, now)
 
     def figures(self, now: float = 0.0) -> dict[str, Any]:
-        return self.home.statistics(now)
+        return figures(self.home, now)
 
 
 class TestAdmission:
@@ -166,7 +169,12 @@ class TestAdmission:
             asked = stream.ask(2)
             with pytest.raises(Misuse, match="were admitted"):
                 stream.home.append(
-                    asked.got[0], stored(1, 3, "x")[:rows], [], Arrival(None, np.zeros(rows, np.int64), {}, {}), 0.0
+                    asked.got[0],
+                    stored(1, 3, "x")[:rows],
+                    [],
+                    b"",
+                    Arrival(None, np.zeros(rows, np.int64), {}, {}),
+                    0.0,
                 )
         assert stream.ask(4).got
         assert stream.released == []
@@ -180,15 +188,15 @@ class TestAdmission:
         with pytest.raises(SchemaMismatch):
             arrival = Arrival(None, np.zeros(1, np.int64), {}, {})
             ref = stored(9, 1, "x", field=Field("dense", "float32", ()))
-            stream.home.append(asked.got[0], ref, [], arrival, 0.0)
+            stream.home.append(asked.got[0], ref, [], b"", arrival, 0.0)
         asked = stream.ask(1, client="gone")
         waiting = stream.ask(1)
         assert not waiting.got
         stream.home.leave("gone", 0.0)
         with pytest.raises(Misuse, match="not admitted"):
             stream.come(asked, 1)
-        stream.home.give_back(waiting.got[0])
-        stream.home.give_back(waiting.got[0])
+        stream.home.admission.give_back(waiting.got[0])
+        stream.home.admission.give_back(waiting.got[0])
         assert stream.ask(1).got
 
     def test_who_waits_no_longer_is_told_why_he_did_and_lets_others_pass(self) -> None:
@@ -263,11 +271,11 @@ class TestDelivery:
         stream.append(2)
         stream.nack(stream.consume(1))
         stream.nack(stream.consume(1))
-        assert stream.home.dead(0).tolist() == [0]
+        assert stream.home.progress.in_state(0, DEAD).tolist() == [0]
         assert stream.consume().rows == [1]
         assert stream.figures()["task"]["actor"]["dead"] == 1
         stream.home.drop_rows(np.array([0]), 0.0)
-        assert stream.home.dead(0).tolist() == []
+        assert stream.home.progress.in_state(0, DEAD).tolist() == []
 
     def test_what_nobody_has_seen_was_no_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
@@ -275,7 +283,7 @@ class TestDelivery:
         for _ in range(3):
             stream.home.nack(stream.consume().grant.number, "c", None, 0.0, seen=False)
         stream.nack(stream.consume())
-        assert stream.home.dead(0).tolist() == [0]
+        assert stream.home.progress.in_state(0, DEAD).tolist() == [0]
 
     def test_replicas_see_the_same_rows_and_one_that_restarts_sees_them_again(self) -> None:
         stream = Stream()
@@ -313,9 +321,8 @@ class TestDelivery:
         stream = Stream()
         stream.append(3)
         stream.consume(1)
-        asked = stream.consume(1, columns=["y"])
-        asked.request.need = stream.home.rows.need(["x"])
-        assert stream.home.still_ready(asked.request, np.array([2, 1, 2, 0, 99, -1])).tolist() == [2, 1]
+        stream.consume(1, columns=["y"])
+        assert stream.home.progress.still_ready(0, ("x",), np.array([2, 1, 2, 0, 99, -1])).tolist() == [2, 1]
 
 
 class Bad:
@@ -388,7 +395,7 @@ class TestGroups:
         stream = Stream()
         stream.append(1, groups=["g"], tags={"domain": ["math"]}, version=3)
         stream.append(1)
-        assert stream.home.facts(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
+        assert stream.home.told(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
 
 
 class TestDropping:

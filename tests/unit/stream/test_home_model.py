@@ -16,10 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse
-from dataplane.stream.home import Arrival, Demand, Entry, Home, Settings
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.figures import figures
+from dataplane.stream.home import Demand, Home
 from dataplane.stream.lease import Grant, Who
+from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import Patch
 from dataplane.stream.sampler import CompleteGroups, Fifo
+from dataplane.stream.settings import Settings
 
 TASKS = ("reward", "actor")
 LEASE_S = 10.0
@@ -92,7 +97,10 @@ class Model:
         self.appended = 0
         self.latest = 0
         self.closed = False
+        self.filled = False  # the whole groups that were chosen last are all that fit
         self.patch_nbytes: dict[int, int] = {}
+        self.live: dict[int, Held] = {}
+        self.readable: list[tuple[set[int], set[int]]] = []  # replaced patches, and the grants that may read them
         self.entering: list[Entering] = []
         self.admitted: dict[int, Entering] = {}
         self.waiting: list[Waiting] = []
@@ -108,7 +116,8 @@ class Model:
         return sum(row.state[task] == state for row in self.rows.values())
 
     def needed(self) -> set[int]:
-        return {patch for row in self.rows.values() for patch in row.patches.values()}
+        needed = {patch for row in self.rows.values() for patch in row.patches.values()}
+        return needed.union(*(patches for patches, readers in self.readable if readers & self.live.keys()))
 
     @property
     def nbytes(self) -> int:
@@ -195,6 +204,7 @@ class Model:
             for row in self.rows.values()
             if row.state[demand.task] == "pending" and not row.dropped and row.columns.keys() >= set(demand.columns)
         ]
+        self.filled = False
         try:
             chosen = self.whole_groups(demand, ready) if demand.complete else ready[: demand.rows]
         except Misuse:
@@ -203,7 +213,7 @@ class Model:
             return True
         self.sweep()
         least = min(demand.least, len(self.left(demand.task))) if self.closed else demand.least
-        if not chosen or len(chosen) < least:
+        if not chosen or (len(chosen) < least and not self.filled):
             return False
         for row in chosen:
             row.state[demand.task] = "leased"
@@ -220,18 +230,22 @@ class Model:
         hopeless: list[Row] = []
         full = misfit = False
         for group, rows in by_group.items():
-            members = self.members[group]
-            lost = sum(row.dropped or row.state[demand.task] == "dead" for row in members)
-            if len(rows) == len(members) - lost and len(members) >= demand.complete:
+            lost = sum(row.dropped or row.state[demand.task] == "dead" for row in self.members[group])
+            there = sum(
+                row.number in self.rows and not row.dropped and row.state[demand.task] in ("pending", "leased")
+                for row in self.members[group]
+            )
+            if len(rows) == there and there + lost >= demand.complete:
                 full = full or len(chosen) + len(rows) > demand.rows
                 misfit = misfit or (full and not chosen)
                 chosen += [] if full else rows
-            elif len(members) < demand.complete and self.closed:
+            elif there + lost < demand.complete and self.closed:
                 hopeless += rows
         if misfit:
             raise Misuse("the first group is too large")
         for row in hopeless:
             self.settle(row, demand.task, "expired")
+        self.filled = full
         return chosen
 
 
@@ -251,13 +265,14 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         self.told: list[tuple[Any, ...]] = []
         self.served: list[tuple[Waiting, Grant]] = []
         self.released: list[Patch] = []
-        self.live: dict[int, Held] = {}
+        self.live = self.model.live
         self.over: dict[int, str] = {}
         self.acked: set[tuple[int, int]] = set()
         self.demands: dict[int, tuple[Waiting, Demand]] = {}
         self.entries: dict[int, tuple[Entering, Entry]] = {}
         self.tickets: dict[int, int] = {}  # by entry
-        self.calls: list[tuple[list[str], BatchRef, list[int], int]] = []
+        self.calls: list[tuple[list[str], BatchRef, bytes, list[int], int]] = []
+        self.done: set[int] = set()  # grants that were acked
 
     def release(self, patches: list[Patch]) -> None:
         self.released += patches
@@ -330,15 +345,15 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         columns = ("x", "y")[: entering.nbytes // entering.rows // ROW_NBYTES]
         shard, count = self.name(), entering.rows
         ref = stored(shard, count, columns)
-        keys = [f"{shard}-{i}" for i in range(count)] if named else []
+        keys, digest = [f"{shard}-{i}" for i in range(count)] if named else [], str(shard).encode()
         arrival = Arrival(groups and groups[:count], np.full(count, entering.version), {}, {})
         if self.model.closed:
             del self.model.admitted[name]
             with pytest.raises(Closed):
-                self.home.append(self.tickets[name], ref, keys, arrival, self.now)
+                self.home.append(self.tickets[name], ref, keys, digest, arrival, self.now)
             self.then()
             return
-        first, new = self.home.append(self.tickets[name], ref, keys, arrival, self.now)
+        first, new = self.home.append(self.tickets[name], ref, keys, digest, arrival, self.now)
         model = self.model
         assert new
         assert first == model.appended
@@ -349,20 +364,20 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             group = groups[i] if groups else ("own", number)
             where = dict.fromkeys(columns, (shard, i))
             row = Row(
-                number, keys[i] if keys else f"~{number}", group, entering.version, where, {tuple(columns): shard}
+                number, keys[i] if keys else f"~.{number}", group, entering.version, where, {tuple(columns): shard}
             )
             model.rows[number] = row
             model.members.setdefault(group, []).append(row)
         model.appended += count
         model.latest = max(model.latest, entering.version)
         if keys:
-            self.calls.append((keys, ref, [entering.version] * count, first))
+            self.calls.append((keys, ref, digest, [entering.version] * count, first))
         self.then()
 
     @precondition(lambda self: self.calls and self.model.admitted and not self.model.closed)
     @rule(data=st.data())
     def append_again(self, data: st.DataObject) -> None:
-        keys, ref, versions, first = data.draw(st.sampled_from(self.calls))
+        keys, ref, digest, versions, first = data.draw(st.sampled_from(self.calls))
         name = data.draw(st.sampled_from(sorted(self.model.admitted)))
         there = {row.key for row in self.model.rows.values()} & set(keys)
         if not there or len(keys) > self.model.admitted[name].rows:
@@ -370,10 +385,10 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         del self.model.admitted[name]
         arrival = Arrival(None, np.array(versions), {}, {})
         if len(there) == len(keys):
-            assert self.home.append(self.tickets[name], ref, keys, arrival, self.now) == (first, False)
+            assert self.home.append(self.tickets[name], ref, keys, digest, arrival, self.now) == (first, False)
         else:
             with pytest.raises(Misuse, match="already"):
-                self.home.append(self.tickets[name], ref, keys, arrival, self.now)
+                self.home.append(self.tickets[name], ref, keys, digest, arrival, self.now)
         self.then()
 
     @precondition(lambda self: self.model.admitted)
@@ -381,7 +396,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     def give_a_ticket_back(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.model.admitted)))
         del self.model.admitted[name]
-        self.home.give_back(self.tickets[name])
+        self.home.admission.give_back(self.tickets[name])
         self.then()
 
     @precondition(lambda self: self.model.entering)
@@ -404,11 +419,16 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             with pytest.raises(Misuse, match="has a column"):
                 self.home.extend(np.array(numbers), ref, {}, self.now)
             return
+        before = self.model.needed()
         self.home.extend(np.array(numbers), ref, {}, self.now, replace=replace)
         self.model.patch_nbytes[shard] = ref.stored_nbytes
         for i, row in enumerate(rows):
             row.columns.update(dict.fromkeys(columns, (shard, i)))
-            row.patches[tuple(columns)] = shard
+            row.patches[tuple(sorted(columns))] = shard
+        readers = {
+            number for number, held in self.live.items() if not {id(r) for r in held.rows}.isdisjoint(map(id, rows))
+        }
+        self.model.readable.append((before - self.model.needed(), readers))
         self.then()
 
     # delivering
@@ -428,7 +448,6 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             rows=rows,
             min_rows=waiting.least,
             columns=columns,
-            need=self.home.rows.need(columns),
             sampler=CompleteGroups(complete) if complete else Fifo(),
             who=Who(client),
             lease_s=LEASE_S,
@@ -464,6 +483,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             assert (held.task, row.number) not in self.acked
             self.acked.add((held.task, row.number))
             self.model.settle(row, held.task, "acked")
+        self.done.add(number)
         self.home.ack(number, held.client, None, self.now)
         self.then()
 
@@ -492,7 +512,9 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def come_too_late(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.over)))
-        for late in (self.home.ack, self.home.nack, self.home.leases.renew):
+        if number in self.done:
+            self.home.ack(number, self.over[number], None, self.now)  # the answer may have been lost
+        for late in (self.home.nack, self.home.leases.renew, *((self.home.ack,) if number not in self.done else ())):
             with pytest.raises(LeaseExpired):
                 late(number, self.over[number], None, self.now)
 
@@ -563,21 +585,21 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     def figures_agree(self) -> None:
         if not hasattr(self, "home"):
             return
-        found, model = self.home.statistics(self.now), self.model
+        found, model = figures(self.home, self.now), self.model
         assert (found["rows"], found["bytes"], found["appended"]) == (len(model.rows), model.nbytes, model.appended)
         assert (found["closed"], found["latest_version"]) == (model.closed, model.latest)
         assert (found["waiting"], found["behind"]) == (len(model.entering), model.behind())
         assert found["groups"] == sum(not isinstance(group, tuple) for group in model.members)
         for task, name in enumerate(TASKS):
-            figures = found["task"][name]
+            own = found["task"][name]
             for state in ("pending", "leased", "dead"):
-                assert figures[state] == model.count(task, state)
+                assert own[state] == model.count(task, state)
             for state in ("acked", "expired"):
-                assert figures[state] == model.totals[task, state]
-            assert figures["left"] == figures["pending"] + figures["leased"]
-            assert figures["waiting"] == sum(demand.task == task for demand in model.waiting)
+                assert own[state] == model.totals[task, state]
+            assert own["left"] == own["pending"] + own["leased"]
+            assert own["waiting"] == sum(demand.task == task for demand in model.waiting)
             dead = [row.number for row in model.rows.values() if row.state[task] == "dead"]
-            assert self.home.dead(task).tolist() == dead
+            assert self.home.progress.in_state(task, DEAD).tolist() == dead
 
     @invariant()
     def limits_hold(self) -> None:

@@ -5,33 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.stream.keys import Keys
 
 
-def stored(rows: int, shard: int = 1, nbytes: int = 8) -> BatchRef:
-    return BatchRef.of(b"the-node", rows, [("x", Field("dense", "int64", ()), nbytes * rows, shard, 0)])
-
-
-def versions(rows: int, version: int = 0) -> np.ndarray:
-    return np.full(rows, version, np.int64)
-
-
 def named(*keys: str, first: int = 0) -> Keys:
-    known = Keys()
-    known.add(keys, first, stored(len(keys)), versions(len(keys)))
+    known = Keys("m")
+    known.add(keys, first, b"digest")
     return known
 
 
 def test_rows_without_a_key_are_called_by_number() -> None:
     keys = named("a", "b", first=5)
-    assert keys.names(np.array([6, 3, 5])) == ["b", "~3", "a"]
-    assert keys.numbers(["~3", "b"]).tolist() == [3, 6]
+    assert keys.names(np.array([6, 3, 5])) == ["b", "~m.3", "a"]
+    assert keys.numbers(["~m.3", "b"]).tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("key", ["c", "~", "~5", "~-1", "~x", "~²", "~" + "9" * 19, ""])
+@pytest.mark.parametrize("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(Misuse, match="there is no row"):
         named("a", first=5).numbers([key])
@@ -62,21 +52,22 @@ def test_a_key_is_free_again_when_its_row_is_gone() -> None:
 
 def test_the_very_same_append_is_known_again() -> None:
     keys = named("a", "b", first=3)
-    assert keys.retried(["a", "b"], stored(2, shard=2), versions(2)) == 3
+    assert keys.retried(["a", "b"], b"digest") == keys.known("a", b"digest") == 3
 
 
 def test_another_append_is_not_taken_for_the_same() -> None:
     keys = named("a", "b")
-    assert keys.retried([], stored(2), versions(2)) is None
-    assert keys.retried(["a"], stored(1), versions(1)) is None
-    assert keys.retried(["b", "a"], stored(2), versions(2)) is None
-    assert keys.retried(["a", "b"], stored(2), versions(2, 1)) is None
-    assert keys.retried(["a", "b"], stored(2, nbytes=16), versions(2)) is None
+    assert keys.retried([], b"digest") is None
+    assert keys.retried(["a"], b"digest") is None
+    assert keys.retried(["b", "a"], b"digest") is None
+    assert keys.retried(["a", "b"], b"another") is None
+    assert keys.known("b", b"digest") is None
     keys.remove(np.array([1]))
-    assert keys.retried(["a", "b"], stored(2), versions(2)) is None
+    assert keys.retried(["a", "b"], b"digest") is None
+    assert keys.known("a", b"digest") is None
 
 
 def test_an_append_with_a_row_of_another_in_the_middle_is_not_the_same() -> None:
     keys = named("a", "b", "c")
-    keys.add(["other"], 3, stored(1), versions(1))
-    assert keys.retried(["a", "other", "c"], stored(3), versions(3)) is None
+    keys.add(["other"], 3, b"digest")
+    assert keys.retried(["a", "other", "c"], b"digest") is None

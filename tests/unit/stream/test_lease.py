@@ -19,11 +19,19 @@ def test_a_grant_ends_once() -> None:
     leases = Leases()
     grant = given(leases, Who("p"))
     assert leases.ack(grant.number, "p", None) is grant
-    for late in (leases.ack, leases.find):
-        with pytest.raises(LeaseExpired):
-            late(grant.number, "p", None)
+    with pytest.raises(LeaseExpired):
+        leases.find(grant.number, "p", None)
     assert len(leases) == 0
     assert leases.next_end() is None
+
+
+def test_an_ack_whose_answer_was_lost_may_be_made_again() -> None:
+    leases = Leases()
+    grant = given(leases, Who("p"))
+    assert leases.ack(grant.number, "p", None) is grant
+    assert leases.ack(grant.number, "p", None) is None
+    with pytest.raises(LeaseExpired):
+        leases.ack(grant.number, "q", None)
 
 
 def test_only_the_holder_may_touch_it() -> None:

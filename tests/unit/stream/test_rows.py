@@ -122,7 +122,15 @@ def test_a_column_of_another_kind_is_refused() -> None:
 
 def test_columns_have_a_limit() -> None:
     rows = Rows()
-    rows.need(f"c{i}" for i in range(MAX_COLUMNS))
-    with pytest.raises(LimitExceeded):
-        rows.append(stored(1, 1, "one more"))
-    assert rows.count == 0
+    rows.append(stored(1, 1, *(f"c{i}" for i in range(MAX_COLUMNS))))
+    with pytest.raises(LimitExceeded, match="one more"):
+        rows.append(stored(2, 1, "c1", "one more"))
+    assert rows.count == 1
+
+
+def test_what_is_only_asked_for_takes_no_place_among_the_columns() -> None:
+    rows = Rows()
+    for i in range(2 * MAX_COLUMNS):
+        assert rows.mask([f"c{i}"]) is None
+    rows.append(stored(1, 1, "x"))
+    assert rows.mask(["x"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -236,18 +237,26 @@ class TestWeighted:
         values = candidates.tags["domain"][rows].tolist()
         assert {value: values.count(value) for value in "abc"} == {"a": 1, "b": 6, "c": 3}
 
-    def test_the_largest_remainder_is_rounded_up(self) -> None:
+    def test_a_share_is_rounded_up_or_down(self) -> None:
         candidates = self.tagged(*["a"] * 20, *["b"] * 20)
-        rows, _ = chosen(Weighted("domain", {"a": 0.64, "b": 0.36}), candidates, 10)
-        assert sum(row < 20 for row in rows) == 6
-        rows, _ = chosen(Weighted("domain", {"a": 0.66, "b": 0.34}), candidates, 10)
-        assert sum(row < 20 for row in rows) == 7
+        for seed in range(50):
+            rows, _ = chosen(Weighted("domain", {"a": 0.64, "b": 0.36}, seed=seed), candidates, 10)
+            assert sum(row < 20 for row in rows) in (6, 7)
+
+    def test_shares_are_right_on_average_also_of_rare_values_in_small_deliveries(self) -> None:
+        found = Counter[str]()
+        for seed in range(4000):
+            candidates = self.tagged("often", "rare", "never")
+            (row,), _ = chosen(Weighted("domain", {"often": 0.95, "rare": 0.05}, seed=seed), candidates, 1)
+            found[candidates.tags["domain"][row]] += 1
+        assert found["rare"] == pytest.approx(200, abs=60)
+        assert found.total() == 4000
 
     def test_values_without_a_weight_are_left(self) -> None:
         candidates = self.tagged("a", "x", "b", "y", "a")
         assert chosen(Weighted("domain", {"a": 1, "b": 0}), candidates, 5) == ([0, 4], [])
 
-    def test_equal_remainders_favour_no_value(self) -> None:
+    def test_equal_weights_favour_no_value(self) -> None:
         random = np.random.default_rng(0)
         firsts = []
         for _ in range(400):
@@ -255,7 +264,7 @@ class TestWeighted:
             firsts += chosen(Weighted("domain", {"a": 1, "b": 1}), candidates, 1)[0]
         assert 150 < sum(firsts) < 250
 
-    def test_the_seed_decides_between_equal_remainders(self) -> None:
+    def test_the_seed_decides_between_equal_weights(self) -> None:
         candidates = self.tagged("a", "b")
         assert {chosen(Weighted("domain", {"a": 1, "b": 1}, seed=seed), candidates, 1)[0][0] for seed in range(20)} == {
             0,

@@ -1,0 +1,139 @@
+"""What callers give, as messages hold it: checked here, so that a mistake is a `Misuse` with a name and not a message
+that the node refuses together with the connection."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.field import is_text
+from dataplane.config import parse_size
+from dataplane.errors import Misuse
+from dataplane.stream.settings import Settings
+
+TAG_KINDS = (str, int, float, bool, type(None))
+
+
+def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
+    """A duration as it is sent: what is below zero has passed already. Raises Misuse."""
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or math.isnan(value):
+        raise Misuse(f"{what} is seconds, not {value!r}")
+    return max(0.0, float(value))
+
+
+def is_int64(value: Any) -> bool:
+    """Whether it is a whole number that a message can hold."""
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def whole(what: str, value: Any) -> int:
+    """A whole number. Raises Misuse."""
+    value = value.item() if isinstance(value, np.integer) else value
+    if not is_int64(value):
+        raise Misuse(f"{what} is a whole number, not {value!r}")
+    return int(value)
+
+
+def text(what: str, value: Any) -> str:
+    """A text that a message can hold, of a character or more. Raises Misuse."""
+    if not is_text(value) or not value:
+        raise Misuse(f"{what} is a text, not {value!r}")
+    return str(value)
+
+
+def names(what: str, values: Any) -> list[str]:
+    """A list of texts. Raises Misuse."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise Misuse(f"{what} is a list of names, not {values!r}")
+    return [text(f"a name in {what}", value) for value in values]
+
+
+def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:
+    """The keys of rows, a text each; none where none are given. Raises Misuse."""
+    if values is None:
+        return []
+    listed = _each("keys", values if not isinstance(values, str) else [values], rows)
+    for value in listed:
+        if not is_text(value):
+            raise Misuse(f"keys are texts, one a row, not {value!r}")
+    return listed
+
+
+def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
+    """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
+    listed = _each(what, values, rows)
+    found = set(map(type, listed))
+    if not found <= set(kinds):
+        odd = next(value for value in listed if type(value) not in kinds)
+        named = ", ".join(kind.__name__ for kind in kinds)
+        raise Misuse(f"{what} is of {named}, one a row or one for all, not {odd!r}")
+    for kind, fits in ((int, is_int64), (str, is_text)):
+        for value in listed if kind in found and kind in kinds else ():
+            if type(value) is kind and not fits(value):
+                raise Misuse(f"{what} can not be {value!r}: it fits no message")
+    return listed
+
+
+def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:
+    """By tag, a value a row. Raises Misuse."""
+    if tags is None:
+        return {}
+    if not isinstance(tags, Mapping):
+        raise Misuse(f"tags are values by name, not {type(tags).__name__}")
+    for name in tags:
+        text("a tag's name", name)
+    return {name: plain(f"tag {name!r}", values, rows, TAG_KINDS) for name, values in tags.items()}
+
+
+def _each(what: str, values: Any, rows: int) -> list[Any]:
+    """One value a row: as given, or the same for all. Raises Misuse."""
+    if isinstance(values, str | int | float | np.generic):
+        return [values.item() if isinstance(values, np.generic) else values] * rows
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, Iterable):
+        raise Misuse(f"{what} is one value a row or one for all, not {type(values).__name__}")
+    listed = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if len(listed) != rows:
+        raise Misuse(f"{len(listed)} values of {what} for {rows} rows")
+    return listed
+
+
+def settings(
+    tasks: Sequence[str] | None,
+    max_bytes: int | str | None,
+    max_rows: int | None,
+    max_lag: int | None,
+    max_deliveries: int | None,
+) -> Settings | None:
+    """What a stream is to be made with; None where only one that is there is wanted. Raises Misuse."""
+    if tasks is None:
+        if (max_bytes, max_rows, max_lag, max_deliveries) != (None, None, None, None):
+            raise Misuse("name the tasks too: a stream is made with tasks and limits, and found by its name alone")
+        return None
+    for what, value, least in (("max_rows", max_rows, 1), ("max_lag", max_lag, 0)):
+        if value is not None and whole(what, value) < least:
+            raise Misuse(f"{what} is {least} or more, or None for no limit; not {value!r}")
+    size = 0 if max_bytes is None else _size(max_bytes)
+    return Settings(
+        tuple(names("tasks", tasks)),
+        size,
+        0 if max_rows is None else whole("max_rows", max_rows),
+        -1 if max_lag is None else whole("max_lag", max_lag),
+        5 if max_deliveries is None else whole("max_deliveries", max_deliveries),
+    )
+
+
+def _size(value: int | str) -> int:
+    try:
+        size = parse_size(value)
+    except (ValueError, TypeError) as error:
+        raise Misuse(f"max_bytes is a size: {error}") from None
+    if not 0 < size < 1 << 62:
+        raise Misuse(f"max_bytes is a byte or more, or None for no limit; not {value!r}")
+    return size

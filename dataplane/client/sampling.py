@@ -1,0 +1,125 @@
+"""Choosing rows by a sampler of the user's own, which runs in this process: the home shows what there is, the sampler
+chooses, and the home grants what nobody else has taken meanwhile.
+
+The home shows the rows that came first, up to `m.MAX_ROWS` of them and as many as a message holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.client.arguments import names
+from dataplane.client.connection import Connection
+from dataplane.errors import Misuse, NotReady
+from dataplane.stream.sampler import Candidates, Sampler, checked
+from dataplane.wire import messages as m
+
+_FIRST = 1 << 14  # rows that the sampler is shown first
+_AGE_S = 0.5  # how often a sampler that judges by age is asked again
+
+
+@dataclass(slots=True)
+class Sampling:
+    """One consume by a sampler of the user's own. `asked` is the request, without what is chosen."""
+
+    connection: Connection
+    sampler: Sampler
+    asked: m.Consume
+
+    async def run(self, deadline_s: float) -> m.Delivered:
+        """Rows, once the sampler chooses enough. Raises NotReady, Closed, Misuse, and what the sampler raises."""
+        loop, asked = asyncio.get_running_loop(), self.asked
+        judges_age = bool(getattr(self.sampler, "judges_age", False))
+        until, seen, most = loop.time() + deadline_s, -1, max(_FIRST, asked.rows)
+        while True:
+            left = max(0.0, until - loop.time())
+            try:
+                shown = await self._look(seen, most, min(left, _AGE_S) if judges_age else left)
+            except NotReady:
+                if loop.time() >= until:
+                    raise
+                seen = -1
+                continue
+            if not len(shown.rows):  # what other replicas were granted waits for this one
+                return await self._take((), (), 1)
+            candidates = _candidates(shown)
+            choice = checked(self.sampler.choose(candidates, asked.rows), candidates, asked.rows)
+            if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < m.MAX_ROWS:
+                most *= 4
+                continue
+            seen = shown.changes
+            least = min(asked.min_rows, shown.left) if shown.closed else asked.min_rows
+            least = len(choice.rows) if choice.full else least
+            if (len(choice.rows) < least or not len(choice.rows)) and not len(choice.expired):
+                continue
+            numbers = np.frombuffer(shown.rows, np.int64)
+            try:
+                return await self._take(numbers[choice.rows], numbers[choice.expired], max(1, least))
+            except NotReady:
+                if loop.time() >= until:
+                    raise
+                seen = -1  # others took these rows, which changes nothing for those that are left
+
+    async def _look(self, seen: int, most: int, timeout_s: float) -> m.Shown:
+        asked = self.asked
+        look = m.Look(
+            self.connection.next_id(),
+            asked.stream,
+            asked.task,
+            asked.member,
+            asked.replica,
+            asked.replicas,
+            asked.columns,
+            names("needs", getattr(self.sampler, "needs", ())),
+            names("tags_read", getattr(self.sampler, "tags_read", ())),
+            most,
+            seen,
+            timeout_s,
+        )
+        return await self.connection.request(look, m.Shown, timeout_s)
+
+    async def _take(self, chosen: Any, expired: Any, least: int) -> m.Delivered:
+        request = msgspec.structs.replace(
+            self.asked,
+            id=self.connection.next_id(),
+            min_rows=least,
+            chosen=np.asarray(chosen, np.int64).tobytes(),
+            expired=np.asarray(expired, np.int64).tobytes(),
+        )
+        return await self.connection.request(request, m.Delivered, 0.0)
+
+
+def check_sampler(sampler: Any) -> None:
+    """Raises Misuse for what can choose nothing."""
+    if not callable(getattr(sampler, "choose", None)):
+        raise Misuse(f"a sampler has a method choose(candidates, want), and {sampler!r} has none")
+
+
+def _candidates(shown: m.Shown) -> Candidates:
+    def integers(packed: bytes) -> Any:
+        return np.frombuffer(packed, np.int64)
+
+    return Candidates(
+        group=integers(shown.group),
+        version=integers(shown.version),
+        age_s=np.frombuffer(shown.age_s, np.float64),
+        group_rows=integers(shown.group_rows),
+        group_dropped=integers(shown.group_dropped),
+        lengths={name: integers(values) for name, values in shown.lengths.items()},
+        tags={name: _array(values) for name, values in shown.tags.items()},
+        latest=shown.latest,
+        closed=shown.closed,
+        whole=shown.whole,
+    )
+
+
+def _array(values: Sequence[Any]) -> Any:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made

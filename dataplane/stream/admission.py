@@ -1,0 +1,129 @@
+"""Who may append, and when: the limits of a stream, and the producers that wait for them.
+
+A producer is admitted before it writes anything, with a ticket for so many rows and bytes; they count from then on,
+until they come or the ticket is given back. What waits is let in in turn, but for those that `max_lag` holds: the rows
+of older versions that they wait for may be behind them.
+
+What always holds: rows and bytes in the stream and admitted to it never pass a limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from dataplane.errors import LimitExceeded
+from dataplane.stream.settings import Settings
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Somebody who waits to append. `admit(ticket)` is called once, or `fail(error)`."""
+
+    client: Hashable
+    rows: int
+    nbytes: int
+    version: int
+    admit: Callable[[int], None]
+    fail: Callable[[Exception], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the stream holds. `oldest`: the first policy version that a task has rows of to do, None for none."""
+
+    rows: int
+    nbytes: int
+    oldest: int | None
+
+
+class Admission:
+    """The entries and tickets of one stream, of which `held()` tells what is in it."""
+
+    def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
+        self._settings = settings
+        self._held = held
+        self._entries: deque[Entry] = deque()
+        self._tickets: dict[int, Entry] = {}
+        self._next_ticket = 1
+        self._rows = 0
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._entries)
+
+    def enter(self, entry: Entry) -> None:
+        """Let the entry in as soon as the limits allow it. Raises LimitExceeded where they never will."""
+        for what, asked, limit in (
+            ("rows of a stream", entry.rows, self._settings.max_rows),
+            ("bytes of a stream", entry.nbytes, self._settings.max_bytes),
+        ):
+            if limit and asked > limit:
+                raise LimitExceeded(
+                    f"an append of {asked} {what} can never fit its {limit}", what=what, asked=asked, limit=limit
+                )
+        self._entries.append(entry)
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Something may have gone: admit who fits now."""
+        for entry in list(self._entries):
+            why = self.full(entry)
+            if why == "max_lag":
+                continue
+            if why:
+                break
+            self._entries.remove(entry)
+            ticket = self._next_ticket
+            self._next_ticket += 1
+            self._tickets[ticket] = entry
+            self._rows += entry.rows
+            self._nbytes += entry.nbytes
+            entry.admit(ticket)
+
+    def full(self, entry: Entry) -> str:
+        """Which limit the entry would pass; empty for none."""
+        limits, held = self._settings, self._held()
+        if limits.max_lag >= 0:
+            coming = (ticket.version for ticket in self._tickets.values())
+            there = () if held.oldest is None else (held.oldest,)
+            if entry.version - min((*there, *coming), default=entry.version) > limits.max_lag:
+                return "max_lag"
+        if limits.max_rows and held.rows + self._rows + entry.rows > limits.max_rows:
+            return "max_rows"
+        if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > limits.max_bytes:
+            return "max_bytes"
+        return ""
+
+    def withdraw(self, entry: Entry) -> None:
+        """The entry no longer waits."""
+        if entry in self._entries:
+            self._entries.remove(entry)
+            self.let_in()
+
+    def ticket(self, number: int) -> Entry | None:
+        """Who was admitted with this ticket, and has not come."""
+        return self._tickets.get(number)
+
+    def give_back(self, number: int) -> None:
+        """What was admitted has come, or does not."""
+        entry = self._tickets.pop(number, None)
+        if entry is not None:
+            self._rows -= entry.rows
+            self._nbytes -= entry.nbytes
+            self.let_in()
+
+    def leave(self, client: Hashable) -> None:
+        """The client has gone: it waits no longer, and its tickets go back."""
+        self._entries = deque(entry for entry in self._entries if entry.client != client)
+        for number in [number for number, entry in self._tickets.items() if entry.client == client]:
+            self.give_back(number)
+        self.let_in()
+
+    def refuse(self, error: Exception) -> None:
+        """Nobody is admitted any more; who waits is told so."""
+        entries, self._entries = self._entries, deque()
+        for entry in entries:
+            entry.fail(error)

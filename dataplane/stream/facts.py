@@ -1,0 +1,153 @@
+"""What is known of each row beside its columns: group, policy version, age, tags, and lengths of its ragged columns.
+
+It is what samplers choose by and deliveries tell. Kept by page, in arrays; group names are the business of `groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.stream.rows import PAGE, Index, Page, Places, Rows
+
+Objects = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What an append says about its rows, one entry a row. `tags` and `lengths` by name."""
+
+    groups: Sequence[Any] | None
+    versions: Index
+    tags: Mapping[str, Sequence[Any]]
+    lengths: Mapping[str, Index]
+
+
+@dataclass(slots=True, eq=False)
+class _Sheet:
+    """A page's facts."""
+
+    group: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
+    version: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
+    arrived: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(PAGE))
+    tags: dict[str, Objects] = field(default_factory=dict)
+    lengths: dict[str, Index] = field(default_factory=dict)
+
+    def copy(self) -> _Sheet:
+        tags = {name: values.copy() for name, values in self.tags.items()}
+        return _Sheet(self.group.copy(), self.version.copy(), self.arrived.copy(), tags)
+
+
+class Facts:
+    """The facts of all rows of a stream, which lie in the pages of `rows`."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._sheets: dict[int, _Sheet] = {}
+        self.latest = 0
+        """The newest policy version that was appended."""
+
+    def _sheet(self, page: Page) -> _Sheet:
+        number = page.first // PAGE
+        if number not in self._sheets:
+            self._sheets[number] = _Sheet()
+        return self._sheets[number]
+
+    def enter(
+        self, places: Places, groups: Index, versions: Index, arrived: Any, tags: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """New rows, in groups of these numbers, which arrived at this time, or at one each."""
+        arrived = np.broadcast_to(np.asarray(arrived, np.float64), len(groups))
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            sheet.group[inside] = groups[chosen]
+            sheet.version[inside] = versions[chosen]
+            sheet.arrived[inside] = arrived[chosen]
+            for name, values in tags.items():
+                column = sheet.tags.setdefault(name, np.full(PAGE, None, object))
+                column[inside] = np.fromiter(values, object, len(groups))[chosen]
+        self.latest = max(self.latest, int(versions.max(initial=self.latest)))
+
+    def measure(self, places: Places, lengths: Mapping[str, Index]) -> None:
+        """How long the rows' ragged columns are."""
+        for name, values in lengths.items():
+            for page, inside, chosen in places:
+                self._sheet(page).lengths.setdefault(name, np.zeros(PAGE, np.int64))[inside] = values[chosen]
+
+    def groups(self, places: Places) -> Index:
+        """The numbers of the rows' groups."""
+        found: Index = _gathered(places, (self._sheet(page).group for page, _, _ in places))
+        return found
+
+    def versions(self, places: Places) -> Index:
+        """The rows' policy versions."""
+        found: Index = _gathered(places, (self._sheet(page).version for page, _, _ in places))
+        return found
+
+    def arrived(self, places: Places) -> npt.NDArray[np.float64]:
+        """When the rows were appended, in seconds of the home's clock."""
+        found: npt.NDArray[np.float64] = _gathered(places, (self._sheet(page).arrived for page, _, _ in places))
+        return found
+
+    def tags(self, places: Places, names: Iterable[str] | None = None) -> dict[str, Objects]:
+        """The rows' tags, by name: these, or all. None for a row without; a tag that no row there has is absent."""
+        sheets = [self._sheet(page) for page, _, _ in places]
+        known = dict.fromkeys(name for sheet in sheets for name in sheet.tags)
+        nothing = np.full(PAGE, None, object)
+        return {
+            name: _gathered(places, (sheet.tags.get(name, nothing) for sheet in sheets))
+            for name in (known if names is None else names)
+            if name in known
+        }
+
+    def lengths(self, places: Places, column: str) -> Index:
+        """The lengths of these rows in a ragged column; 0 where they were not said."""
+        nothing = np.zeros(PAGE, np.int64)
+        found: Index = _gathered(places, (self._sheet(page).lengths.get(column, nothing) for page, _, _ in places))
+        return found
+
+    def in_groups(self, groups: Sequence[int]) -> Index:
+        """The rows, by number, that are there and in one of the groups of these numbers."""
+        found = [
+            page.first + np.flatnonzero(np.isin(self._sheet(page).group[: page.count], groups) & page.present)
+            for page in self._rows.pages.values()
+        ]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def oldest(self) -> float | None:
+        """When the first of the rows that are there arrived; None while there are none."""
+        arrived = [
+            float(self._sheet(page).arrived[: page.count][page.present].min())
+            for page in self._rows.pages.values()
+            if page.left
+        ]
+        return min(arrived, default=None)
+
+    def tidy(self) -> None:
+        """Forget pages that are gone."""
+        if len(self._sheets) > len(self._rows.pages):
+            for number in self._sheets.keys() - self._rows.pages.keys():
+                del self._sheets[number]
+
+    def copy(self, rows: Rows) -> Facts:
+        """The facts now, of a copy of the rows; without lengths."""
+        copied = Facts(rows)
+        copied.latest = self.latest
+        copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
+        return copied
+
+
+def _gathered(places: Places, sheets: Iterable[npt.NDArray[Any]]) -> Any:
+    """Of each row its entry in the array of its page."""
+    parts = [values[inside] for values, (_, inside, _) in zip(sheets, places, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    found = np.concatenate(parts) if parts else np.empty(0, np.int64)
+    order = np.concatenate([chosen for _, _, chosen in places]) if places else np.empty(0, np.int64)
+    back = np.empty_like(found)
+    back[order] = found
+    return back

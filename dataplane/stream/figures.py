@@ -1,0 +1,78 @@
+"""A stream's figures, as plain values for people and metrics: what it holds, and how far each task is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.stream.home import Home
+from dataplane.stream.progress import ACKED, EXPIRED, LEASED, PENDING, REDELIVERED
+
+_NAMED = 8  # groups that are not complete
+_NAME = 256  # characters of their names
+
+
+def figures(home: Home, now: float) -> dict[str, Any]:
+    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock."""
+    oldest = home.facts.oldest()
+    return {
+        **msgspec.structs.asdict(home.settings),
+        "rows": home.rows.count,
+        "bytes": home.nbytes,
+        "appended": home.appended,
+        "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
+        "latest_version": home.facts.latest,
+        "closed": home.closed,
+        "waiting": len(home.admission),
+        "groups": home.groups.open,
+        "behind": home.behind(),
+        "task": {name: _task(home, number, now) for number, name in enumerate(home.settings.tasks)},
+    }
+
+
+def _task(home: Home, task: int, now: float) -> dict[str, Any]:
+    waiting = [demand for demand in home.demands if demand.task == task]
+    totals, there = home.progress.counts[task], home.progress.tally(task)
+    return {
+        "pending": there["pending"],
+        "leased": there["leased"],
+        "dead": there["dead"],
+        "delivered": totals[LEASED],
+        "redelivered": totals[REDELIVERED],
+        "acked": totals[ACKED],
+        "expired": totals[EXPIRED],
+        "left": home.progress.is_left(task),
+        "waiting": len(waiting),
+        "ready": {
+            ",".join(columns): len(home.progress.ready(task, columns, 1 << 62))
+            for columns in dict.fromkeys(demand.columns for demand in waiting)
+        },
+        "incomplete": _incomplete(home, task, now),
+    }
+
+
+def _incomplete(home: Home, task: int, now: float) -> list[dict[str, Any]]:
+    """The groups that the task waits for since longest: those of fewer rows than it asks for as a whole."""
+    size = home.group_sizes.get(task)
+    if size is None:
+        return []
+    rows = home.progress.in_state(task, PENDING)
+    places = home.rows.places(rows)
+    numbers = home.facts.groups(places)
+    members, dropped = home.groups.sizes(numbers, task)
+    short = members + dropped < size
+    found, first = np.unique(numbers[short], return_index=True)
+    age, rows_of, dropped_of = now - home.facts.arrived(places)[short], members[short], dropped[short]
+    longest = np.argsort(-age[first], kind="stable")[:_NAMED]
+    return [
+        {
+            "group": name[:_NAME] if isinstance(name, str) else name,
+            "rows": int(rows_of[at]),
+            "dropped": int(dropped_of[at]),
+            "of": size,
+            "age_s": max(0.0, float(age[at])),
+        }
+        for name, at in zip(home.groups.names(found[longest]), first[longest].tolist(), strict=True)
+    ]

@@ -1,0 +1,265 @@
+"""How far each task is with each row. A row goes through each task by itself:
+
+    pending ──leased──> leased ──acked──> done          expired: a sampler found it stale, or its group incomplete
+       ^                  │                             dead: given back `max_deliveries` times
+       └── lease ended ───┘
+
+and is over when each task is done with it (acked or expired), or when it was dropped and nobody holds it. A dead row
+stays, to be looked at, until it is dropped.
+
+What always holds: a row is in one state a task; what is counted as left for a task is pending or leased, or was
+dropped while leased.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.stream.rows import PAGE, Flags, Index, Page, Places, Rows
+
+PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
+REDELIVERED = 5  # in `counts` alone
+STATES = ("pending", "leased", "acked", "expired", "dead")
+
+
+@dataclass(slots=True, eq=False)
+class _Sheet:
+    """A page's progress. `state` and `tries` are [tasks, PAGE]."""
+
+    state: npt.NDArray[np.uint8]
+    tries: npt.NDArray[np.uint8]
+    dropped: Flags
+    idle: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By task and columns: at which change of the page nothing was ready."""
+
+    @classmethod
+    def new(cls, tasks: int) -> _Sheet:
+        states, tries = np.zeros((tasks, PAGE), np.uint8), np.zeros((tasks, PAGE), np.uint8)
+        return cls(states, tries, np.zeros(PAGE, np.bool_))
+
+
+class Progress:
+    """The progress of all rows of a stream, which lie in the pages of `rows`."""
+
+    def __init__(self, rows: Rows, tasks: int) -> None:
+        self._rows = rows
+        self._tasks = tasks
+        self._sheets: dict[int, _Sheet] = {}
+        self.left = [Counter[int]() for _ in range(tasks)]
+        """By task: rows that it is not done with, by policy version."""
+        self.counts = [Counter[int]() for _ in range(tasks)]
+        """By task: rows that ever came to be in a state."""
+
+    def _sheet(self, page: Page) -> _Sheet:
+        number = page.first // PAGE
+        if number not in self._sheets:
+            self._sheets[number] = _Sheet.new(self._tasks)
+        return self._sheets[number]
+
+    # arriving
+
+    def enter(self, versions: Index) -> None:
+        """New rows of these versions, pending for each task."""
+        arrived = _by_value(versions)
+        for left in self.left:
+            left.update(arrived)
+
+    def put_back(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
+        """Rows that have entered come from a snapshot, where they were in these states after so many tries, both
+        [tasks, rows]."""
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
+        for left, of in zip(self.left, states, strict=True):
+            _less(left, versions[of != PENDING])
+
+    # delivering
+
+    def ready(self, task: int, columns: tuple[str, ...], most: int) -> Index:
+        """The first `most` rows, by number, that are pending for the task and have all these columns."""
+        need = self._rows.mask(columns)
+        if need is None:  # no row has had one of them
+            return np.empty(0, np.int64)
+        found: list[Index] = []
+        count = 0
+        asked = (task, int(need))
+        for page in self._rows.pages.values():
+            sheet = self._sheet(page)
+            if sheet.idle.get(asked) == page.changes:
+                continue
+            flags = (page.columns[: page.count] & need) == need
+            flags &= sheet.state[task, : page.count] == PENDING
+            flags &= ~(page.gone[: page.count] | sheet.dropped[: page.count])
+            rows = np.flatnonzero(flags)
+            if not len(rows):
+                sheet.idle[asked] = page.changes
+                continue
+            found.append(rows + page.first)
+            count += len(rows)
+            if count >= most:
+                break
+        return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
+
+    def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
+        """Those of these rows that are ready now, each once."""
+        rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+        need = self._rows.mask(columns)
+        if need is None:
+            return rows[:0]
+        rows = rows[self._rows.there(rows)]
+        fine = np.zeros(len(rows), np.bool_)
+        for page, inside, chosen in self._rows.by_page(rows):
+            sheet = self._sheet(page)
+            fine[chosen] = (
+                ((page.columns[inside] & need) == need)
+                & (sheet.state[task, inside] == PENDING)
+                & ~sheet.dropped[inside]
+            )
+        return rows[fine]
+
+    def lease(self, task: int, places: Places) -> None:
+        """These rows, which are ready, are somebody's."""
+        for page, inside, _ in places:
+            sheet = self._sheet(page)
+            sheet.state[task, inside] = LEASED
+            again = sheet.tries[task, inside]
+            sheet.tries[task, inside] = again + 1
+            self.counts[task][LEASED] += len(inside)
+            self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
+
+    def unseen(self, task: int, places: Places) -> None:
+        """Nobody has seen these rows since they were leased: that was no try."""
+        for page, inside, _ in places:
+            self._sheet(page).tries[task, inside] -= 1
+
+    def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
+        """Rows that were leased are pending again or, after `most` tries, dead. Which are dead, and which dropped."""
+        dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            dead[chosen] = sheet.tries[task, inside] >= most
+            dropped[chosen] = sheet.dropped[inside]
+            sheet.state[task, inside] = np.where(dead[chosen], DEAD, PENDING)
+            page.changes += 1
+        self._done(task, versions[dead], DEAD)
+        return dead, dropped
+
+    def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
+        """The task is done with these rows. Which of them all tasks are done with, and which are dropped."""
+        finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            sheet.state[task, inside] = state
+            states = sheet.state[:, inside]
+            finished[chosen] = ((states == ACKED) | (states == EXPIRED)).all(axis=0)
+            dropped[chosen] = sheet.dropped[inside]
+        self._done(task, versions, state)
+        return finished, dropped
+
+    def _done(self, task: int, versions: Index, state: int) -> None:
+        """So many rows of these versions are none of the task's business any more."""
+        _less(self.left[task], versions)
+        self.counts[task][state] += len(versions)
+
+    def is_left(self, task: int) -> int:
+        """How many rows the task is not done with."""
+        return sum(self.left[task].values())
+
+    # dropping
+
+    def drop(self, places: Places, count: int) -> Flags:
+        """No task is to see these rows. Which of them were not dropped before."""
+        fresh = np.zeros(count, np.bool_)
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            fresh[chosen] = ~sheet.dropped[inside]
+            sheet.dropped[inside] = True
+            page.changes += 1
+        return fresh
+
+    def let_go(self, places: Places, versions: Index) -> Flags:
+        """Of these dropped rows, those that nobody holds, which no task has to do with any more."""
+        free = np.zeros(len(versions), np.bool_)
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            unheld = (sheet.state[:, inside] != LEASED).all(axis=0)
+            free[chosen] = unheld
+            for task in range(self._tasks):
+                pending = unheld & (sheet.state[task, inside] == PENDING)
+                sheet.state[task, inside[pending]] = EXPIRED
+                self._done(task, versions[chosen[pending]], EXPIRED)
+        return free
+
+    def dropped(self, places: Places, count: int) -> Flags:
+        """Which of these rows are dropped."""
+        flags = np.zeros(count, np.bool_)
+        for page, inside, chosen in places:
+            flags[chosen] = self._sheet(page).dropped[inside]
+        return flags
+
+    # what there is
+
+    def states(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
+        """Of each of these rows its state for each task, [tasks, rows]."""
+        found = np.zeros((self._tasks, count), np.uint8)
+        for page, inside, chosen in places:
+            found[:, chosen] = self._sheet(page).state[:, inside]
+        return found
+
+    def tries(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
+        """How often each of these rows was leased to each task, [tasks, rows]."""
+        found = np.zeros((self._tasks, count), np.uint8)
+        for page, inside, chosen in places:
+            found[:, chosen] = self._sheet(page).tries[:, inside]
+        return found
+
+    def in_state(self, task: int, state: int) -> Index:
+        """The rows, by number, that are in this state."""
+        found = [
+            np.flatnonzero((self._sheet(page).state[task, : page.count] == state) & page.present) + page.first
+            for page in self._rows.pages.values()
+        ]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def tally(self, task: int) -> dict[str, int]:
+        """How many of the rows that are there are in which state."""
+        total = np.zeros(len(STATES), np.int64)
+        for page in self._rows.pages.values():
+            total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
+        return dict(zip(STATES, total.tolist(), strict=True))
+
+    def tidy(self) -> None:
+        """Forget pages that are gone."""
+        if len(self._sheets) > len(self._rows.pages):
+            for number in self._sheets.keys() - self._rows.pages.keys():
+                del self._sheets[number]
+
+    def copy(self, rows: Rows) -> Progress:
+        """The progress now, of a copy of the rows."""
+        copied = Progress(rows, self._tasks)
+        copied.left = [left.copy() for left in self.left]
+        copied.counts = [counts.copy() for counts in self.counts]
+        copied._sheets = {
+            number: _Sheet(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy())
+            for number, sheet in self._sheets.items()
+            if number in rows.pages
+        }
+        return copied
+
+
+def _by_value(values: Index) -> dict[int, int]:
+    if len(values) and (values == values[0]).all():  # as the versions of one append mostly are
+        return {int(values[0]): len(values)}
+    return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
+
+
+def _less(left: Counter[int], versions: Index) -> None:
+    for version, count in _by_value(versions).items():
+        left[version] -= count
+        if not left[version]:
+            del left[version]

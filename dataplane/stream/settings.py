@@ -1,0 +1,33 @@
+"""What a stream is made with. Whoever opens it with other settings is refused."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dataplane.errors import Misuse
+
+MAX_TASKS = 64
+
+
+class Settings(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes and rows; 0 and -1: no limit."""
+
+    tasks: tuple[str, ...]
+    max_bytes: int = 0
+    max_rows: int = 0
+    max_lag: int = -1
+    max_deliveries: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):
+            raise Misuse(f"a stream has one or more tasks, each with a name of its own, not {list(self.tasks)}")
+        if len(self.tasks) > MAX_TASKS:
+            raise Misuse(f"a stream has at most {MAX_TASKS} tasks, not {len(self.tasks)}")
+        if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
+            raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
+
+    def task(self, name: str) -> int:
+        """The number of a task. Raises Misuse."""
+        if name not in self.tasks:
+            raise Misuse(f"this stream has no task {name!r}; it has {', '.join(self.tasks)}")
+        return self.tasks.index(name)

@@ -1,0 +1,197 @@
+"""A stream at one moment, to be written down piece by piece while it goes on; and a stream made again from it.
+
+A `Snapshot` is a copy of the books, which costs no more than the arrays in them. It is told in blocks, each all that is
+known of some rows but their columns, and the columns of the same rows as references. Put back, the blocks give a home
+that goes on where the first was: with the same rows, numbers and keys, and each task as far with each row.
+
+What always holds: rows that somebody held are pending, and that delivery does not count as a try; rows that were
+dropped are not there. Times are told as ages, since no clock outlives its process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import ProtocolMismatch
+from dataplane.stream.home import Home
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED
+from dataplane.stream.rows import PAGE, Index
+from dataplane.stream.settings import MAX_TASKS, Settings
+
+_COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
+_MOST_ROWS = 1 << 46  # ever appended
+_GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
+
+Value = str | int | float | bool | None
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of the stream as a whole. `following`: the number of its next row. `counts`: by task, how many rows
+    ever came to be leased, acked, expired and dead, and were leased again. `pages`: the numbers of those that have
+    rows, `PAGE` by number in each."""
+
+    settings: Settings
+    mark: str
+    following: int
+    appended: int
+    latest: int
+    closed: bool
+    counts: list[list[int]]
+    pages: list[int]
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Rows, ascending by number. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]; a
+    key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows dropped."""
+
+    rows: bytes
+    groups: list[str | int | None]
+    versions: bytes
+    ages_s: bytes
+    tags: dict[str, list[Value]]
+    keys: list[str]
+    calls: list[tuple[str, int, int, bytes]]
+    states: bytes
+    tries: bytes
+    dropped: list[tuple[str | int, int]]
+
+
+class Snapshot:
+    """A home as it is now, at `now` of its clock."""
+
+    def __init__(self, home: Home, now: float) -> None:
+        self._now = now
+        self._rows = home.rows.copy()
+        self._facts = home.facts.copy(self._rows)
+        self._progress = home.progress.copy(self._rows)
+        self._keys = home.keys.copy()
+        self._groups = home.groups.copy()
+        counts = [[of[what] for what in _COUNTS] for of in home.progress.counts]
+        pages = [number for number, page in self._rows.pages.items() if page.left]
+        self.head = Head(
+            home.settings,
+            home.keys.mark,
+            home.rows.next,
+            home.appended,
+            home.facts.latest,
+            home.closed,
+            counts,
+            pages,
+        )
+
+    @property
+    def refs(self) -> list[BatchRef]:
+        """All that its columns need, to be kept as long as they are read."""
+        return self._rows.patches
+
+    def _there(self, first: int, count: int) -> Index:
+        rows = np.arange(first, first + count)
+        rows = rows[self._rows.there(rows)]
+        return rows[~self._progress.dropped(self._rows.places(rows), len(rows))]
+
+    def block(self, first: int, count: int) -> Block:
+        """What is known of the rows from number `first` on, `count` numbers."""
+        rows = self._there(first, count)
+        places = self._rows.places(rows)
+        groups = self._facts.groups(places)
+        states, tries = self._progress.states(places, len(rows)), self._progress.tries(places, len(rows))
+        held = states == LEASED
+        tries[held] -= 1
+        states[held] = PENDING
+        return Block(
+            rows=rows.tobytes(),
+            groups=self._groups.names(groups),
+            versions=self._facts.versions(places).tobytes(),
+            ages_s=(self._now - self._facts.arrived(places)).tobytes(),
+            tags={name: values.tolist() for name, values in self._facts.tags(places).items()},
+            keys=self._keys.named(rows),
+            calls=self._keys.calls(rows),
+            states=states.tobytes(),
+            tries=tries.tobytes(),
+            dropped=self._groups.dropped(groups),
+        )
+
+    def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
+        """The columns of the same rows: which rows, for which task they were held by who brought them (-1: none), and a
+        reference to them."""
+        found = []
+        for names, rows, holds in self._rows.by_columns(self._there(first, count)):
+            tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
+            for task in np.unique(tasks).tolist():
+                of = rows[tasks == task]
+                found.append((of, int(task), self._rows.ref(of, names)))
+        return found
+
+
+def begin(home: Home, head: Head) -> None:
+    """Make a new home that of the stream in the head, whose rows are to be `put_back`. Raises ProtocolMismatch."""
+    fits = len(head.counts) == len(home.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
+    if not fits or not 0 <= head.following < _MOST_ROWS or min((n for of in head.counts for n in of), default=0) < 0:
+        raise ProtocolMismatch("a snapshot's head that no stream had")
+    home.rows.next = head.following
+    home.appended = head.appended
+    home.facts.latest = head.latest
+    home.closed = head.closed
+    for counts, of in zip(home.progress.counts, head.counts, strict=True):
+        counts.update(dict(zip(_COUNTS, of, strict=True)))
+
+
+def put_back(home: Home, block: Block, now: float) -> None:
+    """The rows of a block are there again, without columns. Raises ProtocolMismatch, and Misuse for a key twice.
+
+    Blocks come in the order of their rows.
+    """
+    tasks, rows = len(home.settings.tasks), _array("rows", block.rows, "<i8")
+    count = len(rows)
+    if not count:
+        return
+    in_order = (np.diff(rows) > 0).all() and max(0, max(home.rows.pages, default=0) * PAGE) <= rows[0]
+    if not in_order or rows[-1] >= home.rows.next or home.rows.there(rows).any():
+        raise ProtocolMismatch("a block of rows that are not in order, there, or none of the stream's")
+    versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
+    states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
+    tries = _array("tries", block.tries, "u1", tasks * count).reshape(tasks, count)
+    listed: list[Sized] = [block.groups, block.keys, *block.tags.values()]
+    if any(len(values) != count for values in listed):
+        raise ProtocolMismatch(f"a block of {count} rows with more or fewer groups, keys or tags")
+    if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or not np.isfinite(ages).all():
+        raise ProtocolMismatch("a block with states or ages that no row has")
+    home.keys.check([key for key in block.keys if key])
+
+    home.rows.put_back(rows)
+    home.keys.put_back(block.keys, rows, block.calls)
+    places = home.rows.places(rows)
+    groups = home.groups.put_back(block.groups, rows, block.dropped)
+    home.facts.enter(places, groups, versions, now - ages, block.tags)
+    home.progress.enter(versions)
+    home.progress.put_back(places, versions, states, tries)
+    for task, of in enumerate(states):
+        home.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
+        home.groups.dead(task, groups[of == DEAD])
+
+
+def put_columns(home: Home, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
+    """Rows that were put back have these columns, brought by who held them for the task. Raises Misuse, SchemaMismatch,
+    LimitExceeded, ProtocolMismatch."""
+    if len(rows) != len(ref) or not -1 <= task < len(home.settings.tasks):
+        raise ProtocolMismatch(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
+    home.require(rows)
+    home.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
+    home.nbytes += ref.stored_nbytes
+    home.facts.measure(home.rows.places(rows), lengths)
+
+
+def finish(home: Home) -> None:
+    """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
+    home.rows.next += _GAP - home.rows.next % PAGE
+
+
+def _array(what: str, packed: bytes, code: str, count: int | None = None) -> Index:
+    kind = np.dtype(code)
+    if len(packed) % kind.itemsize or (count is not None and len(packed) != count * kind.itemsize):
+        raise ProtocolMismatch(f"{what} of {len(packed)} bytes, not one of {kind.itemsize} for each of {count} rows")
+    return np.frombuffer(packed, kind).astype(kind.newbyteorder("="))
