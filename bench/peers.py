@@ -70,7 +70,7 @@ def _transferqueue(scratch: Path) -> tuple[Cycle, Callable[[], None]]:
         began = time.perf_counter()
         tq.kv_batch_put(keys, "bench", fields, tags=[{} for _ in keys])
         middle = time.perf_counter()
-        tq.kv_batch_get(keys, "bench")
+        tq.kv_batch_get(list(tq.kv_list("bench")["bench"]), "bench")
         ended = time.perf_counter()
         tq.kv_clear(keys, "bench")
         return middle - began, ended - middle

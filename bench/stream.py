@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing as mp
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -178,27 +179,60 @@ def balance(scratch: Path) -> list[Row]:
 
 
 def pipeline(scratch: Path) -> list[Row]:
-    """288 MiB through a stream: appended, consumed, every column as a tensor, acked."""
+    """288 MiB through a stream: appended, consumed, every column as a tensor; then acked."""
     columns = workload.dense()
     seconds = []
     with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
         stream = plane.stream("pipeline", tasks=["t"])
 
-        def once() -> None:
+        def once() -> float:
+            began = time.perf_counter()
             stream.append(columns)
             with stream.consume("t", rows=workload.ROWS, columns=list(columns)) as delivery:
                 batch = delivery.get()
                 tensors = [batch[name].torch() for name in batch]
+                took = time.perf_counter() - began
                 assert tensors[0].shape[0] == workload.ROWS
+            return took
 
         once()
         once()
-        seconds = [timed(once) for _ in range(RUNS)]
-    return [row("288 MiB, append to tensors to ack", [s * 1e3 for s in seconds], unit="ms")]
+        seconds = [once() for _ in range(RUNS)]
+    return [row("288 MiB, append to tensors", [s * 1e3 for s in seconds], unit="ms")]
+
+
+def checkpoint(scratch: Path) -> list[Row]:
+    """288 MiB in a stream to a file and back, beside a plain write of so many bytes to the same disk."""
+    columns, file, plain = workload.dense(), scratch / "bench-checkpoint", scratch / "bench-plain"
+    data = np.random.default_rng(0).bytes(workload.ROWS * 9 * 8192 * 4)
+
+    def write() -> None:
+        with plain.open("wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+
+    saved, restored = [], []
+    with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
+        stream = plane.stream("checkpointed", tasks=["t"])
+        stream.append(columns)
+        try:
+            for _ in range(RUNS):
+                reference = timed(write)
+                saved.append(reference / timed(lambda: stream.checkpoint(file)))
+                restored.append(reference / timed(lambda: plane.restore(file, name="restored")))
+                plane.stream("restored").drop()
+        finally:
+            file.unlink(missing_ok=True)
+            plain.unlink(missing_ok=True)
+    return [
+        row("288 MiB to a file: a plain write's time over ours", saved, unit="x"),
+        row("and back: a plain write's time over ours", restored, unit="x"),
+    ]
 
 
 def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
-    """How many times as long each peer takes from put to got, against append, tensors and ack in a stream."""
+    """How many times as long each peer takes from put to got, against append to tensors in a stream."""
     rows = []
     for name in names:
         times = [(put + get) * 1e3 / ours.value for put, get in found[name].get("runs_s", ())]
@@ -207,7 +241,7 @@ def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
     return rows
 
 
-SECTIONS = {f.__name__: f for f in (bookkeeping, latency, idle, balance, pipeline)}
+SECTIONS = {f.__name__: f for f in (bookkeeping, latency, idle, balance, pipeline, checkpoint)}
 
 
 def main() -> None:

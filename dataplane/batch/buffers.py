@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.copying import copy, join
 from dataplane.batch.layout import Bytes, Index
 
 Job = Callable[[], Any]
@@ -50,7 +51,7 @@ class RowSource(Protocol):
 def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
     """Copies of one run of bytes into another as long."""
     for start in range(0, len(source), piece):
-        yield partial(np.copyto, memory[start : start + piece], source[start : start + piece])
+        yield partial(copy, memory[start : start + piece], source[start : start + piece])
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
@@ -174,12 +175,7 @@ class Joined(msgspec.Struct, frozen=True, eq=False):
                     yield partial(self._join, part, first, last)
 
     def _join(self, memory: Bytes, first: int, last: int) -> None:
-        rows, shape = self.rows[first:last], self.item_shape
-        target = memory.view(rows[0].dtype)
-        if shape is None:
-            np.concatenate([row.reshape(-1) for row in rows], out=target)
-        else:
-            np.concatenate(rows, out=target.reshape(-1, *shape))
+        join(memory, self.rows[first:last], self.item_shape)
 
     def row(self, i: int) -> Bytes:
         return as_bytes(self.rows[i])
@@ -214,7 +210,7 @@ class JoinedBytes(msgspec.Struct, frozen=True, eq=False):
         if len(memory) < _SMALL_ROW * len(rows):
             memory[:] = np.frombuffer(b"".join(rows), np.uint8)
         else:
-            np.concatenate([np.frombuffer(row, np.uint8) for row in rows], out=memory)
+            join(memory, [np.frombuffer(row, np.uint8) for row in rows])
 
     def row(self, i: int) -> Any:
         return self.rows[i]

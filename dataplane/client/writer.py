@@ -33,9 +33,8 @@ _OWN_SHARD = 256 << 10
 _IN_LOOP = 1 << 20
 """Bytes up to which writing in the event loop takes less time than handing it to a thread."""
 
-_PIECES, _LEAST_PIECE, _MOST_PIECE = 2, 8 << 20, 64 << 20
-"""A put is copied in about so many pieces, of so many bytes. Few: large copies run past the caches, and joining ragged
-rows takes the interpreter's lock between rows (in 8 MiB pieces 0.5 of a plain copy's rate, one a column 0.75)."""
+_PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 32 << 20
+"""A put is copied in about so many pieces, of so many bytes: enough for the threads to share the work evenly."""
 
 _MANY_ROWS = 4096
 """Rows of Python objects from which on planning them takes so long that it is done in a thread."""

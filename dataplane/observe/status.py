@@ -9,6 +9,7 @@ from dataplane.config import format_size
 from dataplane.observe.stats import Stats
 
 _BAR = 24
+_GROUPS = 3  # incomplete ones that are named, of each task
 
 
 def status_text(stats: Stats) -> str:
@@ -32,6 +33,8 @@ def status_text(stats: Stats) -> str:
         rows.append(("stream", f"{name}: {stream_text(stream)}"))
         rows += [("", f"  {task}: {task_text(figures)}") for task, figures in stream["task"].items()]
         rows += [("", f"  {line}") for line in waiters(stream)]
+    if stats.streams_in_all > len(stats.streams):
+        rows.append(("streams", f"{stats.streams_in_all - len(stats.streams)} more"))
     return "\n".join(printable(f"{name:<9} {text}") for name, text in rows)
 
 
@@ -52,7 +55,7 @@ def stream_text(stream: Mapping[str, Any]) -> str:
 
 def task_text(task: Mapping[str, Any]) -> str:
     """What a task has done of a stream, and has still to do; of what is seldom, only what there is."""
-    always, seldom = ("pending", "leased", "acked"), ("expired", "dead")
+    always, seldom = ("pending", "leased", "acked"), ("redelivered", "expired", "dead")
     shown = [name for name in (*always, *seldom) if name in always or task[name]]
     return ", ".join(f"{task[name]:,} {name}" for name in shown)
 
@@ -67,6 +70,9 @@ def waiters(stream: Mapping[str, Any]) -> list[str]:
         if task["waiting"]:
             asked = "; ".join(f"{columns} ({count:,} rows ready)" for columns, count in task["ready"].items())
             lines.append(_waits(task["waiting"], "consumer", f" of {name}") + f" for {asked or 'rows'}")
+        for group in task["incomplete"][:_GROUPS]:
+            there = f"{group['rows']} of {group['of']} rows, {group['dropped']} dropped"
+            lines.append(f"{name} waits for the group {group['group']!r} since {duration(group['age_s'])}: {there}")
     return lines
 
 

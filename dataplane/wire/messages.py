@@ -41,7 +41,7 @@ STAGED = "\0"
 MAX_SHARDS = 1 << 16
 """Shards that one request may name or ask for."""
 
-MAX_WAITING = 4096
+MAX_WAITING = 1024
 """Requests of one client that may wait in a node at a time."""
 
 MAX_WAITING_BYTES = 32 << 20

@@ -10,8 +10,8 @@ GIB = 1 << 30
 
 
 def task(**changed: Any) -> dict[str, Any]:
-    figures = {"pending": 0, "leased": 0, "dead": 0, "acked": 0, "expired": 0, "left": 0, "waiting": 0, "ready": {}}
-    return figures | changed
+    counts = ("pending", "leased", "dead", "delivered", "redelivered", "acked", "expired", "left", "waiting")
+    return dict.fromkeys(counts, 0) | {"ready": {}, "incomplete": []} | changed
 
 
 def stream(**changed: Any) -> dict[str, Any]:

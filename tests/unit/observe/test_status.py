@@ -18,10 +18,10 @@ def test_the_streams_are_shown() -> None:
 
 
 def test_what_is_seldom_is_shown_where_it_is() -> None:
-    tasks = {"actor": task(expired=3, dead=1)}
+    tasks = {"actor": task(expired=3, dead=1, redelivered=2)}
     text = status_text(stats(streams={"s": stream(task=tasks, max_rows=0, max_bytes=0, closed=True, groups=2)}))
     assert "s: 1,500 rows, 1.0 GiB, oldest 1 min 5 s, version 7, 2 groups, closed" in text
-    assert "actor: 0 pending, 0 leased, 0 acked, 3 expired, 1 dead" in text
+    assert "actor: 0 pending, 0 leased, 0 acked, 2 redelivered, 3 expired, 1 dead" in text
 
 
 def test_who_waits_for_what() -> None:
@@ -29,6 +29,16 @@ def test_who_waits_for_what() -> None:
     text = status_text(stats(streams={"s": stream(waiting=1, behind=["reward"], task=tasks)}))
     assert "1 append waits for room, made by reward" in text
     assert "2 consumers of actor wait for ids,reward (12 rows ready)" in text
+
+
+def test_groups_that_are_waited_for_are_named() -> None:
+    group = {"group": "p\n17", "rows": 5, "dropped": 1, "of": 8, "age_s": 90.0}
+    text = status_text(stats(streams={"s": stream(task={"actor": task(incomplete=[group] * 5)})}))
+    assert text.count("actor waits for the group 'p\\n17' since 1 min 30 s: 5 of 8 rows, 1 dropped") == 3
+
+
+def test_streams_that_are_not_shown_are_counted() -> None:
+    assert "streams   7 more" in status_text(stats(streams_in_all=8))
 
 
 def test_names_are_not_obeyed_by_the_terminal() -> None:

@@ -18,11 +18,11 @@ from dataplane.stream.figures import figures
 from dataplane.stream.home import Demand, Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
-from dataplane.stream.rows import Patch
-from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest
+from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch
+from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import Settings
 
-INT = Field("dense", "int64", ())
+INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 
 
 def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
@@ -79,11 +79,14 @@ class Stream:
         version: int = 0,
         columns: Sequence[str] = ("x",),
         tags: dict[str, list[Any]] | None = None,
+        digest: bytes = b"",
+        field: Field = INT,
         now: float = 0.0,
     ) -> tuple[int, bool]:
         self.shards += 1
         arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, {})
-        return self.home.append(asked.got[0], stored(self.shards, rows, *columns), keys, b"", arrival, now)
+        ref = stored(self.shards, rows, *columns, field=field)
+        return self.home.append(asked.got[0], ref, keys, digest, arrival, now)
 
     def append(self, rows: int, **said: Any) -> tuple[int, bool]:
         return self.come(self.ask(rows, said.get("version", 0)), rows, **said)
@@ -99,20 +102,55 @@ class Stream:
         who: Who | None = None,
         now: float = 0.0,
     ) -> Asked:
-        asked, home = Asked(), self.home
+        asked = self.demand(rows, task, least=least, columns=columns, sampler=sampler or Fifo(), who=who)
+        self.home.consume(asked.request, now)
+        return asked
+
+    def demand(
+        self,
+        rows: int = 100,
+        task: str = "actor",
+        *,
+        least: int = 1,
+        columns: Sequence[str] = ("x",),
+        sampler: Any = None,
+        who: Who | None = None,
+    ) -> Asked:
+        asked = Asked()
         asked.request = Demand(
-            task=home.settings.task(task),
+            task=self.home.settings.task(task),
             rows=rows,
             min_rows=least,
             columns=tuple(columns),
-            sampler=sampler or Fifo(),
+            sampler=sampler,
             who=who or Who("c"),
             lease_s=10.0,
             serve=asked.got.append,
             fail=asked.errors.append,
         )
-        home.consume(asked.request, now)
         return asked
+
+    def take(self, chosen: Sequence[int], expired: Sequence[int] = (), *, now: float = 0.0, **asked: Any) -> Asked:
+        """What somebody is granted who has chosen himself."""
+        taken = self.demand(**asked)
+        rows = (np.array(numbers, np.int64) for numbers in (chosen, expired))
+        grant = self.home.take(taken.request, *rows, now)
+        taken.got += [grant] if grant is not None else []
+        return taken
+
+    def extend(
+        self, rows: Sequence[int], *columns: str, by: Asked | None = None, replace: bool = False, now: float = 0.0
+    ) -> int:
+        """More columns, brought by a holder or, if nobody is named, by key; the shard that they are in."""
+        self.shards += 1
+        holds = None if by is None else np.full(len(rows), self.home.hold(by.grant))
+        ref = stored(self.shards, len(rows), *columns)
+        self.home.extend(np.array(rows), ref, {}, now, replace=replace, holds=holds)
+        return self.shards
+
+    def shards_of(self, rows: Sequence[int], column: str) -> set[int]:
+        """In which shards the column of these rows is."""
+        return {piece.shard for piece in self.home.rows.ref(np.array(rows), [column]).pieces(column)}
 
     def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
         self.home.ack(asked.grant.number, client, replica, now)
@@ -211,6 +249,16 @@ class TestAdmission:
         stream.ack(stream.consume(3, "actor"))
         assert stream.home.behind() == ["reward"]
 
+    def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
+        stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
+        stream.append(1)
+        stream.nack(stream.consume(task="reward"))
+        entry = stream.ask(1)
+        assert stream.home.withdraw(entry.request) == "max_rows; it waits for actor"
+        stream.nack(stream.consume(task="actor"))
+        entry = stream.ask(1)
+        assert "dead letters of reward, actor" in stream.home.withdraw(entry.request)
+
 
 class TestKeys:
     def test_the_very_same_append_is_there_once(self) -> None:
@@ -220,6 +268,19 @@ class TestKeys:
         assert stream.figures()["appended"] == 2
         stream.ack(stream.consume())
         assert stream.released == [1]
+
+    def test_the_same_keys_with_other_content_are_refused(self) -> None:
+        stream = Stream(max_rows=3)
+        stream.append(2, keys=["a", "b"], digest=b"these")
+        with pytest.raises(Misuse, match="already"):
+            stream.append(1, keys=["a"], digest=b"others")
+        assert stream.append(1, keys=["c"], digest=b"others") == (2, True), "its ticket came back"
+
+    def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
+        stream = Stream()
+        for i in range(2 * MAX_COLUMNS):
+            stream.home.forget(stream.consume(columns=[f"mistyped {i}"]).request)
+        assert stream.append(1, columns=[f"c{i}" for i in range(MAX_COLUMNS)]) == (0, True)
 
 
 class TestDelivery:
@@ -309,6 +370,66 @@ class TestDelivery:
         stream.home.tick(10.0)
         assert stream.consume(who=Who("c", "m", 0, 2)).rows == [0]
 
+    def test_what_one_replica_has_chosen_itself_goes_to_those_that_wait(self) -> None:
+        stream = Stream()
+        stream.append(4)
+        waiting, told = stream.consume(sampler=Bad([]), who=Who("d", "m", 1, 3)), stream.told
+        first = stream.take([3, 1], rows=2, who=Who("c", "m", 0, 3))
+        assert first.rows == waiting.rows == [3, 1]
+        assert stream.told > told
+        later = stream.take([0], who=Who("e", "m", 2, 3))
+        assert later.grant is first.grant, "whatever it would have chosen"
+
+    @pytest.mark.parametrize("how", ["consume", "take"])
+    def test_replicas_that_ask_for_other_columns_are_refused(self, how: str) -> None:
+        stream = Stream()
+        stream.append(2, columns=["x", "y"])
+        first = stream.consume(1, columns=["x"], who=Who("c", "m", 0, 2))
+        who = Who("d", "m", 1, 2)
+        if how == "take":
+            with pytest.raises(Misuse, match="others asked for the columns x, and this one for y"):
+                stream.take([0], columns=["y"], who=who)
+        else:
+            (error,) = stream.consume(1, columns=["y"], who=who).errors
+            assert isinstance(error, Misuse)
+        assert stream.consume(1, columns=["x"], who=who).grant is first.grant
+
+    def test_what_one_replica_has_not_looked_at_the_others_keep(self) -> None:
+        stream = Stream(max_deliveries=1)
+        stream.append(1)
+        zero, one = (stream.consume(who=Who(client, "m", i, 2)) for i, client in enumerate("cd"))
+        stream.home.nack(one.grant.number, "d", 1, 0.0, seen=False)
+        with pytest.raises(LeaseExpired):
+            stream.ack(one, "d", 1)
+        stream.ack(zero, "c", 0)
+        again = stream.consume(who=Who("d", "m", 1, 2))
+        assert again.rows == [0]
+        stream.ack(again, "d", 1)
+        assert stream.figures()["task"]["actor"]["acked"] == 1
+
+    def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have(self) -> None:
+        stream = Stream()
+        stream.append(2)
+        first = [stream.consume(1, who=Who(client, "m", i)) for i, client in enumerate("cde")]
+        for i, client in enumerate("cde"):
+            stream.ack(first[i], client, i)
+        for i, client in enumerate("cd"):
+            stream.ack(stream.consume(1, who=Who(client, "m", i)), client, i)
+        assert stream.figures()["task"]["actor"]["acked"] == 1
+        late = stream.consume(1, who=Who("e", "m", 2))
+        assert late.rows == [1]
+        stream.ack(late, "e", 2)
+        assert stream.figures()["task"]["actor"]["acked"] == 2
+
+    def test_an_ack_that_is_made_again_is_no_mistake_and_changes_nothing(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(1)
+        held = stream.consume(task="reward")
+        for _ in range(2):
+            stream.ack(held)
+        assert stream.figures()["task"]["reward"]["acked"] == 1
+        assert stream.consume(task="actor").rows == [0]
+
     def test_who_leaves_gives_back_what_he_held_and_gets_nothing(self) -> None:
         stream = Stream()
         stream.append(1)
@@ -364,6 +485,65 @@ class TestSamplers:
         assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
         assert stream.told > told
 
+    def test_who_waits_is_told_that_all_is_done_by_who_lets_the_last_rows_expire_himself(self) -> None:
+        stream = Stream()
+        stream.append(2)
+        waiting = stream.consume(columns=["y"])
+        stream.home.close(0.0)
+        told = stream.told
+        assert stream.take([], expired=[0, 1]).got == []
+        assert [type(error) for error in waiting.errors] == [Closed]
+        assert stream.told > told
+
+    def test_at_the_end_who_has_chosen_himself_gets_fewer_than_the_least(self) -> None:
+        stream = Stream()
+        stream.append(3)
+        assert stream.take([0, 1, 2], least=4).got == []
+        stream.home.close(0.0)
+        assert stream.take([0, 1], least=4).got == [], "three are left"
+        assert stream.take([2, 0, 1], least=4).rows == [2, 0, 1]
+
+    def test_the_freshest_of_very_many_rows_come(self) -> None:
+        stream = Stream()
+        stream.append(16 * PAGE, version=0)
+        stream.append(10, version=1)
+        assert stream.consume(5, sampler=Freshest(5)).rows == list(range(16 * PAGE, 16 * PAGE + 5))
+
+    @pytest.mark.parametrize("built_in", [True, False])
+    def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:
+        class Measures(Bad):
+            needs = ("x",)
+
+        stream = Stream()
+        waiting = stream.consume(sampler=TokenBalanced("x", 2) if built_in else Measures([0]))
+        assert not waiting.errors, "no column has come yet"
+        stream.append(1)
+        (error,) = waiting.errors
+        assert isinstance(error, Misuse)
+        assert "a dense column has none" in str(error)
+        assert stream.consume().rows == [0]
+
+    def test_a_sampler_that_judges_by_age_is_known_by_what_it_says_also_within_another(self) -> None:
+        for sampler, judges in (
+            (TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)), True),
+            (TokenBalanced("x", 2, within=CompleteGroups(2)), False),
+            (CompleteGroups(2, timeout=1.0), True),
+            (Fifo(), False),
+        ):
+            stream = Stream()
+            stream.consume(sampler=sampler)
+            assert stream.home.watches_age == judges, sampler
+
+    def test_a_group_within_a_balanced_delivery_is_given_up_by_age(self) -> None:
+        stream = Stream()
+        stream.append(1, groups=["g"], field=INTS)
+        waiting = stream.consume(sampler=TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)))
+        stream.home.tick(1.0)
+        assert stream.figures()["task"]["actor"]["expired"] == 0
+        stream.home.tick(1.1)
+        assert stream.figures()["task"]["actor"]["expired"] == 1
+        assert not waiting.got
+
 
 class TestGroups:
     def test_a_group_is_delivered_whole_however_its_rows_arrive(self) -> None:
@@ -391,11 +571,238 @@ class TestGroups:
         assert stream.consume(2, "reward", sampler=CompleteGroups(2)).rows == [1]
         assert stream.consume(2, "actor", sampler=CompleteGroups(2)).rows == [0, 1]
 
+    @pytest.mark.parametrize(
+        "sampler",
+        [CompleteGroups(4), TokenBalanced("x", 2, within=CompleteGroups(4)), Bad(Choice(np.arange(7), full=True))],
+    )
+    def test_where_whole_groups_do_not_make_as_many_as_the_least_fewer_come(self, sampler: Any) -> None:
+        stream = Stream()
+        for group in "fgh":
+            stream.append(4, groups=[group] * 4, field=INTS)
+        stream.home.drop_rows(np.array([2]), 0.0)
+        assert len(stream.consume(8, least=8, sampler=sampler).rows) == 7
+
+    def test_the_same_group_is_waited_for_where_more_would_fit(self) -> None:
+        stream = Stream()
+        stream.append(3, groups=["g", "g", "h"])
+        waiting = stream.consume(4, least=4, sampler=CompleteGroups(2))
+        assert not waiting.got
+        stream.append(1, groups=["h"])
+        assert waiting.rows == [0, 1, 2, 3]
+
+    @pytest.mark.parametrize("acked", ["before they come", "after they came"])
+    def test_a_name_that_is_used_again_is_a_group_of_its_own(self, acked: str) -> None:
+        stream = Stream("actor", "reward")  # who keeps the first rows in the stream
+        stream.append(2, groups=["g", "g"])
+        first = stream.consume(2, sampler=CompleteGroups(2))
+        if acked == "before they come":
+            stream.ack(first)
+        stream.append(2, groups=["g", "g"])
+        if acked == "after they came":
+            stream.ack(first)
+        assert stream.consume(2, sampler=CompleteGroups(2)).rows == [2, 3]
+
+    def test_rows_that_come_too_late_for_their_group_do_not_keep_a_closed_stream_from_its_end(self) -> None:
+        stream = Stream("actor", "reward")
+        stream.append(2, groups=["g", "g"])
+        stream.ack(stream.consume(2, sampler=CompleteGroups(2)))
+        stream.append(1, groups=["g"])
+        waiting = stream.consume(2, sampler=CompleteGroups(2))
+        assert not waiting.errors
+        stream.home.close(0.0)
+        assert [type(error) for error in waiting.errors] == [Closed]
+
+    def test_groups_that_are_not_complete_are_named(self) -> None:
+        stream = Stream("actor", "reward")
+        stream.append(3, groups=["a", "a", "whole"], now=1.0)
+        stream.append(2, groups=[7, "whole"], now=3.0)
+        stream.append(1, now=4.0)
+        stream.home.drop_rows(np.array([0]), 4.0)
+        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [], "nobody has asked for groups"
+        assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1], "one of two, the other was dropped"
+        stream.consume(3, sampler=CompleteGroups(3))
+        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [
+            {"group": "whole", "rows": 2, "dropped": 0, "of": 3, "age_s": 4.0},
+            {"group": 7, "rows": 1, "dropped": 0, "of": 3, "age_s": 2.0},
+            {"group": None, "rows": 1, "dropped": 0, "of": 3, "age_s": 1.0},
+        ]
+        assert stream.figures(5.0)["task"]["reward"]["incomplete"] == []
+
+    def test_of_many_incomplete_groups_those_that_wait_longest_are_named(self) -> None:
+        stream = Stream()
+        for group in range(20):
+            stream.append(1, groups=["long " * 1000 + str(group)], now=float(group))
+        stream.consume(sampler=TokenBalanced("y", 2, within=CompleteGroups(2)))
+        incomplete = stream.figures(20.0)["task"]["actor"]["incomplete"]
+        assert [of["age_s"] for of in incomplete] == [float(age) for age in range(20, 12, -1)]
+        assert max(len(of["group"]) for of in incomplete) < 1000
+
+    def test_all_rows_of_a_group_are_found_by_its_name(self) -> None:
+        stream = Stream()
+        stream.append(3, groups=["g", 7, "g"])
+        stream.append(1, groups=[7])
+        stream.append(1)
+        assert stream.home.in_groups(["g"]).tolist() == [0, 2]
+        assert stream.home.in_groups(["g", 7]).tolist() == [0, 1, 2, 3]
+        for nobody in ("h", "7", None):
+            with pytest.raises(Misuse, match="no row of the group"):
+                stream.home.in_groups([nobody])
+        stream.home.drop_rows(stream.home.in_groups([7]), 0.0)
+        with pytest.raises(Misuse):
+            stream.home.in_groups([7])
+
     def test_facts_of_rows(self) -> None:
         stream = Stream()
         stream.append(1, groups=["g"], tags={"domain": ["math"]}, version=3)
         stream.append(1)
         assert stream.home.told(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
+
+
+class TestExtending:
+    @pytest.mark.parametrize("how", ["leave", "nack", "expiry"])
+    def test_who_holds_rows_next_brings_again_what_came_between_a_delivery_and_its_loss(self, how: str) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        lost = stream.extend([0, 1], "y", by=first)
+        if how == "leave":
+            stream.home.leave("c", 0.0)
+        elif how == "nack":
+            stream.nack(first)
+        else:
+            stream.home.tick(10.0)
+        second = stream.consume(task="reward", who=Who("d"), now=10.0)
+        brought = stream.extend([1, 0], "y", by=second, now=10.0)
+        assert stream.shards_of([0, 1], "y") == {brought}
+        stream.ack(second, "d")
+        assert stream.released == [lost]
+        assert stream.consume(task="actor", columns=["x", "y"]).rows == [0, 1]
+
+    def test_it_may_be_brought_again_with_other_columns_and_for_some_of_the_rows(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(3)
+        first = stream.consume(task="reward")
+        stream.extend([0, 1], "y", by=first)
+        stream.nack(first)
+        second = stream.consume(task="reward")
+        brought = stream.extend([1, 2], "y", "z", by=second)
+        assert stream.shards_of([1, 2], "y") == {brought}
+        assert stream.consume(task="actor", columns=["z"]).rows == [1, 2]
+
+    def test_the_same_holder_brings_a_column_once(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        held = stream.consume(task="reward")
+        stream.extend([0], "y", by=held)
+        for rows in ([0], [0, 1]):
+            with pytest.raises(Misuse, match="already"):
+                stream.extend(rows, "y", by=held)
+        stream.extend([1], "y", by=held)
+
+    def test_who_holds_rows_for_another_task_or_names_them_by_key_brings_nothing_again(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        brought = stream.extend([0, 1], "y", by=first)
+        stream.nack(first)
+        for by in (stream.consume(task="actor"), None):
+            with pytest.raises(Misuse, match="already"):
+                stream.extend([0], "y", by=by)
+        assert stream.shards_of([0, 1], "y") == {brought}
+
+    def test_what_nobody_held_brings_is_not_brought_again(self) -> None:
+        stream = Stream()
+        stream.append(1)
+        stream.extend([0], "y")
+        with pytest.raises(Misuse, match="already"):
+            stream.extend([0], "y", by=stream.consume())
+
+    @pytest.mark.parametrize("now_held", [False, True])
+    def test_a_holder_that_was_superseded_brings_nothing(self, now_held: bool) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(1)
+        late = stream.consume(task="reward")
+        stream.home.tick(10.0)
+        if now_held:
+            second = stream.consume(task="reward", who=Who("d"), now=10.0)
+        with pytest.raises(LeaseExpired):
+            stream.extend([0], "y", by=late)
+        assert not stream.consume(task="actor", columns=["y"]).got
+        if now_held:
+            stream.extend([0], "y", by=second)
+
+    def test_the_holder_of_rows_that_are_dead_now_brings_nothing(self) -> None:
+        stream = Stream(max_deliveries=1)
+        stream.append(1)
+        held = stream.consume()
+        stream.nack(held)
+        with pytest.raises(LeaseExpired):
+            stream.extend([0], "y", by=held)
+
+    def test_after_its_ack_a_holder_may_still_bring_columns(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(1)
+        held = stream.consume(task="reward")
+        stream.ack(held)
+        stream.extend([0], "y", by=held)
+        assert stream.consume(task="actor", columns=["y"]).rows == [0]
+        with pytest.raises(Misuse, match="already"):
+            stream.extend([0], "y", by=held)
+
+    def test_what_was_brought_for_rows_of_two_deliveries_at_once_may_be_brought_again(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = [stream.consume(1, "reward") for _ in range(2)]
+        holds = np.array([stream.home.hold(asked.grant) for asked in first])
+        stream.home.extend(np.array([0, 1]), stored(8, 2, "y"), {}, 0.0, holds=holds)
+        stream.home.leave("c", 0.0)
+        second = stream.consume(task="reward", who=Who("d"))
+        brought = stream.extend([0, 1], "y", by=second)
+        assert stream.shards_of([0, 1], "y") == {brought}
+
+    @pytest.mark.parametrize("how", ["ack", "nack", "expiry", "leave"])
+    def test_what_is_replaced_stays_as_long_as_somebody_holds_the_rows(self, how: str) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(1)
+        old = stream.extend([0], "y")
+        reader = stream.consume(columns=["x", "y"])
+        new = stream.extend([0], "y", replace=True)
+        assert stream.released == []
+        assert stream.shards_of([0], "y") == {new}
+        if how == "leave":
+            stream.home.leave("c", 0.0)
+        elif how == "expiry":
+            stream.home.tick(10.0)
+        else:
+            getattr(stream, how)(reader)
+        assert stream.released == [old]
+        stream.home.drop()
+        assert sorted(stream.released) == [1, old, new]
+        assert stream.figures()["bytes"] == 0
+
+    def test_what_is_replaced_goes_with_the_stream_whoever_reads_it(self) -> None:
+        stream = Stream()
+        stream.append(1)
+        stream.extend([0], "y")
+        stream.consume(columns=["y"])
+        stream.extend([0], "y", replace=True)
+        stream.home.drop()
+        assert sorted(stream.released) == [1, 2, 3]
+
+    @pytest.mark.parametrize("last", ["replaced too", "gone"])
+    def test_what_a_holder_reads_stays_also_where_rows_that_he_does_not_hold_needed_it_last(self, last: str) -> None:
+        stream = Stream("actor", "reward")
+        stream.append(2)
+        old = stream.extend([0, 1], "y")
+        reader = stream.consume(1, columns=["x", "y"])
+        stream.extend([0], "y", replace=True)
+        if last == "gone":
+            stream.home.drop_rows(np.array([1]), 0.0)
+        else:
+            stream.extend([1], "y", replace=True)
+        assert old not in stream.released, "row 0 is read there"
+        stream.ack(reader)
+        assert old in stream.released
 
 
 class TestDropping:

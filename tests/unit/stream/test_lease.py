@@ -91,6 +91,72 @@ def test_the_ack_of_replicas_counts_when_all_have_acked() -> None:
     assert leases.waiting(0, Who("r", "m", 0, 2)) is None
 
 
+def test_what_one_replica_does_not_want_the_others_keep() -> None:
+    leases = Leases()
+    first, second = Who("p", "m", 0, 2), Who("q", "m", 1, 2)
+    grant = given(leases, first)
+    leases.hand(grant, second, 0.0)
+    assert not leases.let_go(grant, 1)
+    assert leases.find(grant.number, "p", 0) is grant
+    with pytest.raises(LeaseExpired):
+        leases.find(grant.number, "q", 1)
+    assert leases.waiting(0, second) is grant, "it may ask again"
+
+
+def test_what_its_only_holder_does_not_want_ends() -> None:
+    leases = Leases()
+    grant = given(leases, Who("p", "m"))
+    assert leases.let_go(grant, None)
+    assert (leases.live(grant.number), leases.holding(np.array([1]))) == (None, set())
+
+
+def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> None:
+    leases = Leases()
+    whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]
+    seen = given(leases, whos[0])
+    for who in whos[1:]:
+        leases.hand(seen, who, 0.0)
+    grant = given(leases, whos[0], now=1.0)
+    leases.hand(grant, whos[1], 1.0)
+    assert [leases.ack(grant.number, who.client, who.replica) for who in whos[:2]] == [None, None]
+    leases.hand(grant, whos[2], 1.0)
+    assert leases.ack(grant.number, "r", 2) is grant
+
+
+def test_a_replica_that_has_gone_for_good_is_waited_for_no_longer_than_a_lease() -> None:
+    leases = Leases()
+    whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]
+    seen = given(leases, whos[0])
+    for who in whos[1:]:
+        leases.hand(seen, who, 0.0)
+    for now in (0.0, 10.0):
+        grant = given(leases, whos[0], now=now)
+        leases.hand(grant, whos[1], now)
+        acked = [leases.ack(grant.number, who.client, who.replica) for who in whos[:2]]
+        assert acked == ([None, None] if not now else [None, grant])
+        assert all(over.done_as_far_as_known for over in leases.ended(now + 10.0) if over is grant)
+
+
+def test_an_ack_of_long_ago_is_forgotten() -> None:
+    leases = Leases()
+    first = given(leases, Who("p"))
+    leases.ack(first.number, "p", None)
+    for _ in range(10_000):
+        leases.ack(given(leases, Who("p")).number, "p", None)
+    assert len(leases._acks) < 10_000
+    with pytest.raises(LeaseExpired):
+        leases.ack(first.number, "p", None)
+
+
+def test_the_grants_of_rows_are_found() -> None:
+    leases = Leases()
+    mine, others = given(leases, Who("p")), leases.give(1, np.array([2, 3]), ("x",), Who("q"), 10.0, 0.0)
+    assert leases.holding(np.array([1, 9])) == {mine.number}
+    assert leases.holding(np.array([2])) == {mine.number, others.number}
+    leases.ack(mine.number, "p", None)
+    assert leases.holding(np.array([1, 2])) == {others.number}
+
+
 def test_a_replica_that_was_restarted_gets_again_what_it_has_not_acked() -> None:
     leases = Leases()
     acked, open_ = (given(leases, Who("p", "m", 0, 2)) for _ in range(2))

@@ -150,6 +150,13 @@ class TestCompleteGroups:
         with pytest.raises(Misuse, match="a group of 3 rows is delivered whole: ask for 3 rows or more, not 2"):
             CompleteGroups(2).choose(ready(group), 2)
 
+    def test_it_says_whether_more_groups_are_complete_than_fit(self) -> None:
+        candidates = ready([1, 2, 2, 1, 3], dropped={3: 1})
+        for want, full in ((5, False), (4, True), (3, True), (9, False)):
+            assert CompleteGroups(2).choose(candidates, want).full == full
+        waiting = ready([1, 2, 1], rows={2: 2})
+        assert not CompleteGroups(2).choose(waiting, 2).full, "what is not complete would not fill the rest"
+
     def test_a_larger_group_ends_a_delivery_that_has_others(self) -> None:
         assert chosen(CompleteGroups(2), ready([1, 1, 2, 2, 2, 3, 3]), 4) == ([0, 1], [])
 
@@ -326,6 +333,16 @@ class TestTokenBalanced:
         assert chosen(TokenBalanced("x", 2), candidates, 3) == ([0, 1, 2], [])
         assert chosen(TokenBalanced("x", 2, within=CompleteGroups(2)), candidates, 4) == ([0, 2, 1, 3], [])
 
+    def test_it_judges_and_sees_as_the_one_within(self) -> None:
+        plain, timed, freshest = Fifo(), CompleteGroups(3, timeout=1.0), Freshest(2)
+        for within in (plain, timed, freshest, CompleteGroups(3)):
+            sampler = TokenBalanced("x", 2, within=within)
+            assert sampler.judges_age == within.judges_age == (within is timed)
+            assert sampler.sees_all == within.sees_all == (within is freshest)
+            assert sampler.group_size == within.group_size
+        alone = TokenBalanced("x", 2)
+        assert (alone.judges_age, alone.sees_all, alone.group_size) == (False, False, None)
+
     def test_it_says_what_it_reads(self) -> None:
         sampler = TokenBalanced("x", 2, within=Weighted("domain", {"a": 1}))
         assert (sampler.needs, sampler.tags_read) == (("x",), ("domain",))
@@ -353,10 +370,27 @@ class TestTokenBalanced:
         (lambda: TokenBalanced("", 2), "column"),
         (lambda: TokenBalanced("x", 0), "shards"),
         (lambda: TokenBalanced("x", 2, within=TokenBalanced("x", 2)), "within"),
+        (lambda: TokenBalanced(7, 2), "column"),
     ],
 )
 def test_arguments_that_make_no_sense(build: Any, message: str) -> None:
     with pytest.raises(Misuse, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TokenBalanced("\ud800", 2),
+        lambda: Weighted("\ud800", {"a": 1}),
+        lambda: Weighted("t", {"\ud800": 1}),
+        lambda: Weighted("t", {1 << 64: 1}),
+        lambda: Weighted("t", {"a": 1}, seed=1 << 64),
+    ],
+    ids=["column", "tag", "text", "number", "seed"],
+)
+def test_arguments_that_no_message_holds(build: Any) -> None:
+    with pytest.raises(Misuse):
         build()
 
 
@@ -369,6 +403,10 @@ class TestChecked:
         assert choice.rows.tolist() == [2, 0]
         assert choice.rows.dtype == choice.expired.dtype == np.int64
         assert choice.expired.tolist() == []
+
+    def test_a_choice_that_is_full_stays_so(self) -> None:
+        for full in (True, False):
+            assert checked(Choice([0], [1], full=full), ready([0, 1]), 2).full == full
 
     @pytest.mark.parametrize("answer", [[], np.empty(0), Choice(np.empty(0, np.int64), np.array([1, 0, 2]))])
     def test_nothing_is_a_choice(self, answer: Any) -> None:

@@ -1,0 +1,3 @@
+from typing import Any
+
+def join(target: Any, sources: tuple[Any, ...], /) -> None: ...

@@ -1,0 +1,493 @@
+"""A stream to a file and back, end to end, by both faces."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dataplane as dp
+from dataplane.client import checkpoint
+from dataplane.client.checkpointfile import TABLE, CheckpointReader
+from dataplane.wire import messages as m
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.unit.batch.exact import bits
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def empty(plane: Any) -> Iterator[None]:
+    """The test leaves no bytes in the node."""
+    yield
+    eventually(lambda: held(plane) == (0, 0, 0), "nothing is left in the node")
+
+
+def held(plane: Any) -> tuple[int, int, int]:
+    stats = plane.stats()
+    return stats.shards, stats.memory_used, stats.pinned_bytes
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "stream.dp"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", 1000)
+
+
+def values(delivery: Any) -> list[int]:
+    return [int(x) for x in delivery.get("x")["x"].to_list()]
+
+
+def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
+    """The values of one delivery, acked."""
+    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
+        return values(delivery)
+
+
+def tables(path: Path) -> int:
+    """How many bytes of columns are in the file."""
+    nbytes, kind = 0, 0
+    with CheckpointReader(path) as file:
+        while not file.ended:
+            kind, payload = file.frame()
+            nbytes += len(payload) if kind == TABLE else 0
+    return nbytes
+
+
+def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
+    """Before the stream's client makes its next request of this kind, `do` is called, in another thread."""
+    connection = stream._inner._connection
+    original = connection.request
+
+    async def asked(what: Any, *args: Any) -> Any:
+        if isinstance(what, request):
+            connection.request = original
+            with ThreadPoolExecutor(1) as pool:
+                await asyncio.get_running_loop().run_in_executor(pool, do)
+        return await original(what, *args)
+
+    connection.request = asked
+
+
+# Columns
+
+
+def nan_bits(rows: int) -> np.ndarray[Any, Any]:
+    """Every NaN another one."""
+    return (np.uint32(0x7FC00000) + np.arange(rows * 3, dtype=np.uint32)).view(np.float32).reshape(rows, 3)
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "float32": lambda rows: torch.arange(rows * 6, dtype=torch.float32).reshape(rows, 2, 3),
+    "nan": nan_bits,
+    "bfloat16": lambda rows: torch.arange(rows * 3, dtype=torch.bfloat16).reshape(rows, 3),
+    "float8": lambda rows: torch.arange(rows, dtype=torch.float32).to(torch.float8_e4m3fn),
+    "bool": lambda rows: np.arange(rows) % 3 == 0,
+    "uint64": lambda rows: np.arange(rows, dtype=np.uint64) + np.uint64((1 << 64) - 1 - rows),
+    "of no width": lambda rows: np.zeros((rows, 0, 2), np.int16),
+    "ids": lambda rows: [np.arange(row % 5, dtype=np.int32) for row in range(rows)],
+    "ids as long": lambda rows: [np.arange(4) + row for row in range(rows)],
+    "no ids": lambda rows: [np.zeros(0, np.int64) for _ in range(rows)],
+    "ragged bfloat16": lambda rows: [torch.full((row % 4,), row, dtype=torch.bfloat16) for row in range(rows)],
+    "patches": lambda rows: [np.full((1 + row % 3, 4, 2), row, np.float32) for row in range(rows)],
+    "frames": lambda rows: [np.full((1 + row % 3, 2 + row % 2, 4), row, np.uint8) for row in range(rows)],
+    "text": lambda rows: ["" if row % 4 == 1 else f"réponse {row}" for row in range(rows)],
+    "bytes": lambda rows: [bytes([row]) * (row % 5) for row in range(rows)],
+    "struct": lambda rows: [{"uid": row, "score": row / 3, "name": f"{row}", "ids": [1] * row} for row in range(rows)],
+    "struct of tensors": lambda rows: [
+        {"pixels": torch.full((1 + row, 4), row), "grid": np.array([[1, row]])} for row in range(rows)
+    ],
+    "object": lambda rows: [[None, {"a": row}, "b", 1.5, b"c"][: row % 6] for row in range(rows)],
+    "object or none": lambda rows: [None if row % 2 else {"a": [row]} for row in range(rows)],
+}
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("pieces", ["whole", "small_pieces"])
+def test_every_kind_of_column_comes_back(plane: Any, file: Path, pieces: str, request: pytest.FixtureRequest) -> None:
+    if pieces != "whole":
+        request.getfixturevalue(pieces)
+    columns = {name: make(12) for name, make in KINDS.items()}
+    stream = plane.stream("s", ["a"])
+    stream.append(columns)
+    with stream.consume("a", rows=12, columns=list(columns)) as delivery:
+        before = {name: bits(column.to_list()) for name, column in delivery.get().items()}
+        stored, schema = delivery.ref.nbytes, delivery.ref.schema
+        stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    with again.consume("a", rows=12, columns=list(columns), timeout=0) as delivery:
+        assert delivery.ref.schema == schema
+        assert delivery.ref.nbytes == stored
+        batch = delivery.get()
+        for name, column in batch.items():
+            assert bits(column.to_list()) == before[name], name
+        assert batch["bfloat16"].torch().dtype == torch.bfloat16
+        assert batch["nan"].numpy().tobytes() == nan_bits(12).tobytes()
+        del batch, column
+    again.append(columns)
+    again.drop()
+
+
+@pytest.mark.usefixtures("empty", "small_pieces")
+def test_rows_of_many_appends_and_extends(plane: Any, file: Path) -> None:
+    """Which each lie in shards of their own, and come back in few."""
+    stream = plane.stream("s", ["score", "use"])
+    for row in range(60):
+        stream.append({"x": [row], "ids": [np.arange(row % 7)]} | ({"late": [f"{row}"]} if row % 3 else {}))
+    with stream.consume("score", rows=40, columns=["x"]) as delivery:
+        order = np.random.default_rng(0).permutation(40)
+        for part in delivery.ref[order].chunk(8):
+            stream.extend(part, {"score": -plane.get(part)["x"].numpy()})
+    stream.extend(["~" + stream._inner._mark + ".50"], {"score": [7], "why": ["so"]})
+    stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    with again.consume("use", rows=60, columns=["x", "score"], timeout=0) as delivery:
+        assert values(delivery) == [*range(40), 50]
+        assert delivery.get()["score"].to_list() == [*range(0, -40, -1), 7]
+    with again.consume("score", rows=60, columns=["x", "ids", "late"], timeout=0) as delivery:
+        assert values(delivery) == [row for row in range(40, 60) if row % 3]
+        assert [len(ids) for ids in delivery.get()["ids"].to_list()] == [row % 7 for row in range(40, 60) if row % 3]
+        assert delivery.get()["late"].to_list() == [f"{row}" for row in range(40, 60) if row % 3]
+    assert take(again, "score") == [row for row in range(40, 60) if not row % 3]
+    assert take(again, "use") == [row for row in range(40, 60) if row != 50]
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("order", ["by prompt", "by response"])
+def test_what_is_repeated_is_stored_once(plane: Any, file: Path, order: str) -> None:
+    stream = plane.stream("s", ["a"])
+    images = plane.put({"image": pattern(1, 2 * MIB, 8), "prompt": [f"{i}" for i in range(8)]})
+    repeated = images.repeat(8) if order == "by prompt" else images[list(range(8)) * 8]
+    expected = plane.get(repeated)["image"].numpy()[:, 0].tolist()
+    stream.append(repeated, group=plane.get(repeated)["prompt"].to_list())
+    with stream.consume("a", rows=64, columns=["image"]) as delivery:
+        stream.extend(delivery.ref, {"x": np.arange(64), "y": pattern(2, MIB, 64)})
+        stream.checkpoint(file)
+    stream.drop()
+    assert held(plane)[0] == 0
+    assert 3 * MIB < tables(file) < 3.2 * MIB
+    again = plane.restore(file)
+    assert 3 * MIB < plane.stats().memory_used < 3.2 * MIB
+    with again.consume("a", rows=64, columns=["x", "y", "image"], timeout=0) as delivery:
+        batch = delivery.get()
+        assert batch["x"].to_list() == list(range(64))
+        assert batch["image"].numpy()[:, 0].tolist() == expected
+        assert np.array_equal(batch["y"].numpy(), pattern(2, MIB, 64))
+        del batch
+
+
+# Rows
+
+
+def outlined(stream: Any) -> dict[str, Any]:
+    stats = dict(stream.stats())
+    del stats["oldest_s"], stats["bytes"]
+    return stats
+
+
+@pytest.mark.usefixtures("empty")
+def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path) -> None:
+    limits = {"max_bytes": "2MiB", "max_rows": 50, "max_lag": 3, "max_deliveries": 1}
+    stream = plane.stream("rollouts", ["reward", "actor"], **limits)
+    keys = [f"k{i}" for i in range(8)]
+    stream.append(
+        {"x": np.arange(8), "ids": [np.arange(n) for n in (9, 1, 1, 1, 1, 1, 1, 9)]},
+        keys=keys,
+        group=["g", "g", 7, 7, 7, "h", "h", "h"],
+        version=[1, 1, 2, 2, 2, 3, 3, 3],
+        tags={"domain": ["math", "code"] * 4, "hard": [True, None, 0.5, 2] * 2},
+    )
+    own = stream.append({"x": [8, 9]}, version=4)
+    stream.consume("reward", rows=1, columns=["x"]).nack()  # dead from now on
+    assert take(stream, "reward", rows=3) == [1, 2, 3]
+    stream.drop_rows(["k7"])
+    before = outlined(stream)
+    stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    assert again.name == "rollouts"
+    assert again.settings == plane.stream("rollouts", ["reward", "actor"], **limits).settings == stream.settings
+    assert outlined(again) == before
+    assert again.dead_letters("reward").keys == ["k0"]
+    with pytest.raises(dp.Backpressure, match="max_lag"):
+        again.append({"x": [0]}, version=5, timeout=0)
+    with pytest.raises(dp.LimitExceeded):
+        again.append({"x": range(51)})
+    whole = {"columns": ["x"], "timeout": 0, "sampler": dp.CompleteGroups(3)}
+    with again.consume("actor", rows=9, **whole) as delivery:
+        assert delivery.keys == keys[2:7]
+        assert (delivery.groups, delivery.versions) == ([7] * 3 + ["h"] * 2, [2] * 3 + [3] * 2)
+        assert delivery.tags["domain"] == ["math", "code", "math", "code", "math"]
+        assert delivery.tags["hard"] == [0.5, 2, True, None, 0.5]
+    assert take(again, "reward", sampler=dp.TokenBalanced("ids", 2), rows=2) == [4, 5]
+    with again.consume("actor", rows=9, columns=["x"], timeout=0) as delivery:
+        assert delivery.keys == ["k0", "k1", *own]
+    again.drop_rows(["k0"])
+    assert take(again, "reward") == [6, 8, 9]
+    assert again.stats()["rows"] == 0
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_was_held_is_ready_again_and_scored_again(plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["score", "use"], max_deliveries=1)
+    stream.append({"x": range(4)})
+    delivery = stream.consume("score", rows=3, columns=["x"])
+    stream.extend(delivery.ref, {"reward": [1, 2, 3]})
+    stream.checkpoint(file)
+    again = plane.restore(file, name="t")
+    with pytest.raises(dp.Misuse, match="another stream"):
+        again.extend(delivery.ref, {"reward": [0, 0, 0]})
+    with again.consume("score", rows=4, columns=["x"], timeout=0) as redelivered:
+        assert values(redelivered) == [0, 1, 2, 3]
+        again.extend(redelivered.ref[:3], {"reward": [10, 20, 30]})
+    with pytest.raises(dp.Misuse, match="already"):
+        again.extend(redelivered.keys[:1], {"reward": [0]})
+    delivery.ack()
+    for each, rewards in ((stream, [1, 2, 3]), (again, [10, 20, 30])):
+        with each.consume("use", rows=4, columns=["reward"], timeout=0) as ready:
+            assert ready.get()["reward"].to_list() == rewards
+        each.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_an_append_made_again_after_the_checkpoint(plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    said = {"keys": ["p", "q"], "group": "g", "version": 2, "tags": {"t": [1, 2]}}
+    stream.append({"x": [1, 2], "ids": [[1], [2, 3]]}, **said)
+    stream.checkpoint(file)
+    stream.append({"x": [3]}, keys=["r"])
+    stream.drop()
+    again = plane.restore(file)
+    assert again.append({"x": [1, 2], "ids": [[1], [2, 3]]}, **said) == ["p", "q"]
+    assert again.append({"x": [3]}, keys=["r"]) == ["r"]
+    with pytest.raises(dp.Misuse, match="already"):
+        again.append({"x": [1, 3], "ids": [[1], [2, 3]]}, **said)
+    assert take(again) == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("empty")
+def test_under_another_name_beside_the_first(plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": np.arange(8), "big": pattern(1, MIB, 8)}, keys=list("abcdefgh"))
+    stream.checkpoint(file)
+    again = plane.restore(file, name="t")
+    assert set(plane.streams()) == {"s", "t"}
+    assert take(stream, rows=4) == [0, 1, 2, 3]
+    assert again.append({"x": [8]}) != stream.append({"x": [9]})
+    stream.drop()
+    with again.consume("a", rows=9, columns=["x"], timeout=0) as delivery:
+        assert values(delivery) == list(range(9))
+    third = plane.restore(file)
+    with third.consume("a", rows=8, columns=["big"], timeout=0) as delivery:
+        assert np.array_equal(delivery.get()["big"].numpy(), pattern(1, MIB, 8))
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_stream_without_rows(plane: Any, file: Path, closed: bool) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": [1]}, version=3)
+    assert take(stream) == [1]
+    if closed:
+        stream.close()
+    before = stream.stats()
+    stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    assert again.stats() == before
+    if closed:
+        with pytest.raises(dp.Closed):
+            again.append({"x": [2]})
+        with pytest.raises(dp.Closed):
+            take(again, timeout=5)
+    else:
+        again.append({"x": [2]})
+        assert take(again) == [2]
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_closed_stream_is_consumed_to_its_end(plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": range(5)})
+    stream.close()
+    stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    assert [x for each in again.deliveries("a", rows=2, columns=["x"]) for x in values(each)] == list(range(5))
+
+
+@pytest.mark.usefixtures("empty")
+def test_books_that_fit_no_message(plane: Any, file: Path) -> None:
+    """A page of rows, whose tags are more than a message may have, is told in parts."""
+    stream = plane.stream("s", ["a"])
+    for start in range(0, 4000, 1000):
+        stream.append({"x": np.arange(1000) + start}, tags={"why": [f"{start}" + "y" * 2000] * 1000})
+    stream.checkpoint(file)
+    stream.drop()
+    again = plane.restore(file)
+    for start in range(0, 4000, 1000):
+        with again.consume("a", rows=1000, columns=["x"], timeout=0) as delivery:
+            assert values(delivery) == list(range(start, start + 1000))
+            assert set(delivery.tags["why"]) == {f"{start}" + "y" * 2000}
+
+
+# Meanwhile
+
+
+@pytest.mark.usefixtures("empty", "small_pieces")
+def test_the_file_is_the_stream_as_it_was_when_asked_for(node: StandingNode, plane: Any, file: Path) -> None:
+    """All of it goes, and other rows come, while it is being read; its columns stay until they have been."""
+    stream = plane.stream("s", ["a", "b"])
+    stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)}, group=[0, 1] * 8)
+    stream.consume("b", rows=3, columns=["x"])
+    freed: list[int] = []
+
+    def go_on() -> None:
+        with dp.connect(node.address) as other:
+            theirs = other.stream("s")
+            theirs.extend([f"~{stream._inner._mark}.{row}" for row in range(16)], {"y": range(16)})
+            theirs.append({"x": [16]}, keys=["late"])
+            assert take(theirs, "a") == list(range(17))
+            theirs.drop_rows(groups=[0, 1])
+            theirs.close()
+            freed.append(other.stats().shards)
+
+    during(stream, m.ReadSnapshot, go_on)
+    stream.checkpoint(file)
+    assert freed[0] > 2
+    stream.drop()
+    eventually(lambda: plane.stats().shards == 0, "what was read is freed")
+    again = plane.restore(file)
+    assert again.stats()["appended"] == again.stats()["rows"] == 16
+    assert not again.stats()["closed"]
+    for task in ("a", "b"):
+        with pytest.raises(dp.NotReady):
+            again.consume(task, rows=1, columns=["y"], timeout=0)
+        with again.consume(task, rows=20, columns=["x", "big"], timeout=0) as delivery:
+            assert values(delivery) == list(range(16))
+            assert np.array_equal(delivery.get()["big"].numpy(), pattern(1, MIB, 16))
+
+
+@pytest.mark.usefixtures("empty", "small_pieces")
+def test_a_stream_dropped_while_it_is_written(node: StandingNode, plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
+
+    def drop() -> None:
+        with dp.connect(node.address) as other:
+            other.stream("s").drop()
+            assert other.stats().shards == 2
+
+    during(stream, m.ReadSnapshot, drop)
+    stream.checkpoint(file)
+    eventually(lambda: plane.stats().shards == 0, "what was read is freed")
+    assert take(plane.restore(file)) == list(range(16))
+
+
+@pytest.mark.usefixtures("empty")
+def test_nobody_opens_it_before_all_is_there(node: StandingNode, plane: Any, file: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": range(3)})
+    stream.checkpoint(file)
+    stream.drop()
+    seen: list[Any] = []
+
+    def look() -> None:
+        with dp.connect(node.address) as other:
+            seen.append(other.streams())
+            try:
+                other.stream("s")
+            except dp.Misuse:
+                seen.append("there is none")
+
+    during(stream, m.Restored, look)
+    assert take(plane.restore(file)) == [0, 1, 2]
+    assert seen == [{}, "there is none"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_name_that_is_taken(node: StandingNode, plane: Any, file: Path) -> None:
+    stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
+    stream.append({"x": np.arange(8), "big": pattern(1, MIB, 8)})
+    stream.checkpoint(file)
+    before = held(plane)
+    for name in (None, "s", "t"):
+        with pytest.raises(dp.Misuse, match="already"):
+            plane.restore(file, name=name)
+    assert held(plane) == before
+    stream.drop()
+
+    def take_it() -> None:
+        with dp.connect(node.address) as theirs:
+            theirs.stream("s", ["b"]).append({"x": [7]})
+
+    during(stream, m.Restored, take_it)
+    with pytest.raises(dp.Misuse, match="already"):
+        plane.restore(file)
+    eventually(lambda: plane.stats().shards == 1, "nothing of it is kept")
+    assert take(plane.stream("s"), "b") == [7]
+    plane.stream("s").drop()
+    other.drop()
+    assert take(plane.restore(file)) == list(range(8))
+
+
+# What can not be
+
+
+def test_where_nothing_can_be_written_or_read(plane: Any, file: Path, tmp_path: Path) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": [1]})
+    wrong: list[Any] = ["", None, 7, b"stream", tmp_path, tmp_path / "nowhere" / "stream.dp", tmp_path / "a\0b"]
+    for path in wrong:
+        with pytest.raises(dp.Misuse):
+            stream.checkpoint(path)
+        with pytest.raises(dp.Misuse):
+            plane.restore(path)
+    for timeout in ("1", float("nan")):
+        with pytest.raises(dp.Misuse):
+            stream.checkpoint(file, timeout=timeout)
+        with pytest.raises(dp.Misuse):
+            plane.restore(file, timeout=timeout)
+    assert not file.exists()
+    stream.checkpoint(str(file))
+    for name in ("", 7, "\ud800"):
+        with pytest.raises(dp.Misuse):
+            plane.restore(file, name=name)
+    with pytest.raises(dp.LimitExceeded):
+        plane.restore(file, name="n" * 5000)
+    for other in (b"", b"PAR1", os.urandom(1000)):
+        file.write_bytes(other)
+        with pytest.raises(dp.Corrupt) as corrupt:
+            plane.restore(file)
+        assert corrupt.value.path == str(file)
+    stream.drop()
+    with pytest.raises(dp.Closed):
+        stream.checkpoint(file)
+    assert plane.stats().shards == 0
+    plane.close()
+    with pytest.raises(dp.Closed):
+        plane.restore(file)

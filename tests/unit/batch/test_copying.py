@@ -1,0 +1,106 @@
+"""Large copies, by the extension and without it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dataplane.batch import copying
+
+LARGE = copying._STREAMED
+
+
+@pytest.fixture(params=["extension", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "numpy":
+        monkeypatch.setattr(copying, "_join", None)
+    elif copying._join is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    return str(request.param)
+
+
+def some(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 63, 64, 65, 16383, 16384, 16385])
+@pytest.mark.parametrize(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
+def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to: int, begin: int) -> None:
+    source, place = some(LARGE + 16448)[begin:][: LARGE + more], np.full(LARGE + 16600, 7, np.uint8)
+    copying.copy(place[64 + to : 64 + to + len(source)], source)
+    assert (place[64 + to : 64 + to + len(source)] == source).all()
+    assert (place[: 64 + to] == 7).all()
+    assert (place[64 + to + len(source) :] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "bool", "complex64", "datetime64[s]", "float16"])
+def test_rows_are_joined_whatever_they_are_made_of(way: str, dtype: str) -> None:
+    rows = [some(8 * n, n).view("uint8" if dtype == "bool" else dtype) for n in (0, 1, 100_000, 3, 500_000)]
+    rows = [(row % 2).astype(bool) for row in rows] if dtype == "bool" else rows
+    whole = np.concatenate([row.view(np.uint8) for row in rows])
+    target = np.zeros(len(whole), np.uint8)
+    copying.join(target, rows, ())
+    assert (target == whole).all()
+
+
+def test_rows_with_strides_are_joined(way: str) -> None:
+    wide = some(4 * LARGE).reshape(-1, 4)
+    rows = [wide[:, :2], wide[::2, 2:]]
+    target = np.zeros(sum(row.size for row in rows), np.uint8)
+    copying.join(target, rows, (2,))
+    assert (target == np.concatenate([row.reshape(-1) for row in rows])).all()
+    copying.join(target, rows)
+    assert (target == np.concatenate([row.reshape(-1) for row in rows])).all()
+
+
+@given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
+@settings(max_examples=100, deadline=None)
+def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
+    join = copying._join
+    if join is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    data = some(sum(sizes) + begin)[begin:]
+    cuts = np.cumsum([0, *sizes]).tolist()
+    place = np.full(before + len(data) + 100, 9, np.uint8)
+    join(place[before : before + len(data)], tuple(data[a:b] for a, b in pairwise(cuts)))
+    assert (place[before : before + len(data)] == data).all()
+    assert (place[:before] == 9).all()
+    assert (place[before + len(data) :] == 9).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((np.zeros(4, np.uint8), (b"abc",)), ValueError),
+        ((np.zeros(4, np.uint8), (b"abcde",)), ValueError),
+        ((b"abcd", (b"abcd",)), BufferError),
+        ((np.zeros(4, np.uint8), (4,)), TypeError),
+        ((np.zeros(4, np.uint8), [b"abcd"]), TypeError),
+        ((np.zeros((4, 2), np.uint8)[:, 0], (b"abcd",)), ValueError),
+        ((np.zeros(4, np.uint8),), TypeError),
+    ],
+)
+def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
+    join: Any = copying._join
+    if join is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    with pytest.raises(error):
+        join(*arguments)
+    assert not np.asarray(arguments[0]).any() or isinstance(arguments[0], bytes)
+
+
+def test_the_extension_holds_no_buffer_afterwards() -> None:
+    join: Any = copying._join
+    if join is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    target, source = bytearray(4), bytearray(b"abcd")
+    join(target, (source,))
+    with pytest.raises(ValueError, match="5 bytes"):
+        join(target, (source, b"x"))
+    target.append(1)  # which is refused while somebody has the buffer
+    source.append(1)

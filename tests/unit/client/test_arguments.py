@@ -1,0 +1,177 @@
+"""What callers give and a message cannot hold is refused by its name; the rest arrives as meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.client import arguments
+from dataplane.errors import Misuse
+from dataplane.stream.settings import Settings
+
+SURROGATE = "\ud800"
+
+
+class TestSeconds:
+    @pytest.mark.parametrize("value", ["1", True, float("nan"), [1], None, 1j])
+    def test_what_is_no_duration(self, value: Any) -> None:
+        with pytest.raises(Misuse, match="a lease is seconds"):
+            arguments.seconds(value, what="a lease")
+
+    def test_what_is_one(self) -> None:
+        found = [arguments.seconds(value, 5.0) for value in (None, 2, 0.5, np.float32(0.5), np.int64(3), -1, np.inf)]
+        assert found == [5.0, 2.0, 0.5, 0.5, 3.0, 0.0, np.inf]
+        assert {type(value) for value in found} == {float}
+
+    @pytest.mark.parametrize("value", [10**400, np.complex64(1)])
+    def test_numbers_that_are_no_float(self, value: Any) -> None:
+        with pytest.raises(Misuse):
+            arguments.seconds(value)
+
+
+class TestWhole:
+    @pytest.mark.parametrize("value", ["5", 2.5, 2.0, None, True, 2**63, -(2**63) - 1, 2**70, [1], np.float64(1)])
+    def test_what_is_no_whole_number(self, value: Any) -> None:
+        with pytest.raises(Misuse, match="rows is a whole number"):
+            arguments.whole("rows", value)
+
+    def test_what_is_one(self) -> None:
+        found = [arguments.whole("rows", value) for value in (0, -1, 2**63 - 1, np.int32(7), np.uint64(2**63 - 1))]
+        assert found == [0, -1, 2**63 - 1, 7, 2**63 - 1]
+        assert {type(value) for value in found} == {int}
+
+
+class TestTexts:
+    @pytest.mark.parametrize("value", [1, "", SURROGATE, "a" + SURROGATE, None, b"a", ["a"]])
+    def test_what_is_no_text(self, value: Any) -> None:
+        with pytest.raises(Misuse, match="a task is a text"):
+            arguments.text("a task", value)
+
+    @pytest.mark.parametrize("values", ["ids", 5, None, (1,), [""], ["a", SURROGATE], [b"a"], b"ab"])
+    def test_what_are_no_names(self, values: Any) -> None:
+        with pytest.raises(Misuse):
+            arguments.names("columns", values)
+
+    def test_names_of_any_kind_of_list(self) -> None:
+        for values in (["a", "é"], ("a", "é"), (name for name in ("a", "é")), {"a": 1, "é": 2}, np.array(["a", "é"])):
+            assert arguments.names("columns", values) == ["a", "é"]
+        assert arguments.names("needs", ()) == []
+
+    @pytest.mark.parametrize("values", [[1, 2], [b"a", b"b"], ["a", SURROGATE], ["a"], ["a", None], 5])
+    def test_what_are_no_keys(self, values: Any) -> None:
+        with pytest.raises(Misuse):
+            arguments.keys_of(values, 2)
+
+    def test_keys(self) -> None:
+        assert arguments.keys_of(None, 2) == []
+        assert arguments.keys_of("a", 1) == ["a"]
+        assert arguments.keys_of(np.array(["a", "b"]), 2) == ["a", "b"]
+
+
+class TestOneARow:
+    @pytest.mark.parametrize(
+        ("values", "kinds"),
+        [
+            ([1.5, 2.5], (int,)),
+            ([1, True], (int,)),
+            ([1], (int,)),
+            ([1, 2, 3], (int,)),
+            ("new", (int,)),
+            (object(), (int,)),
+            ([1, 2**63], (int,)),
+            (2**64, (int,)),
+            (["a", SURROGATE], (str, int)),
+            (SURROGATE, (str,)),
+            ([("a",), ("b",)], (str, int)),
+        ],
+    )
+    def test_what_is_no_value_a_row(self, values: Any, kinds: tuple[type, ...]) -> None:
+        with pytest.raises(Misuse):
+            arguments.plain("version", values, 2, kinds)
+
+    def test_values(self) -> None:
+        for values in (7, np.int64(7), [7, 7], (np.int32(7), 7), np.array([7, 7]), iter([7, 7])):
+            assert arguments.plain("version", values, 2, (int,)) == [7, 7]
+        assert arguments.plain("group", "g", 2, (str, int)) == ["g", "g"]
+        assert arguments.plain("group", ["g", 7], 2, (str, int)) == ["g", 7]
+
+
+class TestTags:
+    @pytest.mark.parametrize(
+        "tags",
+        [
+            ["t"],
+            "t",
+            5,
+            {1: "a"},
+            {"": "a"},
+            {SURROGATE: "a"},
+            {"t": SURROGATE},
+            {"t": [2**63, 1]},
+            {"t": [object(), 1]},
+            {"t": [1]},
+            {"t": {1, 2, 3}},
+        ],
+    )
+    def test_what_are_no_tags(self, tags: Any) -> None:
+        with pytest.raises(Misuse):
+            arguments.tagged(tags, 2)
+
+    def test_tags(self) -> None:
+        assert arguments.tagged(None, 2) == {}
+        assert arguments.tagged({"t": "a", "u": [1.5, None], "v": np.array([True, False])}, 2) == {
+            "t": ["a", "a"],
+            "u": [1.5, None],
+            "v": [True, False],
+        }
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"tasks": [1]},
+            {"tasks": "x"},
+            {"tasks": [SURROGATE]},
+            {"tasks": []},
+            {"tasks": 5},
+            {"tasks": ["a", "a"]},
+            {"tasks": [f"t{i}" for i in range(65)]},
+            {"max_deliveries": 2.5},
+            {"max_deliveries": "5"},
+            {"max_deliveries": 0},
+            {"max_deliveries": 256},
+            {"max_rows": 2.7},
+            {"max_rows": 0},
+            {"max_rows": -1},
+            {"max_rows": 2**70},
+            {"max_rows": "5"},
+            {"max_lag": -1},
+            {"max_lag": 0.5},
+            {"max_bytes": 0},
+            {"max_bytes": -1},
+            {"max_bytes": 2**62},
+            {"max_bytes": "much"},
+            {"max_bytes": 1.5},
+            {"max_bytes": [1]},
+        ],
+        ids=str,
+    )
+    def test_what_no_stream_is_made_with(self, how: dict[str, Any]) -> None:
+        given = {"tasks": ["a"], "max_bytes": None, "max_rows": None, "max_lag": None, "max_deliveries": None} | how
+        with pytest.raises(Misuse):
+            arguments.settings(**given)
+
+    @pytest.mark.parametrize("limit", ["max_bytes", "max_rows", "max_lag", "max_deliveries"])
+    def test_limits_are_given_with_the_tasks(self, limit: str) -> None:
+        given = {"tasks": None, "max_bytes": None, "max_rows": None, "max_lag": None, "max_deliveries": None}
+        assert arguments.settings(**given) is None
+        with pytest.raises(Misuse, match="name the tasks too"):
+            arguments.settings(**given | {limit: 1})
+
+    def test_what_a_stream_is_made_with(self) -> None:
+        assert arguments.settings(["a"], None, None, None, None) == Settings(("a",))
+        made = arguments.settings(("a", "b"), "1KiB", np.int64(3), 0, 255)
+        assert made == Settings(("a", "b"), 1024, 3, 0, 255)

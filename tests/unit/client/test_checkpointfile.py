@@ -1,0 +1,268 @@
+"""The file of a checkpoint: all that was written, or an error; under its name when it is whole, and not before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.client import checkpointfile
+from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
+from dataplane.errors import Corrupt, LimitExceeded, Misuse
+from tests.processes import MIB, Worker
+
+FRAMES = [(HEAD, b"head"), (BLOCK, b""), (COLUMNS, b"\0\xff" * 7), (TABLE, bytes(range(40))), (END, b"\x05")]
+
+
+@pytest.fixture(params=["nameless", "named"])
+def how(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With files without names, and as on a file system that has none."""
+    if request.param == "named":
+        opened = os.open
+
+        def open_named(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            return opened(path, flags, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", open_named)
+    return str(request.param)
+
+
+def write(path: Path, frames: list[tuple[int, Any]] = FRAMES) -> None:
+    with CheckpointWriter(path) as file:
+        for kind, payload in frames:
+            file.frame(kind, payload)
+        file.commit()
+
+
+def read(path: Path) -> list[tuple[int, bytes]]:
+    """All frames, as whoever restores reads them: to the one that says it is the last."""
+    found = []
+    with CheckpointReader(path) as file:
+        while not found or found[-1][0] != END:
+            found.append(file.frame())
+        if not file.ended:
+            raise file.corrupt("goes on after its end")
+    return found
+
+
+# Writing
+
+
+@pytest.mark.usefixtures("how")
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "stream.dp"
+    big = bytearray(os.urandom(3 * MIB))
+    write(path, [*FRAMES[:-1], (TABLE, memoryview(big).cast("Q")), FRAMES[-1]])
+    assert read(path) == [*FRAMES[:-1], (TABLE, bytes(big)), FRAMES[-1]]
+    assert path.read_bytes().startswith(MAGIC)
+    assert os.listdir(tmp_path) == ["stream.dp"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with CheckpointReader(str(path)) as file:
+        assert file.size == path.stat().st_size
+        assert not file.ended
+
+
+@pytest.mark.usefixtures("how")
+def test_nothing_is_there_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "stream.dp"
+    with CheckpointWriter(path) as file:
+        file.frame(HEAD, b"x" * MIB)
+        assert not path.exists()
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ZeroDivisionError), CheckpointWriter(path) as file:
+        file.frame(HEAD, b"x")
+        raise ZeroDivisionError
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("how")
+def test_what_is_there_stays_until_then(tmp_path: Path) -> None:
+    path = tmp_path / "stream.dp"
+    path.write_bytes(b"before")
+    with CheckpointWriter(path) as file:
+        file.frame(HEAD, b"x" * MIB)
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"before"
+    with CheckpointReader(write_and_name(path)) as reader:
+        write(path, [(HEAD, b"later"), (END, b"")])
+        assert reader.frame() == FRAMES[0]  # who reads what was there reads on
+    assert read(path) == [(HEAD, b"later"), (END, b"")]
+    assert os.listdir(tmp_path) == ["stream.dp"]
+
+
+def write_and_name(path: Path) -> Path:
+    write(path)
+    return path
+
+
+def test_a_link_is_replaced_and_not_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"before")
+    (tmp_path / "link").symlink_to("other")
+    write(tmp_path / "link")
+    assert (tmp_path / "other").read_bytes() == b"before"
+    assert read(tmp_path / "link") == FRAMES
+
+
+def test_a_path_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("stream.dp"))
+    assert read(Path("stream.dp")) == FRAMES
+
+
+def test_a_name_as_long_as_names_are(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 255)
+    write(path)
+    assert read(path) == FRAMES
+
+
+@pytest.mark.parametrize("where", ["", "nowhere/stream.dp", "file/stream.dp", "directory", "a" * 300, "a\0b", "\ud800"])
+def test_where_no_file_can_be_written(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(Misuse):
+        write(tmp_path / where)
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+
+
+def test_a_directory_that_can_not_be_written(how: str, tmp_path: Path) -> None:
+    """Nor may root, who may write anywhere else."""
+    directory = Path("/proc/self") if os.geteuid() == 0 else tmp_path
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(Misuse):
+            write(directory / "stream.dp")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpointfile.os, "fsync", fails)
+    with pytest.raises(Corrupt):
+        write(tmp_path / "stream.dp")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("how")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As on NFS, where one hears of it then."""
+
+    def full(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "stream.dp").write_bytes(b"before")
+    monkeypatch.setattr(checkpointfile.os, "fsync", full)
+    with pytest.raises(LimitExceeded) as refused:
+        write(tmp_path / "stream.dp")
+    assert str(tmp_path) in refused.value.what
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
+def filler(pipe: Any, path: Path) -> None:
+    """Writes more than it may; says how often that was noticed, and what is there."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
+    for frame in (4 * MIB, 1000):  # in one, and by many that wait in a buffer
+        try:
+            with CheckpointWriter(path) as file:
+                for _ in range(4 * MIB // frame):
+                    file.frame(TABLE, bytes(frame))
+                file.commit()
+        except LimitExceeded as error:
+            pipe.send((error.what, os.listdir(path.parent)))
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "stream.dp"
+    with Worker(filler, path) as worker:
+        for _ in range(2):
+            what, left = worker.hear()
+            assert str(path) in what
+            assert left == []
+        assert worker.join() == 0
+
+
+# Reading
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> tuple[bytes, Path]:
+    """A small file, and where to put what becomes of it."""
+    write(tmp_path / "stream.dp")
+    return (tmp_path / "stream.dp").read_bytes(), tmp_path / "changed.dp"
+
+
+def test_a_file_cut_at_any_byte(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(Corrupt) as error:
+            read(path)
+        assert error.value.path == str(path)
+
+
+def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    for at in range(len(whole)):
+        for flipped in (0x01, 0x80, 0xFF):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
+            with pytest.raises(Corrupt):
+                read(path)
+
+
+def test_a_file_with_a_byte_more_or_less_anywhere(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    for at in range(len(whole)):
+        for other in (whole[:at] + whole[at + 1 :], whole[:at] + b"\x2a" + whole[at:]):
+            path.write_bytes(other)
+            with pytest.raises(Corrupt):
+                read(path)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(Corrupt):
+        read(path)
+
+
+def test_a_length_that_no_memory_has(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    for nbytes in (1 << 40, (1 << 63) - 1, (1 << 64) - 1):
+        path.write_bytes(whole[:24] + nbytes.to_bytes(8, "little") + whole[32:])
+        with pytest.raises(Corrupt, match="short"):
+            read(path)
+
+
+def test_a_file_that_shrinks_while_it_is_read(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    path.write_bytes(whole + bytes(MIB))
+    with CheckpointReader(path) as file:
+        assert file.frame() == FRAMES[0]
+        os.truncate(path, 0)
+        with pytest.raises(Corrupt):
+            for _ in range(len(FRAMES)):
+                file.frame()
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / "stream.dp", tmp_path / "\0"):
+        with pytest.raises(Misuse):
+            CheckpointReader(path)
+    for other in (b"", MAGIC[:-1], b"PAR1" * 10):
+        (tmp_path / "other").write_bytes(other)
+        with pytest.raises(Corrupt):
+            CheckpointReader(tmp_path / "other")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "stream.dp")
+    (tmp_path / "stream.dp").chmod(0)
+    with pytest.raises(Misuse):
+        CheckpointReader(tmp_path / "stream.dp")

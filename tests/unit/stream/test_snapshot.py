@@ -1,0 +1,583 @@
+"""A stream told in blocks and made again from them: it goes on where the first was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Closed, LeaseExpired, Misuse, ProtocolMismatch
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.figures import figures
+from dataplane.stream.home import Demand, Home
+from dataplane.stream.lease import Grant, Who
+from dataplane.stream.progress import LEASED
+from dataplane.stream.rows import PAGE, Index, Patch
+from dataplane.stream.sampler import CompleteGroups, Fifo, TokenBalanced
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot import Block, Head, Snapshot, begin, finish, put_back, put_columns
+
+TASKS = ("reward", "actor")
+NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
+
+
+def stored(shard: int, rows: int, *columns: str) -> BatchRef:
+    kinds = {"ids": Field("ragged", "int64", (None,))}
+    fields = [(name, kinds.get(name, Field("dense", "int64", ()))) for name in columns]
+    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, (name, field) in enumerate(fields)])
+
+
+class Stream:
+    """A home with fewer words. Each append or extend is a shard of its own, counted from 1."""
+
+    def __init__(self, home: Home | None = None, **limits: int) -> None:
+        self.home = Home(Settings(TASKS, **limits), mark="m") if home is None else home
+        self.now = NOW if home is None else LATER
+        self.shards = 0
+
+    def ticket(self, rows: int) -> int:
+        tickets: list[int] = []
+        self.home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None))
+        return tickets[0]
+
+    def append(
+        self,
+        rows: int,
+        *,
+        keys: Sequence[str] = (),
+        groups: Sequence[Any] | None = None,
+        version: int = 0,
+        tags: dict[str, list[Any]] | None = None,
+        columns: Sequence[str] = ("x",),
+        lengths: dict[str, Index] | None = None,
+        digest: bytes = b"d",
+    ) -> tuple[int, bool]:
+        self.shards += 1
+        arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, lengths or {})
+        ref = stored(self.shards, rows, *columns)
+        return self.home.append(self.ticket(rows), ref, keys, digest, arrival, self.now)
+
+    def extend(self, rows: Any, *columns: str, under: Grant | None = None, replace: bool = False) -> None:
+        self.shards += 1
+        rows = np.asarray(rows, np.int64)
+        holds = None if under is None else np.full(len(rows), self.home.hold(under))
+        ref = stored(self.shards, len(rows), *columns)
+        self.home.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
+
+    def consume(self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None) -> Grant:
+        """A grant; one of no rows where there are none, or no more."""
+        got: list[Grant] = []
+        failed: list[Exception] = []
+        number = self.home.settings.task(task)
+        demand = Demand(number, rows, 1, tuple(columns), how or Fifo(), Who("c"), 10.0, got.append, failed.append)
+        self.home.consume(demand, self.now)
+        self.home.forget(demand)
+        assert all(isinstance(error, Closed | Misuse) for error in failed)
+        return got[0] if got else Grant(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
+
+    def ack(self, grant: Grant) -> None:
+        self.home.ack(grant.number, "c", None, self.now)
+
+    def nack(self, grant: Grant, *, seen: bool = True) -> None:
+        self.home.nack(grant.number, "c", None, self.now, seen=seen)
+
+    def drop(self, *rows: int) -> None:
+        self.home.drop_rows(np.array(rows), self.now)
+
+    def rows(self) -> Index:
+        pages = self.home.rows.pages.values()
+        return np.concatenate([page.first + np.flatnonzero(page.present) for page in pages] or [np.empty(0, np.int64)])
+
+
+Told = list[tuple[Block, list[tuple[Index, int, BatchRef]]]]
+
+
+def sent(what: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(what), type=type(what))
+
+
+def told(snapshot: Snapshot, size: int = PAGE) -> Told:
+    starts = [start for page in snapshot.head.pages for start in range(page * PAGE, (page + 1) * PAGE, size)]
+    limits = [min(size, PAGE - start % PAGE) for start in starts]
+    return [(sent(snapshot.block(*at)), snapshot.columns(*at)) for at in zip(starts, limits, strict=True)]
+
+
+def empty(head: Head, released: Callable[[list[Patch]], None] = lambda _: None) -> Home:
+    home = Home(head.settings, released, mark=head.mark)
+    begin(home, head)
+    return home
+
+
+def restored(stream: Stream, size: int = PAGE) -> Stream:
+    """The stream as it is now, made again from blocks of so many numbers."""
+    snapshot = Snapshot(stream.home, stream.now)
+    again = Stream(empty(sent(snapshot.head)))
+    for block, columns in told(snapshot, size):
+        put_back(again.home, block, again.now)
+        for rows, task, ref in columns:
+            lengths = {name: stream.home.lengths(rows, name) for name in ref.columns if name == "ids"}
+            put_columns(again.home, rows, task, ref, lengths)
+    finish(again.home)
+    again.shards = stream.shards + 1000
+    return again
+
+
+def known(stream: Stream) -> tuple[Any, ...]:
+    """All that the home knows of each row, and where each column is."""
+    home, rows = stream.home, stream.rows()
+    places = home.rows.places(rows)
+    groups, versions, tags = home.told(rows)
+    numbers = home.facts.groups(places)
+    columns = {}
+    for name in home.rows.schema:
+        having = rows[home.rows.holds(rows, name) > -2]
+        if len(having):
+            columns[name] = having.tolist(), home.rows.ref(having, [name])
+    return (
+        home.keys.names(rows),
+        groups,
+        versions,
+        {name: values for name, values in tags.items() if set(values) != {None}},
+        np.round(stream.now - home.facts.arrived(places), 6).tolist(),
+        home.lengths(rows, "ids").tolist(),
+        home.progress.states(places, len(rows)).tolist(),
+        home.progress.tries(places, len(rows)).tolist(),
+        [np.stack(home.groups.sizes(numbers, task)).tolist() for task in range(len(TASKS))],
+        columns,
+    )
+
+
+def told_of(stream: Stream) -> dict[str, Any]:
+    """The stream's figures, but for bytes, which are counted by other patches, and for who waits for groups."""
+    found = figures(stream.home, stream.now)
+    for task in found["task"].values():
+        del task["incomplete"], task["expired"]
+    return {name: value for name, value in found.items() if name != "bytes"} | {"oldest_s": round(found["oldest_s"], 6)}
+
+
+def give_all_back(stream: Stream) -> None:
+    """Nobody holds anything any more, and what was held does not count as a try."""
+    for grant in stream.home.leases:
+        stream.nack(grant, seen=False)
+
+
+def assert_same(stream: Stream, again: Stream) -> None:
+    """The second is what the first becomes when all that is held there is given back unseen."""
+    assert [dict(of) for of in again.home.progress.counts] == [
+        {LEASED: 0, 2: 0, 3: 0, 4: 0, 5: 0} | dict(of) for of in stream.home.progress.counts
+    ]
+    give_all_back(stream)
+    assert known(again) == known(stream)
+    assert told_of(again) == told_of(stream)
+    assert again.home.nbytes <= stream.home.nbytes
+
+
+def filled() -> Stream:
+    """A stream of rows of all sorts, in three pages; nobody waits, and `reward` and `actor` hold some."""
+    stream = Stream(max_deliveries=2, max_rows=100_000)
+    stream.append(6, keys=list("abcdef"), groups=["g", "g", 7, 7, 7, "h"], version=3, tags={"why": [1, "x", None] * 2})
+    stream.now += 1.5
+    stream.append(PAGE, version=4, columns=("x", "ids"), lengths={"ids": np.arange(PAGE)})
+    stream.append(PAGE, groups=np.repeat(range(100, 100 + PAGE // 4), 4).tolist(), tags={"late": [True] * PAGE})
+    scored = stream.consume(8, "reward")
+    stream.extend(scored.rows[::-1], "score", under=scored)
+    stream.ack(scored)
+    held = stream.consume(4, "reward")
+    stream.extend(held.rows[:3], "score", under=held)
+    for _ in range(2):
+        stream.nack(stream.consume(2, "actor"))
+    stream.nack(stream.consume(2, "actor"))
+    stream.extend([PAGE + 50, 20], "y", "score")
+    stream.drop(4, 2 * PAGE - 1, 2 * PAGE + 5)
+    stream.consume(50, "actor")
+    stream.drop(5, 9)  # one done by `reward` and held by `actor`, one held by both
+    return stream
+
+
+@pytest.mark.parametrize("size", [PAGE, 1000, 61])
+def test_all_that_is_known_is_there_again(size: int) -> None:
+    stream = filled()
+    again = restored(stream, size)
+    assert_same(stream, again)
+    assert again.home.rows.count == again.rows().size > 2 * PAGE - 10
+
+
+def test_a_restored_stream_is_restored_as_well() -> None:
+    stream = filled()
+    first = restored(stream)
+    held = first.consume(30, "reward")
+    first.extend(held.rows[held.rows > PAGE], "y", under=held)
+    first.append(3, groups=["g"] * 3)
+    second = restored(first, 500)
+    assert_same(first, second)
+
+
+def test_rows_go_when_all_are_done_and_their_bytes_with_them() -> None:
+    released: list[Patch] = []
+    stream = filled()
+    snapshot = Snapshot(stream.home, stream.now)
+    again = Stream(empty(snapshot.head, released.extend))
+    patches = 0
+    for block, columns in told(snapshot, 1000):
+        put_back(again.home, block, again.now)
+        for rows, task, ref in columns:
+            put_columns(again.home, rows, task, ref, {})
+            patches += 1
+    finish(again.home)
+    for task in TASKS:
+        again.ack(again.consume(3 * PAGE, task))
+    again.drop(*again.rows())
+    assert (again.home.rows.count, again.home.nbytes, again.home.groups.open) == (0, 0, 0)
+    assert len(released) == patches
+    assert not again.home.rows.pages
+
+
+def test_leased_rows_are_pending_and_that_was_no_try() -> None:
+    stream = Stream(max_deliveries=2)
+    stream.append(3)
+    stream.nack(stream.consume(3))
+    stream.consume(2)
+    again = restored(stream)
+    assert figures(again.home, LATER)["task"]["actor"]["pending"] == 3
+    grant = again.consume(3)
+    assert grant.rows.tolist() == [0, 1, 2]
+    again.nack(grant)
+    assert again.home.dead_letters() == ["actor"]
+
+
+@pytest.mark.parametrize("size", [PAGE, 1])
+def test_the_very_same_append_is_recognised(size: int) -> None:
+    stream = Stream()
+    stream.append(2)
+    assert stream.append(4, keys=list("abcd"), digest=b"1") == (2, True)
+    stream.append(2, keys=["p", "q"], digest=b"2")
+    for task in TASKS:
+        stream.consume(6, task)
+        stream.ack(stream.consume(1, task))  # p, and not q
+    again = restored(stream, size)
+    assert again.append(4, keys=list("abcd"), digest=b"1") == (2, False)
+    for keys, digest in ((list("abcd"), b"other"), (list("abc"), b"1"), (["p", "q"], b"2"), (["q"], b"2")):
+        with pytest.raises(Misuse, match="already"):
+            again.append(len(keys), keys=keys, digest=digest)
+    assert again.append(1, keys=["p"], digest=b"3")[1]
+
+
+def test_a_row_is_extended_again_by_its_new_holder_alone() -> None:
+    stream = Stream()
+    stream.append(3)
+    held = stream.consume(2, "reward")
+    stream.extend(held.rows, "score", under=held)
+    stream.extend([2], "score")
+    again = restored(stream)
+    before = again.home.rows.ref(np.arange(2), ["score"])
+    other = again.consume(2, "actor")
+    with pytest.raises(Misuse, match="already"):
+        again.extend(other.rows, "score", under=other)
+    with pytest.raises(Misuse, match="already"):
+        again.extend([0], "score")
+    now = again.consume(3, "reward")
+    with pytest.raises(Misuse, match="already"):
+        again.extend([2], "score", under=now)  # which no holder brought
+    again.extend(now.rows[:2], "score", under=now)
+    assert again.home.rows.ref(np.arange(2), ["score"]) != before
+    again.nack(now)
+    with pytest.raises(LeaseExpired):
+        again.extend(now.rows[:2], "score", under=now)
+
+
+def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
+    stream = Stream()
+    stream.append(3)
+    again = restored(stream)
+    first, _ = stream.append(PAGE, columns=["x"])
+    lost = stream.home.keys.names(np.array([first, first + PAGE - 1]))
+    new, _ = again.append(2)
+    assert new > first + PAGE
+    with pytest.raises(Misuse, match="not in the stream"):
+        again.home.require(again.home.keys.numbers(lost))
+    assert again.consume().rows.tolist() == [0, 1, 2, new, new + 1]
+
+
+def test_a_snapshot_is_of_its_moment() -> None:
+    stream = filled()
+    snapshot = Snapshot(stream.home, stream.now)
+
+    def all_of_it() -> list[tuple[bytes, list[tuple[list[int], int, BatchRef]]]]:
+        return [
+            (msgspec.msgpack.encode(block), [(rows.tolist(), task, ref) for rows, task, ref in columns])
+            for block, columns in told(snapshot)
+        ]
+
+    before, head = all_of_it(), msgspec.msgpack.encode(snapshot.head)
+    give_all_back(stream)
+    stream.extend(stream.rows()[-5:], "z")
+    stream.extend([1], "x", replace=True)
+    stream.append(10, keys=list("0123456789"), groups=["g"] * 10, tags={"new": [0] * 10})
+    for task in TASKS:
+        stream.ack(stream.consume(5000, task))
+    stream.drop(*stream.rows()[::2])
+    stream.home.close(stream.now)
+    assert (all_of_it(), msgspec.msgpack.encode(snapshot.head)) == (before, head)
+    stream.home.drop()
+    assert all_of_it() == before
+
+
+def test_a_stream_without_rows() -> None:
+    stream = Stream(max_lag=2)
+    stream.append(2, version=6)
+    for task in TASKS:
+        stream.ack(stream.consume(2, task))
+    stream.home.close(NOW)
+    again = restored(stream)
+    assert_same(stream, again)
+    assert again.home.closed
+    assert again.home.facts.latest == 6
+    assert again.home.drained(0)
+    with pytest.raises(Closed):
+        again.home.admit(Entry("p", 1, 8, 0, lambda ticket: None, lambda error: None))
+
+
+def test_lengths_are_what_samplers_are_shown() -> None:
+    stream = Stream()
+    stream.append(8, columns=("ids",), lengths={"ids": np.array([9, 1, 1, 1, 1, 1, 1, 9])})
+    again = restored(stream, 3)
+    for each in (stream, again):
+        each.consume(1, "reward", ["ids"])
+        grant = each.consume(8, "actor", ["ids"], TokenBalanced("ids", 2))
+        assert grant.rows.tolist() == list(range(8))
+        assert each.home.lengths(grant.rows, "ids").tolist() == [9, 1, 1, 1, 1, 1, 1, 9]
+
+
+# A property
+
+
+OPERATIONS = st.one_of(
+    st.tuples(
+        st.just("append"),
+        st.integers(1, 5),
+        st.booleans(),
+        st.one_of(st.none(), st.lists(st.sampled_from(["g", 7, "h"]), min_size=5, max_size=5)),
+        st.integers(0, 3),
+        st.sampled_from([None, "t", "u"]),
+        st.sampled_from([("x",), ("x", "ids"), ("y",)]),
+    ),
+    st.tuples(
+        st.just("consume"), st.sampled_from(TASKS), st.integers(1, 6), st.sampled_from([("x",), ("x", "z"), ("y",)])
+    ),
+    st.tuples(st.sampled_from(["ack", "nack", "unseen"]), st.integers(0, 9)),
+    st.tuples(st.just("extend"), st.integers(0, 9), st.sampled_from([("z",), ("y",), ("y", "z")]), st.integers(1, 5)),
+    st.tuples(st.just("more"), st.integers(0, 40), st.sampled_from([("z",), ("y", "ids")]), st.booleans()),
+    st.tuples(st.just("drop"), st.integers(0, 40), st.integers(1, 3)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 11.0])),
+    st.tuples(st.just("groups"), st.sampled_from(TASKS), st.integers(1, 3)),
+    st.tuples(st.just("close")),
+)
+
+
+def perform(stream: Stream, operation: tuple[Any, ...]) -> None:
+    match operation:
+        case "append", rows, named, groups, version, tag, columns:
+            keys = [f"{stream.shards}-{i}" for i in range(rows)] if named else []
+            tags = {tag: list(range(rows))} if tag else None
+            lengths = {"ids": np.arange(rows) + 1} if "ids" in columns else None
+            groups = groups and groups[:rows]
+            stream.append(rows, keys=keys, groups=groups, version=version, tags=tags, columns=columns, lengths=lengths)
+        case "consume", task, rows, columns:
+            stream.consume(rows, task, columns)
+        case "groups", task, size:
+            stream.consume(6, task, how=CompleteGroups(size))
+        case "more", at, columns, replace:
+            stream.extend(picked(stream, at, 2), *columns, replace=replace)
+        case "drop", at, count:
+            stream.drop(*picked(stream, at, count))
+        case "wait", seconds:
+            stream.now += seconds
+            stream.home.tick(stream.now)
+        case ("close",):
+            stream.home.close(stream.now)
+        case what, at, *more:
+            held = list(stream.home.leases)
+            if not held:
+                return
+            grant = held[at % len(held)]
+            if what == "extend":
+                stream.extend(grant.rows[: more[1]], *more[0], under=grant)
+            elif what == "ack":
+                stream.ack(grant)
+            else:
+                stream.nack(grant, seen=what == "nack")
+
+
+def picked(stream: Stream, at: int, count: int) -> Index:
+    rows = stream.rows()
+    return np.unique(rows[(at + np.arange(count)) % len(rows)]) if len(rows) else rows
+
+
+def everything(stream: Stream, size: int) -> Iterator[Any]:
+    """What is delivered from now on, to each task in turn, all acked."""
+    for columns in (("x", "z"), ("x",), ("y",)):
+        for task in TASKS:
+            for how in (CompleteGroups(size), Fifo()):
+                while len((grant := stream.consume(6, task, columns, how)).rows):
+                    yield task, columns, grant.rows.tolist(), stream.home.rows.ref(grant.rows, columns)
+                    stream.ack(grant)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    history=st.lists(OPERATIONS, min_size=3, max_size=25),
+    late=st.booleans(),
+    deliveries=st.integers(1, 3),
+    size=st.sampled_from([PAGE, 1500]),
+    group=st.integers(1, 3),
+)
+def test_it_goes_on_where_the_first_was(
+    history: list[tuple[Any, ...]], late: bool, deliveries: int, size: int, group: int
+) -> None:
+    stream = Stream(max_deliveries=deliveries)
+    if late:  # so that rows lie in two pages
+        stream.append(PAGE - 3)
+        stream.drop(*range(PAGE - 5))
+    for operation in history:
+        try:
+            perform(stream, operation)
+        except (Misuse, LeaseExpired):  # a closed stream, a column that is there
+            pass
+    again = restored(stream, size)
+    assert_same(stream, again)
+    assert list(everything(again, group)) == list(everything(stream, group))
+    assert known(again) == known(stream)
+
+
+# Who lies
+
+
+def int64s(*numbers: int) -> bytes:
+    return np.array(numbers, np.int64).tobytes()
+
+
+def of_three(**other: Any) -> tuple[Head, Block]:
+    """A head, and a block of three of its ten rows, with these fields otherwise."""
+    stream = Stream()
+    stream.append(3, keys=list("abc"), groups=["g", "g", 1], tags={"t": [1, 2, 3]})
+    stream.append(7)
+    stream.drop(*range(3, 10))
+    snapshot = Snapshot(stream.home, NOW)
+    return snapshot.head, msgspec.structs.replace(snapshot.block(0, PAGE), **other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": int64s(2, 1, 0)},
+        {"rows": int64s(0, 0, 1)},
+        {"rows": int64s(-1, 0, 1)},
+        {"rows": int64s(0, 1, 10)},
+        {"rows": int64s(0, 1, 1 << 62)},
+        {"rows": int64s((1 << 63) - 1, -(1 << 63), -(1 << 63) + 1)},  # each is more than the one before, overflowing
+        {"rows": int64s(0, 1)},
+        {"rows": int64s(0, 1, 2, 3)},
+        {"rows": int64s(0, 1, 2) + b"\0"},
+        {"versions": b""},
+        {"versions": int64s(0, 0, 0) + b"\0"},
+        {"ages_s": np.zeros(2).tobytes()},
+        {"ages_s": np.array([0, 0, np.nan]).tobytes()},
+        {"ages_s": np.array([0, np.inf, 0]).tobytes()},
+        {"states": bytes(5)},
+        {"states": bytes(7)},
+        {"states": bytes([LEASED]) * 6},
+        {"states": bytes([5]) * 6},
+        {"states": bytes([255]) * 6},
+        {"tries": bytes(5)},
+        {"groups": []},
+        {"groups": ["g"] * 4},
+        {"keys": []},
+        {"keys": ["a", "b"]},
+        {"keys": ["a", "a", ""]},
+        {"keys": ["~m.0", "", ""]},
+        {"tags": {"t": []}},
+        {"tags": {"t": [1] * 4}},
+        {"dropped": [("g", 1 << 63)]},
+    ],
+    ids=lambda other: f"{other}"[:40],
+)
+def test_a_block_that_no_stream_told(other: dict[str, Any]) -> None:
+    head, block = of_three(**other)
+    home = empty(head)
+    with pytest.raises((ProtocolMismatch, Misuse)):
+        put_back(home, block, LATER)
+    home.drop()
+
+
+def test_blocks_that_do_not_follow_each_other() -> None:
+    stream = Stream()
+    stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
+    snapshot = Snapshot(stream.home, NOW)
+    first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
+    home = empty(snapshot.head)
+    put_back(home, first, LATER)
+    for again in (first, second):
+        with pytest.raises(ProtocolMismatch):
+            put_back(home, again, LATER)
+    put_back(home, third, LATER)
+    with pytest.raises(ProtocolMismatch):
+        put_back(home, snapshot.block(200, 100), LATER)
+    with pytest.raises(Misuse, match="already"):  # a key of another's
+        put_back(home, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
+    assert home.rows.count == 200
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"following": -1},
+        {"following": 1 << 62},
+        {"counts": []},
+        {"counts": [[0] * 5]},
+        {"counts": [[0] * 4] * 2},
+        {"counts": [[0, 0, 0, 0, -1]] * 2},
+        {"counts": [[(1 << 64) - 1] * 5] * 2},
+        {"appended": -1},
+        {"appended": (1 << 64) - 1},
+        {"latest": (1 << 64) - 1},
+    ],
+    ids=lambda other: f"{other}"[:40],
+)
+def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
+    head, _ = of_three()
+    with pytest.raises(ProtocolMismatch):
+        empty(msgspec.structs.replace(head, **other))
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "count"),
+    [
+        ([0, 1, 3], 0, 3),  # of which one is not there
+        ([0, 1, -1], 0, 3),
+        ([0, 1, 1 << 62], 0, 3),
+        ([0, 0, 1], 0, 3),
+        ([0, 1], 0, 3),
+        ([0, 1, 2], 0, 2),
+        ([0, 1, 2], 2, 3),
+        ([0, 1, 2], -2, 3),
+    ],
+)
+def test_columns_that_no_stream_told(rows: list[int], task: int, count: int) -> None:
+    head, block = of_three()
+    home = empty(head)
+    put_back(home, block, LATER)
+    with pytest.raises((ProtocolMismatch, Misuse)):
+        put_columns(home, np.array(rows), task, stored(1, count, "x"), {})
+    put_columns(home, np.arange(3), -1, stored(1, 3, "x"), {})
+    with pytest.raises(Misuse, match="already"):
+        put_columns(home, np.arange(1), -1, stored(2, 1, "x"), {})
+    finish(home)
+    assert Stream(home).consume().rows.tolist() == [0, 1, 2]
