@@ -12,27 +12,31 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.client.writer import Writer
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream.rows import PAGE, Index
 from dataplane.stream.snapshot import Block, Head
 from dataplane.wire import messages as m
 
 PIECE = 32 << 20
-"""Bytes of columns that are read or written at a time."""
+"""Bytes of columns that are read or written at a time, on a node with room for `_SHARE` times as many."""
+
+_SHARE = 8
 
 
 class _Heading(msgspec.Struct, frozen=True, array_like=True):
@@ -41,8 +45,8 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """Rows, and for which task their columns were brought. Of each table that follows: which of its rows each of these
-    rows is (int64; empty: they are its rows, in order)."""
+    """Rows, and for which task their columns were brought. Of each table that follows, a column: which of its rows each
+    of these rows is (int64; empty: they are its rows, in order)."""
 
     rows: bytes
     task: int
@@ -63,6 +67,7 @@ async def write(
     with CheckpointWriter(_path(path)) as file:
         asked = m.TakeSnapshot(connection.next_id(), token)
         taken = await connection.request(asked, m.SnapshotTaken, 0.0)
+        write = _Writing(file, getter, writer, min(PIECE, connection.welcome.capacity // _SHARE), timeout)
         try:
             file.frame(HEAD, msgspec.msgpack.encode(_Heading(name, taken.head)))
             for page in taken.head.pages:
@@ -70,8 +75,8 @@ async def write(
                     file.frame(BLOCK, msgspec.msgpack.encode(found.block))
                     frames += 1
                     for rows, task, encoded in found.columns:
-                        for piece, ref in _pieces(np.frombuffer(rows, np.int64), BatchRef.decode(encoded)):
-                            frames += await _write_piece(file, getter, writer, piece, task, ref, timeout)
+                        ref = BatchRef.decode(encoded)
+                        frames += await _write_columns(write, np.frombuffer(rows, np.int64), task, ref)
             file.frame(END, msgspec.msgpack.encode(frames))
             await writer.in_thread(PIECE, file.commit)
         finally:
@@ -94,36 +99,53 @@ async def _blocks(connection: Connection, snapshot: int, first: int, count: int)
             yield found
 
 
-def _pieces(rows: Index, ref: BatchRef) -> Iterator[tuple[Index, BatchRef]]:
-    """The rows in stretches of at most `PIECE` bytes, or a row if that is more."""
-    if len(rows) == 1 or ref.stored_nbytes <= PIECE:
-        yield rows, ref
-        return
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """To where columns are written, how, and in pieces of how many bytes."""
+
+    file: CheckpointWriter
+    getter: Getter
+    writer: Writer
+    piece: int
+    timeout: float
+
+
+async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> int:
+    """Write the columns of these rows, in as few pieces as can be; how many frames that took."""
+    if len(rows) == 1 or ref.stored_nbytes <= to.piece:
+        try:
+            tables = [table async for table in _tables(to, ref)]
+        except LimitExceeded:  # they lie in more shards than fit the node's memory at once
+            if len(rows) == 1:
+                raise
+        else:
+            told = _Columns(rows.tobytes(), task, [index for index, _ in tables])
+            to.file.frame(COLUMNS, msgspec.msgpack.encode(told))
+            for _, table in tables:
+                await to.writer.in_thread(table.size, to.file.frame, TABLE, table)
+            return 1 + len(tables)
     half = len(rows) // 2
-    yield from _pieces(rows[:half], ref[:half])
-    yield from _pieces(rows[half:], ref[half:])
+    first = await _write_columns(to, rows[:half], task, ref[:half])
+    return first + await _write_columns(to, rows[half:], task, ref[half:])
 
 
-async def _write_piece(
-    file: CheckpointWriter, getter: Getter, writer: Writer, rows: Index, task: int, ref: BatchRef, timeout: float
-) -> int:
-    """Write a stretch of rows; how many frames that took."""
-    parts = ref.distinct()
-    tables = [b"" if index is None else index.tobytes() for _, index in parts]
-    file.frame(COLUMNS, msgspec.msgpack.encode(_Columns(rows.tobytes(), task, tables)))
-    for once, _ in parts:
-        batch = await getter.get(once, timeout)
-        await writer.in_thread(once.nbytes, _write_table, file, batch)
-    return 1 + len(parts)
+async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
+    """Each column by itself, for a column of a row is in one shard: which of its rows are which, and the table."""
+    for once, index in ref.distinct():
+        for name in once.columns:
+            batch = await to.getter.get(once.select(name), to.timeout)
+            table = await to.writer.in_thread(once.nbytes, _table, batch)
+            del batch
+            yield b"" if index is None else index.tobytes(), table
 
 
-def _write_table(file: CheckpointWriter, batch: Batch) -> None:
+def _table(batch: Batch) -> Any:
     import pyarrow as pa  # heavy, and needed only here
 
     table, sink = batch.to_arrow(), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    file.frame(TABLE, sink.getvalue())
+    return sink.getvalue()
 
 
 async def read(
@@ -132,72 +154,104 @@ async def read(
     """The stream in the file, restored under this name or its own. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
         heading = _decoded(file, HEAD, _Heading, file.frame())
+        if not is_text(heading.name) or not heading.name:
+            raise file.corrupt("names no stream")
         name = heading.name if name is None else name
-        asked = m.Restore(connection.next_id(), name, heading.head)
-        opened = await connection.request(asked, m.Opened, 0.0)
-        staging = f"{m.STAGED}{secrets.token_hex(8)}"
         try:
-            await _fill(connection, writer, file, opened.stream, staging, timeout)
+            asked = m.Restore(connection.next_id(), name, heading.head)
+            opened = await connection.request(asked, m.Opened, 0.0)
+        except Corrupt as error:
+            raise file.corrupt(f"holds {error}") from None
+        to = _Restoring(connection, writer, file, opened.stream, f"{m.STAGED}{secrets.token_hex(8)}", timeout)
+        try:
+            await _fill(to)
             await connection.request(m.Restored(connection.next_id(), opened.stream), m.Done, 0.0)
         except BaseException as error:
             with suppress(DataplaneError):
                 connection.check()
                 connection.tell(m.End(connection.next_id(), opened.stream, True))
-                connection.tell(m.Free(connection.next_id(), [], [], staging))
-            if isinstance(error, ProtocolMismatch | SchemaMismatch):
+                connection.tell(m.Free(connection.next_id(), [], [], to.staging))
+            if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
                 raise file.corrupt(f"holds what no stream has: {error}") from error
             raise
     return name, opened
 
 
-async def _fill(
-    connection: Connection, writer: Writer, file: CheckpointReader, stream: bytes, staging: str, timeout: float
-) -> None:
-    frames = 1
+@dataclass(frozen=True, slots=True)
+class _Restoring:
+    """What is restored, from where, and to which stream."""
+
+    connection: Connection
+    writer: Writer
+    file: CheckpointReader
+    stream: bytes
+    staging: str
+    timeout: float
+
+
+async def _fill(to: _Restoring) -> None:
+    frames, file, connection = 1, to.file, to.connection
     while True:
-        kind, payload = await writer.in_thread(PIECE, file.frame)
-        match kind:
-            case _ if kind == BLOCK:
-                block = _decoded(file, BLOCK, Block, (kind, payload))
-                await connection.request(m.PutBack(connection.next_id(), stream, block), m.Done, 0.0)
-            case _ if kind == COLUMNS:
-                columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
-                await _put_columns(connection, writer, file, stream, staging, columns, timeout)
-                frames += len(columns.tables)
-            case _:
-                if _decoded(file, END, int, (kind, payload)) != frames or not file.ended:
-                    raise file.corrupt("has frames too few or too many")
-                return
+        kind, payload = await to.writer.in_thread(PIECE, file.frame)
+        if kind == BLOCK:
+            block = _decoded(file, BLOCK, Block, (kind, payload))
+            await connection.request(m.PutBack(connection.next_id(), to.stream, block), m.Done, 0.0)
+        elif kind == COLUMNS:
+            columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
+            tables = [await to.writer.in_thread(PIECE, _read_table, file) for _ in columns.tables]
+            frames += len(tables)
+            try:
+                rows = np.frombuffer(columns.rows, np.int64)
+                orders = [np.frombuffer(index, np.int64) if index else None for index in columns.tables]
+            except ValueError as error:
+                raise file.corrupt(f"has rows without a number: {error}") from None
+            await _put_columns(to, rows, columns.task, list(zip(tables, orders, strict=True)))
+        elif _decoded(file, END, int, (kind, payload)) != frames or not file.ended:
+            raise file.corrupt("has frames too few or too many")
+        else:
+            return
         frames += 1
 
 
-async def _put_columns(
-    connection: Connection,
-    writer: Writer,
-    file: CheckpointReader,
-    stream: bytes,
-    staging: str,
-    columns: _Columns,
-    timeout: float,
-) -> None:
+async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
+    """Put tables, of each its rows in this order, and tell the stream of which of its rows they are."""
+    share = to.connection.welcome.capacity // _SHARE
+    if len(rows) > 1 and sum(table.nbytes for table, _ in tables) > share:
+        half = len(rows) // 2
+        for part in (slice(0, half), slice(half, len(rows))):
+            await _put_columns(to, rows[part], task, [_cut(to.file, table, order, part) for table, order in tables])
+        return
     whole: BatchRef | None = None
     lengths: dict[str, bytes] = {}
-    for index in columns.tables:
-        planned = await writer.plan(await writer.in_thread(PIECE, _read_table, file), ())
-        ref = await writer.write(planned, staging, timeout)
-        order = np.frombuffer(index, np.int64) if index else None
-        measured = {column.name: column.lengths for column in planned.columns if column.lengths is not None}
+    for table, order in tables:
+        planned = await to.writer.plan(table, ())
+        ref = await to.writer.write(planned, to.staging, to.timeout)
         try:
-            part = ref if order is None else ref[order]
-            whole = part if whole is None else whole.union(part)
+            part_ref = ref if order is None else ref[order]
+            whole = part_ref if whole is None else whole.union(part_ref)
         except (Misuse, IndexError) as error:
-            raise file.corrupt(f"has rows that its tables have not: {error}") from error
-        lengths |= {n: np.asarray(of if order is None else of[order]).tobytes() for n, of in measured.items()}
+            raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
+        for column in planned.columns:
+            if (found := column.lengths) is not None:
+                lengths[column.name] = np.asarray(found if order is None else found[order]).tobytes()
     if whole is None:
-        raise file.corrupt("has columns without a table")
-    encoded = whole.encode()
-    request = m.PutColumns(connection.next_id(), stream, staging, encoded, columns.rows, columns.task, lengths)
-    await connection.request(request, m.Done, 0.0)
+        raise to.file.corrupt("has columns without a table")
+    request = m.PutColumns(
+        to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task, lengths
+    )
+    await to.connection.request(request, m.Done, 0.0)
+
+
+def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -> tuple[Any, Index | None]:
+    """A stretch of the rows that the table is in this order, with no more of it than they need."""
+    if order is None:
+        return table.slice(part.start, part.stop - part.start), None
+    picked = order[part]
+    first, last = int(picked.min(initial=0)), int(picked.max(initial=0))
+    if first < 0 or last >= table.num_rows:
+        raise file.corrupt("has rows that its tables have not")
+    first = int(picked.min())
+    return table.slice(first, last + 1 - first), picked - first
 
 
 def _read_table(file: CheckpointReader) -> Any:
@@ -226,5 +280,9 @@ def _decoded(file: CheckpointReader, wanted: int, kind: Any, frame: tuple[int, b
 
 def _path(path: Any) -> str | os.PathLike[str]:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise Misuse(f"a checkpoint is written to a path, not {path!r}")
+        raise Misuse(f"a checkpoint is in a file with a path, not {path!r}")
+    try:
+        os.fsencode(path)
+    except ValueError:
+        raise Misuse(f"no file can be called {path!r}") from None
     return path

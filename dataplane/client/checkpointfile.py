@@ -56,7 +56,7 @@ class CheckpointWriter:
         return open(self._name, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
     def _beside(self) -> Path:
-        return self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        return self.path.with_name(f".{secrets.token_hex(8)}.checkpoint")
 
     def frame(self, kind: int, payload: Any) -> None:
         """Add a frame; `payload` is bytes, or what has them. Raises LimitExceeded where the disk is full."""
@@ -158,6 +158,8 @@ def _checksum(kind: int, payload: memoryview) -> int:
 def _typed(path: Path) -> Iterator[None]:
     try:
         yield
+    except ValueError as error:  # a name that no system has
+        raise Misuse(f"{str(path)!r} can not be a file: {error}") from None
     except OSError as error:
         if error.errno in _FULL:
             what = f"bytes on the disk of {path}"

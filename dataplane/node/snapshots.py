@@ -56,20 +56,24 @@ class Snapshots:
             self._homes.forget(ref)
 
     def begin(self, request: m.Restore) -> m.Opened:
-        """A stream to be restored. Raises Misuse where its name is taken, ProtocolMismatch, LimitExceeded."""
+        """A stream to be restored. Raises Misuse where its name is taken, Corrupt, LimitExceeded."""
         self._homes.check_free(request.name)
         stream = self._homes.unnamed(request.name, request.head.settings, request.head.mark)
         self._restoring[stream.token] = stream
-        begin(stream.home, request.head)
+        try:
+            begin(stream.home, request.head)
+        except BaseException:
+            self.drop(stream)
+            raise
         return m.Opened(request.id, stream.token, stream.home.settings, stream.home.keys.mark)
 
     def put_back(self, request: m.PutBack, stream: Stream) -> None:
-        """Rows of it. Raises Misuse, ProtocolMismatch."""
+        """Rows of it. Raises Misuse, Corrupt, LimitExceeded."""
         self._check(stream)
         put_back(stream.home, request.block, stream.clock())
 
     def put_columns(self, request: m.PutColumns, stream: Stream) -> BatchRef:
-        """Columns of such, and what they are. Raises Misuse, ProtocolMismatch, SchemaMismatch, LimitExceeded, Lost."""
+        """Columns of such, and what they are. Raises Misuse, SchemaMismatch, LimitExceeded, Lost."""
         self._check(stream)
         ref = BatchRef.decode(request.ref)
         self._homes.keep(ref)
@@ -96,6 +100,10 @@ class Snapshots:
         """The client has gone."""
         for number in list(self._taken):
             self.release(number)
-        for stream in self._restoring.values():
-            self._homes.drop(stream)
-        self._restoring.clear()
+        for stream in list(self._restoring.values()):
+            self.drop(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """Free all of a stream, be it restored or any other."""
+        self._restoring.pop(stream.token, None)
+        self._homes.drop(stream)

@@ -137,7 +137,7 @@ class Streaming:
                 stream.home.drop_rows(np.concatenate((rows, of_groups)), now)
             case m.End():
                 if request.drop:
-                    self._homes.drop(stream)
+                    self._snapshots.drop(stream)
                 else:
                     stream.home.close(now)
             case m.Dead():
@@ -260,7 +260,7 @@ class Streaming:
         return m.Done(request.id)
 
     def _kept(self, staged: str, ref: BatchRef) -> None:
-        """What was staged is a stream's, all of it."""
+        """What was staged is a stream's; what it does not mean goes."""
         if staged in self._staged:
             self._store.unscope(number for _, number in ref.shards())
-            self._staged.discard(staged)
+            self.free_scope(staged)

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.errors import LimitExceeded
 from dataplane.stream.rows import PAGE, Index, Page, Places, Rows
+
+MAX_TAGS = 256
+"""Tags of a stream, by name: each has a place in every row."""
 
 Objects = npt.NDArray[np.object_]
 
@@ -48,6 +52,7 @@ class Facts:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._sheets: dict[int, _Sheet] = {}
+        self._names: set[str] = set()  # of tags
         self.latest = 0
         """The newest policy version that was appended."""
 
@@ -70,7 +75,15 @@ class Facts:
             for name, values in tags.items():
                 column = sheet.tags.setdefault(name, np.full(PAGE, None, object))
                 column[inside] = np.fromiter(values, object, len(groups))[chosen]
+        self._names.update(tags)
         self.latest = max(self.latest, int(versions.max(initial=self.latest)))
+
+    def require_room(self, tags: Iterable[str]) -> None:
+        """Raises LimitExceeded where these are too many tags together with those that there are."""
+        names = self._names.union(tags)
+        if len(names) > MAX_TAGS:
+            what = "tags of a stream"
+            raise LimitExceeded(f"at most {MAX_TAGS} {what}, by name", what=what, asked=len(names), limit=MAX_TAGS)
 
     def measure(self, places: Places, lengths: Mapping[str, Index]) -> None:
         """How long the rows' ragged columns are."""
@@ -136,7 +149,7 @@ class Facts:
     def copy(self, rows: Rows) -> Facts:
         """The facts now, of a copy of the rows; without lengths."""
         copied = Facts(rows)
-        copied.latest = self.latest
+        copied.latest, copied._names = self.latest, set(self._names)
         copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
         return copied
 

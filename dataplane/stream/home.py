@@ -152,6 +152,7 @@ class Home:
             if said is not None:
                 return said, False
             self.keys.check(keys)
+            self.facts.require_room(arrival.tags)
             first = self.rows.append(ref)
             self.keys.add(keys, first, digest)
             self.nbytes += ref.stored_nbytes

@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import ProtocolMismatch
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.stream.home import Home
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED
 from dataplane.stream.rows import PAGE, Index
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 _COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
-_MOST_ROWS = 1 << 46  # ever appended
+_MOST_ROWS = 1 << 46  # and so many numbers at most
+_MOST_EVER = 1 << 62  # so that adding to it gives a number that a message holds
 _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
 
 Value = str | int | float | bool | None
@@ -128,10 +129,13 @@ class Snapshot:
 
 
 def begin(home: Home, head: Head) -> None:
-    """Make a new home that of the stream in the head, whose rows are to be `put_back`. Raises ProtocolMismatch."""
+    """Make a new home that of the stream in the head, whose rows are to be `put_back`. Raises Corrupt."""
     fits = len(head.counts) == len(home.settings.tasks) and all(len(of) == len(_COUNTS) for of in head.counts)
-    if not fits or not 0 <= head.following < _MOST_ROWS or min((n for of in head.counts for n in of), default=0) < 0:
-        raise ProtocolMismatch("a snapshot's head that no stream had")
+    totals = [head.appended, *(count for of in head.counts for count in of)]
+    if not fits or not 0 <= head.following < _MOST_ROWS or not all(0 <= n < _MOST_EVER for n in totals):
+        raise Corrupt("a head that no stream had")
+    if not -(1 << 63) <= head.latest < 1 << 63:
+        raise Corrupt("a policy version that no stream had")
     home.rows.next = head.following
     home.appended = head.appended
     home.facts.latest = head.latest
@@ -141,7 +145,7 @@ def begin(home: Home, head: Head) -> None:
 
 
 def put_back(home: Home, block: Block, now: float) -> None:
-    """The rows of a block are there again, without columns. Raises ProtocolMismatch, and Misuse for a key twice.
+    """The rows of a block are there again, without columns. Raises Corrupt, LimitExceeded.
 
     Blocks come in the order of their rows.
     """
@@ -149,18 +153,24 @@ def put_back(home: Home, block: Block, now: float) -> None:
     count = len(rows)
     if not count:
         return
-    in_order = (np.diff(rows) > 0).all() and max(0, max(home.rows.pages, default=0) * PAGE) <= rows[0]
+    in_order = (rows[1:] > rows[:-1]).all() and max(0, max(home.rows.pages, default=0) * PAGE) <= rows[0]
     if not in_order or rows[-1] >= home.rows.next or home.rows.there(rows).any():
-        raise ProtocolMismatch("a block of rows that are not in order, there, or none of the stream's")
+        raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
     versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
     states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
     tries = _array("tries", block.tries, "u1", tasks * count).reshape(tasks, count)
     listed: list[Sized] = [block.groups, block.keys, *block.tags.values()]
     if any(len(values) != count for values in listed):
-        raise ProtocolMismatch(f"a block of {count} rows with more or fewer groups, keys or tags")
+        raise Corrupt(f"a block of {count} rows with more or fewer groups, keys or tags")
     if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or not np.isfinite(ages).all():
-        raise ProtocolMismatch("a block with states or ages that no row has")
-    home.keys.check([key for key in block.keys if key])
+        raise Corrupt("a block with states or ages that no row has")
+    if not all(0 < dropped < _MOST_ROWS for _, dropped in block.dropped):
+        raise Corrupt("a group of which more rows were dropped than any stream has")
+    home.facts.require_room(block.tags)
+    try:
+        home.keys.check([key for key in block.keys if key])
+    except Misuse as error:
+        raise Corrupt(str(error)) from None
 
     home.rows.put_back(rows)
     home.keys.put_back(block.keys, rows, block.calls)
@@ -175,12 +185,17 @@ def put_back(home: Home, block: Block, now: float) -> None:
 
 
 def put_columns(home: Home, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
-    """Rows that were put back have these columns, brought by who held them for the task. Raises Misuse, SchemaMismatch,
-    LimitExceeded, ProtocolMismatch."""
-    if len(rows) != len(ref) or not -1 <= task < len(home.settings.tasks):
-        raise ProtocolMismatch(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
-    home.require(rows)
-    home.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
+    """Rows that were put back have these columns, brought by who held them for the task. Raises Corrupt,
+    SchemaMismatch, LimitExceeded."""
+    if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):
+        raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
+    try:
+        home.require(rows)
+        home.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
+    except SchemaMismatch:
+        raise
+    except Misuse as error:
+        raise Corrupt(str(error)) from None
     home.nbytes += ref.stored_nbytes
     home.facts.measure(home.rows.places(rows), lengths)
 
@@ -193,5 +208,5 @@ def finish(home: Home) -> None:
 def _array(what: str, packed: bytes, code: str, count: int | None = None) -> Index:
     kind = np.dtype(code)
     if len(packed) % kind.itemsize or (count is not None and len(packed) != count * kind.itemsize):
-        raise ProtocolMismatch(f"{what} of {len(packed)} bytes, not one of {kind.itemsize} for each of {count} rows")
+        raise Corrupt(f"{what} of {len(packed)} bytes, not one of {kind.itemsize} for each of {count} rows")
     return np.frombuffer(packed, kind).astype(kind.newbyteorder("="))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Closed, LeaseExpired, Misuse, ProtocolMismatch
+from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
 from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
@@ -512,7 +512,7 @@ def of_three(**other: Any) -> tuple[Head, Block]:
 def test_a_block_that_no_stream_told(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
     home = empty(head)
-    with pytest.raises((ProtocolMismatch, Misuse)):
+    with pytest.raises(Corrupt):
         put_back(home, block, LATER)
     home.drop()
 
@@ -525,12 +525,12 @@ def test_blocks_that_do_not_follow_each_other() -> None:
     home = empty(snapshot.head)
     put_back(home, first, LATER)
     for again in (first, second):
-        with pytest.raises(ProtocolMismatch):
+        with pytest.raises(Corrupt):
             put_back(home, again, LATER)
     put_back(home, third, LATER)
-    with pytest.raises(ProtocolMismatch):
+    with pytest.raises(Corrupt):
         put_back(home, snapshot.block(200, 100), LATER)
-    with pytest.raises(Misuse, match="already"):  # a key of another's
+    with pytest.raises(Corrupt, match="already"):  # a key of another's
         put_back(home, msgspec.structs.replace(snapshot.block(PAGE + 100, 100), keys=first.keys), LATER)
     assert home.rows.count == 200
 
@@ -553,7 +553,7 @@ def test_blocks_that_do_not_follow_each_other() -> None:
 )
 def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
     head, _ = of_three()
-    with pytest.raises(ProtocolMismatch):
+    with pytest.raises(Corrupt):
         empty(msgspec.structs.replace(head, **other))
 
 
@@ -574,10 +574,10 @@ def test_columns_that_no_stream_told(rows: list[int], task: int, count: int) -> 
     head, block = of_three()
     home = empty(head)
     put_back(home, block, LATER)
-    with pytest.raises((ProtocolMismatch, Misuse)):
+    with pytest.raises(Corrupt):
         put_columns(home, np.array(rows), task, stored(1, count, "x"), {})
     put_columns(home, np.arange(3), -1, stored(1, 3, "x"), {})
-    with pytest.raises(Misuse, match="already"):
+    with pytest.raises(Corrupt, match="already"):
         put_columns(home, np.arange(1), -1, stored(2, 1, "x"), {})
     finish(home)
     assert Stream(home).consume().rows.tolist() == [0, 1, 2]

@@ -1,0 +1,593 @@
+"""Checkpoints under faults: a stream outlives its node, once; a file is whole or not there, and so is what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.client import checkpoint
+from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
+from dataplane.node.snapshots import MAX_SNAPSHOTS
+from dataplane.stream.rows import PAGE
+from dataplane.stream.snapshot import Head
+from dataplane.wire import messages as m
+from tests.chaos.raw import Raw
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path / "node", spill=0) as node:
+        yield node
+
+
+@pytest.fixture(autouse=True)
+def _directories(tmp_path: Path) -> None:
+    for name in ("node", "next", "files"):
+        (tmp_path / name).mkdir()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a checkpoint is written; nothing else is in the directory."""
+    return tmp_path / "files" / "stream.dp"
+
+
+def values(delivery: Any) -> list[int]:
+    return [int(x) for x in delivery.get("x")["x"].to_list()]
+
+
+def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
+    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
+        return values(delivery)
+
+
+def held(plane: Any) -> tuple[int, int, int, int]:
+    stats = plane.stats()
+    return stats.shards, stats.memory_used, stats.pinned_bytes, stats.clients
+
+
+def fill(plane: Any, rows: int = 16) -> Any:
+    """A stream `s` of rows of a MiB in all."""
+    stream = plane.stream("s", ["a", "b"])
+    stream.append({"x": np.arange(rows), "big": pattern(1, MIB, rows)})
+    return stream
+
+
+def written(node: StandingNode, file: Path) -> bytes:
+    """The file of a stream that is there no more; what is in it."""
+    with dp.connect(node.address) as plane:
+        stream = fill(plane)
+        stream.checkpoint(file)
+        stream.drop()
+        assert plane.stats().shards == 0
+    return file.read_bytes()
+
+
+# Who dies
+
+
+def test_each_row_is_acked_once_over_the_death_of_a_node(tmp_path: Path, node: StandingNode, file: Path) -> None:
+    acked: dict[str, list[int]] = {"a": [], "b": []}
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a", "b"], max_deliveries=1)
+        for start in range(0, 60, 12):
+            stream.append(
+                {"x": np.arange(start, start + 12), "big": pattern(start, 96 << 10, 12)},
+                keys=[f"{row}" for row in range(start, start + 12)],
+                group=np.repeat(range(start, start + 3), 4),
+            )
+        acked["a"] += take(stream, "a", rows=20)
+        acked["b"] += take(stream, "b", rows=7)
+        scored = stream.consume("a", rows=10, columns=["x"])
+        stream.extend(scored.ref, {"score": -scored.get()["x"].numpy()})
+        stream.consume("b", rows=13, columns=["x"])
+        stream.checkpoint(file)
+        stream.append({"x": [60], "big": pattern(9, 8 << 10)}, keys=["60"])
+        node.kill()
+        with pytest.raises(dp.PeerUnavailable):
+            stream.checkpoint(file)
+        del scored
+    with StandingNode(tmp_path / "next") as later, dp.connect(later.address) as plane:
+        stream = plane.restore(file)
+        stream.append({"x": [48 + i for i in range(12)], "big": pattern(48, 96 << 10, 12)}, **last_append())
+        stream.append({"x": [60], "big": pattern(9, 8 << 10)}, keys=["60"])  # which was lost
+        stream.close()
+        for task in acked:
+            for delivery in stream.deliveries(task, rows=9, columns=["x", "big"]):
+                acked[task] += values(delivery)
+                for x, big in zip(values(delivery), delivery.get()["big"].numpy(), strict=True):
+                    expected = pattern(x - x % 12, 96 << 10, 12)[x % 12] if x < 60 else pattern(9, 8 << 10)[0]
+                    assert np.array_equal(big, expected)
+                del big
+        assert sorted(acked["b"]) == list(range(61))
+        assert acked["a"] == list(range(61))
+        stats = stream.stats()["task"]
+        assert (stats["a"]["acked"], stats["b"]["acked"]) == (61, 61)
+        assert (stream.stats()["rows"], plane.stats().shards) == (0, 0)
+
+
+def last_append() -> dict[str, Any]:
+    return {"keys": [f"{row}" for row in range(48, 60)], "group": np.repeat(range(48, 51), 4)}
+
+
+def worker(pipe: Any, address: str, path: Path, what: str, step: Any, nth: int) -> None:
+    """Writes or restores a checkpoint, in small pieces; stops before the nth request of a kind, to be killed there."""
+    checkpoint.PIECE = 100 << 10
+    plane = dp.connect(address)
+    left = [nth]
+
+    def stop() -> None:
+        left[0] -= 1
+        if not left[0]:
+            pipe.send("there")
+            pipe.recv()
+
+    if step == "commit":
+        commit = CheckpointWriter.commit
+
+        def commits(self: CheckpointWriter) -> None:
+            stop()
+            commit(self)
+
+        CheckpointWriter.commit = commits  # type: ignore[method-assign]
+    else:
+        connection = plane._plane._connection
+        original = connection.request
+
+        async def request(asked: Any, *args: Any) -> Any:
+            if isinstance(asked, step):
+                stop()
+            return await original(asked, *args)
+
+        connection.request = request  # type: ignore[method-assign]
+    if what == "restore":
+        plane.restore(path)
+    else:
+        plane.stream("s").checkpoint(path)
+    pipe.send("done")
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(("step", "nth"), [(m.ReadSnapshot, 1), (m.Pin, 1), (m.Pin, 3), ("commit", 1)])
+def test_who_is_killed_while_writing_leaves_no_file(
+    node: StandingNode, file: Path, step: Any, nth: int, there: bool
+) -> None:
+    with dp.connect(node.address) as plane:
+        stream = fill(plane)
+        before = held(plane)
+        if there:
+            file.write_bytes(b"before")
+        with Worker(worker, node.address, file, "checkpoint", step, nth) as writer:
+            assert writer.hear() == "there"
+            assert os.listdir(file.parent) == ["stream.dp"] * there
+            for task in ("a", "b"):
+                assert take(stream, task) == list(range(16))
+            assert stream.stats()["rows"] == 0
+            assert plane.stats().shards == before[0]  # the snapshot's
+            writer.kill()
+        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing is kept for it")
+        assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"] * there
+        stream.append({"x": range(3)})
+        stream.checkpoint(file)
+        stream.drop()
+        assert take(plane.restore(file)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("step", "nth"), [(m.PutBack, 1), (m.Put, 1), (m.PutColumns, 1), (m.Put, 3), (m.PutColumns, 4), (m.Restored, 1)]
+)
+def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
+    with dp.connect(node.address) as plane:
+        fill(plane).checkpoint(file)
+        plane.stream("s").drop()
+        with Worker(rewritten, node.address, file) as pieces:
+            pieces.join()
+        with Worker(worker, node.address, file, "restore", step, nth) as reader:
+            assert reader.hear() == "there"
+            assert plane.streams() == {}
+            reader.kill()
+        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
+        assert plane.streams() == {}
+        assert take(plane.restore(file)) == list(range(16))
+
+
+def rewritten(_: Any, address: str, path: Path) -> None:
+    """Writes the same stream in small pieces."""
+    checkpoint.PIECE = 100 << 10
+    with dp.connect(address) as plane:
+        stream = plane.restore(path)
+        stream.checkpoint(path)
+        stream.drop()
+
+
+@pytest.mark.parametrize(("what", "step"), [("checkpoint", m.ReadSnapshot), ("restore", m.Restored)])
+def test_a_node_that_dies_meanwhile(node: StandingNode, file: Path, what: str, step: type) -> None:
+    written(node, file)
+    with dp.connect(node.address) as plane:
+        stream = fill(plane) if what == "checkpoint" else None
+        connection = plane._plane._connection
+        original = connection.request
+
+        async def request(asked: Any, *args: Any) -> Any:
+            if isinstance(asked, step):
+                node.kill()
+            return await original(asked, *args)
+
+        connection.request = request  # type: ignore[method-assign]
+        with pytest.raises(dp.PeerUnavailable):
+            stream.checkpoint(file.with_name("other")) if stream else plane.restore(file)
+    assert os.listdir(file.parent) == ["stream.dp"]
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [
+        ("checkpoint", m.ReadSnapshot),
+        ("checkpoint", m.Pin),
+        ("restore", m.PutBack),
+        ("restore", m.Seal),
+        ("restore", m.PutColumns),
+        ("restore", m.Restored),
+    ],
+)
+async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: Path, what: str, step: type) -> None:
+    await asyncio.to_thread(written, node, file)
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("s", ["a"])
+        await stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
+        before = await plane.stats()
+        connection = plane._connection
+        original = connection.request
+
+        async def request(asked: Any, *args: Any) -> Any:
+            if isinstance(asked, step):
+                task.cancel()
+            return await original(asked, *args)
+
+        connection.request = request  # type: ignore[method-assign]
+        other = file.with_name("other")
+        work = stream.checkpoint(other) if what == "checkpoint" else plane.restore(file, name="t")
+        task = asyncio.create_task(work)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        connection.request = original  # type: ignore[method-assign]
+        assert os.listdir(file.parent) == ["stream.dp"]
+        after = await plane.stats()
+        assert (after.shards, after.memory_used, list(after.streams)) == (before.shards, before.memory_used, ["s"])
+        again = await plane.restore(file, name="t")
+        for each in (stream, again):
+            async with each.consume("a", rows=16, columns=["x"], timeout=0) as delivery:
+                assert len(delivery) == 16
+
+
+# Files that are not what was written
+
+
+def frames(path: Path) -> list[tuple[int, bytes]]:
+    found = []
+    with CheckpointReader(path) as file:
+        while not file.ended:
+            found.append(file.frame())
+    return found
+
+
+def test_a_file_that_was_cut_or_changed(node: StandingNode, file: Path) -> None:
+    whole = written(node, file)
+    ends = np.cumsum([16, *(24 + len(payload) for _, payload in frames(file))]).tolist()
+    with dp.connect(node.address) as plane:
+        for length in [end + by for end in ends for by in (-1, 0, 5) if 0 <= end + by < len(whole)]:
+            file.write_bytes(whole[:length])
+            with pytest.raises(dp.Corrupt):
+                plane.restore(file)
+        for at in [end + by for end in ends for by in (0, 9, 20, 24) if end + by < len(whole)]:
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+            with pytest.raises(dp.Corrupt):
+                plane.restore(file)
+        file.write_bytes(whole + b"\0")
+        with pytest.raises(dp.Corrupt):
+            plane.restore(file)
+        assert plane.streams() == {}
+        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
+        file.write_bytes(whole)
+        assert take(plane.restore(file)) == list(range(16))
+
+
+def test_who_could_not_restore_leaves_as_others_do(node: StandingNode, file: Path) -> None:
+    """The stream that it began to restore has gone already, and the node must not stumble over that."""
+    whole = written(node, file)
+    file.write_bytes(whole[:-30])
+    with dp.connect(node.address) as plane:
+        with dp.connect(node.address) as other:
+            with pytest.raises(dp.Corrupt):
+                other.restore(file)
+            other.put({"x": [1]}, scope="s")
+            stream = fill(other)
+            delivery = stream.consume("a", rows=3, columns=["x"])
+            delivery.get()
+            del delivery
+        eventually(lambda: plane.stats().clients == 1, "the node noticed that it has gone")
+        assert take(plane.stream("s")) == list(range(16))
+
+
+def crafted(path: Path, whole: list[tuple[int, bytes]]) -> None:
+    """A file of these frames whose checksums are right."""
+    with CheckpointWriter(path) as file:
+        for kind, payload in whole:
+            file.frame(kind, payload)
+        file.frame(END, msgspec.msgpack.encode(len(whole)))
+        file.commit()
+
+
+def packed(*numbers: int) -> bytes:
+    return np.array(numbers, np.int64).tobytes()
+
+
+def edited(payload: bytes, **fields: Any) -> bytes:
+    """A message whose fields, by position, are others."""
+    values = msgspec.msgpack.decode(payload)
+    for at, value in fields.items():
+        values[int(at[1:])] = value
+    return msgspec.msgpack.encode(values)
+
+
+CRAFTED: dict[str, Any] = {
+    "no head": lambda h, b, c, t: [b, c, t],
+    "two heads": lambda h, b, c, t: [h, h, b, c, t],
+    "columns first": lambda h, b, c, t: [h, c, t, b],
+    "a table alone": lambda h, b, c, t: [h, b, t],
+    "no table": lambda h, b, c, t: [h, b, c],
+    "a block twice": lambda h, b, c, t: [h, b, b, c, t],
+    "columns twice": lambda h, b, c, t: [h, b, c, t, c, t],
+    "no kind": lambda h, b, c, t: [h, (77, b"")],
+    "no head's fields": lambda h, b, c, t: [(HEAD, b"\x90"), b, c, t],
+    "no block's fields": lambda h, b, c, t: [h, (BLOCK, b"\xc1"), c, t],
+    "no table's bytes": lambda h, b, c, t: [h, b, c, (TABLE, b"arrow")],
+    "half a table": lambda h, b, c, t: [h, b, c, (TABLE, t[1][: len(t[1]) // 2])],
+    "no column": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _2=[]))],
+    "rows of no table": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _2=[packed(*[99] * 16)])), t],
+    "rows below a table": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _2=[packed(*[-99] * 16)])), t],
+    "no rows' numbers": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _2=[b"abc"])), t],
+    "rows that are not there": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _0=packed(*range(1, 17)))), t],
+    "fewer rows than columns": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _0=packed(1))), t],
+    "a task that is none": lambda h, b, c, t: [h, b, (COLUMNS, edited(c[1], _1=7)), t],
+    "rows out of order": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _0=packed(*range(16)[::-1]))), c, t],
+    "states that are none": lambda h, b, c, t: [h, (BLOCK, edited(b[1], _7=b"\x09" * 32)), c, t],
+    "counts that are none": lambda h, b, c, t: [(HEAD, head(h[1], _6=[])), b, c, t],
+    "a name that is none": lambda h, b, c, t: [(HEAD, edited(h[1], _0="")), b, c, t],
+    "tasks that are none": lambda h, b, c, t: [(HEAD, head(h[1], _0=[["a", "a"], 0, 0, -1, 5])), b, c, t],
+}
+
+
+def head(payload: bytes, **fields: Any) -> bytes:
+    name, told = msgspec.msgpack.decode(payload)
+    return msgspec.msgpack.encode([name, msgspec.msgpack.decode(edited(msgspec.msgpack.encode(told), **fields))])
+
+
+@pytest.mark.parametrize("what", list(CRAFTED))
+def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> None:
+    """It is refused as such, and whoever read it goes on."""
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a", "b"])
+        stream.append({"x": np.arange(16)}, keys=[f"{i}" for i in range(16)])
+        stream.checkpoint(file)
+        crafted(file, CRAFTED[what](*frames(file)[:-1]))
+        before = plane.stats().shards
+        with pytest.raises(dp.Corrupt):
+            plane.restore(file, name=None if what == "a name that is none" else "t")
+        assert list(plane.streams()) == ["s"]
+        eventually(lambda: plane.stats().shards == before, "nothing of it is kept")
+        assert take(stream) == list(range(16))
+
+
+def test_totals_that_no_message_holds_harm_nobody_else(node: StandingNode, file: Path) -> None:
+    """They can be told, and after one more row can not."""
+    written(node, file)
+    most = (1 << 64) - 1
+    lie = msgspec.msgpack.decode(head(frames(file)[0][1], _3=most, _6=[[most] * 5] * 2))[1]
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other, Raw(node.address) as raw:
+        fill(plane)
+        raw.send(m.Restore(raw.next(), "t", msgspec.convert(lie, Head)))
+        try:
+            raw.send(m.Restored(raw.next(), raw.hear().stream))
+            raw.hear()
+            other.stream("t").append({"x": [1]})
+        except (EOFError, OSError, AttributeError, dp.DataplaneError):  # it was refused
+            pass
+        assert "s" in plane.streams()
+
+
+def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = fill(plane)
+        token = bytes(stream._inner._token)
+        for _ in range(MAX_SNAPSHOTS):
+            assert isinstance(raw.ask(m.TakeSnapshot(raw.next(), token)), m.SnapshotTaken)
+        assert raw.ask(m.TakeSnapshot(raw.next(), token)).name == "LimitExceeded"
+        stream.drop()
+        assert plane.stats().shards == 2
+        for number in (1, 1, 2, 77, -1):
+            raw.send(m.ReleaseSnapshot(number))
+        assert isinstance(raw.ask(m.ReadSnapshot(raw.next(), 3, 0, PAGE)), m.SnapshotRows)
+        assert raw.ask(m.ReadSnapshot(raw.next(), 1, 0, PAGE)).name == "Misuse"
+        raw.send(m.ReleaseSnapshot(3))
+        assert plane.stats().shards == 2
+    with dp.connect(node.address) as plane:
+        eventually(lambda: held(plane) == (0, 0, 0, 1), "they go with who took them")
+
+
+# Room
+
+
+@pytest.mark.parametrize("beside", [0, 8])
+def test_a_node_that_is_too_small(tmp_path: Path, node: StandingNode, file: Path, beside: int) -> None:
+    """One where it can never fit, and one where others have the room."""
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        for start in range(6):
+            stream.append({"x": [start], "big": pattern(start, MIB)})
+        stream.checkpoint(file)
+        before = held(plane)
+        kept = plane.put({"big": pattern(9, beside * MIB)}) if beside else None
+        if beside:
+            with pytest.raises(dp.Backpressure):
+                plane.restore(file, name="t", timeout=0.05)
+            plane.free(kept)
+            eventually(lambda: held(plane) == before, "nothing of it is kept")
+            assert take(plane.restore(file, name="t")) == list(range(6))
+    with StandingNode(tmp_path / "next", memory="4MiB", spill=0) as small, dp.connect(small.address) as plane:
+        with pytest.raises((dp.Backpressure, dp.LimitExceeded)):
+            plane.restore(file, timeout=0.05)
+        assert plane.streams() == {}
+        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
+
+
+@pytest.mark.parametrize("piece", [32 * MIB, 5 * MIB // 4, 1000], ids=["large pieces", "two rows", "a row"])
+@pytest.mark.parametrize("rows", [1, 10], ids=["an append a row", "large appends"])
+def test_a_stream_larger_than_memory(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, rows: int, piece: int
+) -> None:
+    """What was spilled is read back piece by piece, and spilled again."""
+    monkeypatch.setattr(checkpoint, "PIECE", piece)
+    how = {"memory": "8MiB", "spill": "64MiB"}
+    with StandingNode(tmp_path / "node", **how) as node, dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        for start in range(0, 30, rows):
+            columns = {"x": np.arange(start, start + rows), "big": pattern(start, rows * MIB // 2, rows)}
+            stream.append(columns, timeout=10)
+        assert plane.stats().spilled_bytes > 0
+        stream.checkpoint(file, timeout=5)
+        assert plane.stats().pinned_bytes == 0
+        node.kill()
+    with StandingNode(tmp_path / "next", **how) as node, dp.connect(node.address) as plane:
+        stream = plane.restore(file, timeout=5)
+        assert plane.stats().spilled_bytes > 0
+        seen = []
+        for _ in range(30):
+            with stream.consume("a", rows=1, columns=["x", "big"], timeout=0) as delivery:
+                batch = delivery.get()
+                (x,) = batch["x"].to_list()
+                start = x - x % rows
+                assert np.array_equal(batch["big"].numpy()[0], pattern(start, rows * MIB // 2, rows)[x - start])
+                seen.append(x)
+                del batch
+        assert seen == list(range(30))
+        assert (plane.stats().shards, plane.stats().disk_used) == (0, 0)
+
+
+def test_a_smaller_node_that_spills(tmp_path: Path, node: StandingNode, file: Path) -> None:
+    """Which holds all of it, though not at once what the larger one wrote at a time."""
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        for start in range(12):
+            stream.append({"x": [start], "big": pattern(start, MIB)})
+        stream.checkpoint(file)
+    with (
+        StandingNode(tmp_path / "next", memory="8MiB", spill="64MiB") as small,
+        dp.connect(small.address) as plane,
+    ):
+        again = plane.restore(file, timeout=5)
+        assert [take(again, rows=1) for _ in range(12)] == [[row] for row in range(12)]
+
+
+def test_no_room_to_read_what_was_spilled(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", MIB)
+    file.write_bytes(b"before")
+    with (
+        StandingNode(tmp_path / "node", memory="8MiB", spill="64MiB") as node,
+        dp.connect(node.address) as plane,
+        dp.connect(node.address) as other,
+    ):
+        stream = plane.stream("s", ["a"])
+        for start in range(12):
+            stream.append({"x": [start], "big": pattern(start, 2 * MIB)}, timeout=10)
+        kept = other.put({"big": pattern(99, 6 * MIB + MIB // 2)})
+        view = other.get(kept)
+        with pytest.raises(dp.Backpressure):
+            stream.checkpoint(file, timeout=0.1)
+        assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"]
+        del view
+        other.free(kept)
+        assert take(stream, rows=1) == [0]
+        stream.drop()
+        eventually(lambda: held(plane) == (0, 0, 0, 2), "nothing is kept")
+
+
+def test_what_was_spilled_and_changed_is_not_written(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "PIECE", MIB)
+    with (
+        StandingNode(tmp_path / "node", memory="8MiB", spill="64MiB") as node,
+        dp.connect(node.address) as plane,
+    ):
+        stream = plane.stream("s", ["a"])
+        for start in range(0, 12, 4):
+            stream.append({"x": np.arange(start, start + 4), "big": pattern(start, 3 * MIB, 4)}, timeout=10)
+        (spilled, *_) = sorted((tmp_path / "node").rglob("*.spill"))
+        with spilled.open("r+b") as damaged:
+            damaged.seek(1000)
+            damaged.write(b"\0\x11\x22\x33")
+        with pytest.raises(dp.Corrupt):
+            stream.checkpoint(file, timeout=5)
+        assert os.listdir(file.parent) == []
+
+
+def test_consumers_and_producers_go_on_meanwhile(node: StandingNode, file: Path) -> None:
+    """Each checkpoint is of some moment: of each row it has all its columns or none, and the rows have no gaps."""
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other, dp.connect(node.address) as third:
+        stream, theirs, last = plane.stream("s", ["a"]), other.stream("s", ["a"]), third.stream("s", ["a"])
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def forever(step: Any) -> threading.Thread:
+            def run() -> None:
+                try:
+                    while not stop.is_set():
+                        step()
+                except BaseException as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        appended: list[int] = []
+        acked: list[int] = []
+
+        def append() -> None:
+            first = len(appended)
+            appended.extend(range(first, first + 5))
+            theirs.append({"x": np.arange(first, first + 5), "big": pattern(first, 40 << 10, 5)})
+            eventually(lambda: stop.is_set() or len(appended) - len(acked) < 400, "they are consumed")
+
+        def consume() -> None:
+            try:
+                acked.extend(take(last, rows=3, timeout=0.05))
+            except dp.NotReady:
+                pass
+
+        threads = [forever(append), forever(consume)]
+        try:
+            for number in range(8):
+                stream.checkpoint(file)
+                again = plane.restore(file, name=f"{number}")
+                there = take(again, rows=1000) if again.stats()["rows"] else []
+                assert there == list(range(there[0], there[-1] + 1)) if there else True
+                again.drop()
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(10)
+        assert not failed
+        stream.drop()
+        eventually(lambda: held(plane)[:3] == (0, 0, 0), "nothing is kept")
