@@ -25,7 +25,7 @@ class TestSeconds:
         assert found == [5.0, 2.0, 0.5, 0.5, 3.0, 0.0, np.inf]
         assert {type(value) for value in found} == {float}
 
-    @pytest.mark.parametrize("value", [10**400, np.complex64(1)])
+    @pytest.mark.parametrize("value", [10**400, np.complex64(1)], ids=["huge", "complex"])
     def test_numbers_that_are_no_float(self, value: Any) -> None:
         with pytest.raises(Misuse):
             arguments.seconds(value)

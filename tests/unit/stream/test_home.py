@@ -20,7 +20,7 @@ from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch
 from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import MAX_TASKS, Settings
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 
@@ -270,11 +270,12 @@ class TestKeys:
         assert stream.released == [1]
 
     def test_the_same_keys_with_other_content_are_refused(self) -> None:
-        stream = Stream(max_rows=3)
+        stream = Stream(max_rows=4)
         stream.append(2, keys=["a", "b"], digest=b"these")
         with pytest.raises(Misuse, match="already"):
-            stream.append(1, keys=["a"], digest=b"others")
-        assert stream.append(1, keys=["c"], digest=b"others") == (2, True), "its ticket came back"
+            stream.append(2, keys=["a", "b"], digest=b"others")
+        assert stream.append(2, keys=["a", "b"], digest=b"these") == (0, False)
+        assert stream.append(2, keys=["c", "d"], digest=b"others") == (2, True), "tickets came back"
 
     def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
         stream = Stream()
@@ -602,6 +603,23 @@ class TestGroups:
             stream.ack(first)
         assert stream.consume(2, sampler=CompleteGroups(2)).rows == [2, 3]
 
+    @pytest.mark.parametrize("dropped", ["before the ack", "after the ack"])
+    def test_rows_dropped_of_a_group_that_a_task_is_done_with_do_not_count_for_one_of_the_same_name(
+        self, dropped: str
+    ) -> None:
+        stream = Stream("actor", "reward")
+        stream.append(2, groups=["g", "g"])
+        if dropped == "before the ack":
+            stream.home.drop_rows(np.array([0]), 0.0)
+        stream.ack(stream.consume(2, sampler=CompleteGroups(2)))
+        if dropped == "after the ack":
+            stream.home.drop_rows(np.array([0]), 0.0)
+        stream.append(1, groups=["g"])
+        waiting = stream.consume(2, sampler=CompleteGroups(2))
+        assert not waiting.got, "one of two has come"
+        stream.append(1, groups=["g"])
+        assert waiting.rows == [2, 3]
+
     def test_rows_that_come_too_late_for_their_group_do_not_keep_a_closed_stream_from_its_end(self) -> None:
         stream = Stream("actor", "reward")
         stream.append(2, groups=["g", "g"])
@@ -619,6 +637,9 @@ class TestGroups:
         stream.append(1, now=4.0)
         stream.home.drop_rows(np.array([0]), 4.0)
         assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [], "nobody has asked for groups"
+        stream.consume(columns=["y"], sampler=CompleteGroups(2))
+        named = [of["group"] for of in stream.figures(5.0)["task"]["actor"]["incomplete"]]
+        assert named == [7, None], "a group that lacks what was dropped is complete"
         assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1], "one of two, the other was dropped"
         stream.consume(3, sampler=CompleteGroups(3))
         assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [
@@ -647,6 +668,8 @@ class TestGroups:
         for nobody in ("h", "7", None):
             with pytest.raises(Misuse, match="no row of the group"):
                 stream.home.in_groups([nobody])
+        stream.ack(stream.consume(1))
+        assert stream.home.in_groups(["g"]).tolist() == [2]
         stream.home.drop_rows(stream.home.in_groups([7]), 0.0)
         with pytest.raises(Misuse):
             stream.home.in_groups([7])
@@ -710,12 +733,13 @@ class TestExtending:
                 stream.extend([0], "y", by=by)
         assert stream.shards_of([0, 1], "y") == {brought}
 
-    def test_what_nobody_held_brings_is_not_brought_again(self) -> None:
-        stream = Stream()
+    @pytest.mark.parametrize("task", ["t0", "t63"])
+    def test_what_was_brought_under_no_delivery_is_not_brought_again(self, task: str) -> None:
+        stream = Stream(*(f"t{i}" for i in range(MAX_TASKS)))
         stream.append(1)
         stream.extend([0], "y")
         with pytest.raises(Misuse, match="already"):
-            stream.extend([0], "y", by=stream.consume())
+            stream.extend([0], "y", by=stream.consume(task=task))
 
     @pytest.mark.parametrize("now_held", [False, True])
     def test_a_holder_that_was_superseded_brings_nothing(self, now_held: bool) -> None:
@@ -759,6 +783,17 @@ class TestExtending:
         second = stream.consume(task="reward", who=Who("d"))
         brought = stream.extend([0, 1], "y", by=second)
         assert stream.shards_of([0, 1], "y") == {brought}
+
+    def test_a_replica_that_was_restarted_brings_again_what_it_had_brought(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(1)
+        first = stream.consume(task="reward", who=Who("c", "m", 0, 1))
+        stream.extend([0], "y", by=first)
+        stream.home.leave("c", 0.0)
+        again = stream.consume(task="reward", who=Who("c again", "m", 0, 1))
+        assert again.rows == [0]
+        brought = stream.extend([0], "y", by=again)
+        assert stream.shards_of([0], "y") == {brought}
 
     @pytest.mark.parametrize("how", ["ack", "nack", "expiry", "leave"])
     def test_what_is_replaced_stays_as_long_as_somebody_holds_the_rows(self, how: str) -> None:

@@ -1,0 +1,195 @@
+"""Streams whose producers fall silent and whose consumers die half-way: others go on, and what is late is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from tests.chaos.raw import Raw
+from tests.processes import StandingNode, Worker, eventually
+
+LEASE_S = 0.3
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, spill=0, reservation_lease_s=LEASE_S) as node:
+        yield node
+
+
+def values(delivery: Any) -> list[int]:
+    return [int(x) for x in delivery.get("x")["x"].to_list()]
+
+
+def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **how: Any) -> list[int]:
+    with stream.consume(task, rows=rows, columns=["x"], timeout=timeout, **how) as delivery:
+        return values(delivery)
+
+
+# Who is silent
+
+
+def stopped_producer(pipe: Any, address: str) -> None:
+    """Is admitted, and stops before it writes."""
+    plane = dp.connect(address)
+    stream = plane.stream("s")
+    write = stream._inner._writer.write
+
+    async def written(*args: Any) -> Any:
+        pipe.send("admitted")
+        pipe.recv()
+        return await write(*args)
+
+    stream._inner._writer.write = written
+    try:
+        stream.append({"x": [1, 2]})
+    except dp.DataplaneError as error:
+        pipe.send(type(error).__name__)
+    else:
+        pipe.send("appended")
+    stream._inner._writer.write = write
+    pipe.recv()
+    stream.append({"x": [5, 6]})  # it goes on as a client
+    pipe.send("appended")
+    pipe.recv()
+
+
+def test_a_stopped_producers_admission_goes_to_others_and_its_append_is_refused(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(stopped_producer, node.address) as worker:
+        stream = plane.stream("s", ["a"], max_rows=2)
+        assert worker.hear() == "admitted"
+        with pytest.raises(dp.Backpressure, match="max_rows"):
+            stream.append({"x": [3, 4]}, timeout=0)
+        worker.freeze()
+        stream.append({"x": [3, 4]}, timeout=10)
+        worker.thaw()
+        assert worker.ask() == "LeaseExpired"
+        assert stream.stats()["appended"] == 2
+        assert take(stream) == [3, 4]
+        eventually(lambda: plane.stats().shards == 0, "what it wrote for it is freed")
+        assert worker.ask() == "appended"
+        assert take(stream) == [5, 6]
+        assert plane.stats().memory_used == 0
+
+
+def token(stream: Any) -> bytes:
+    return bytes(stream._inner._token)
+
+
+def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef) -> m.Append:
+    return m.Append(raw.next(), token(stream), ticket, "", ref.encode(), [], b"", [], bytes(8), {}, {})
+
+
+def test_who_is_admitted_after_it_fell_silent_keeps_nobody_out(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        stream.append({"x": [1]})
+        raw.send(m.Admit(raw.next(), token(stream), 1, 8, 0, "", b"", 60.0))
+        eventually(lambda: stream.stats()["waiting"] == 1, "it waits")
+        seen = plane.stats().uptime_s
+        eventually(lambda: plane.stats().uptime_s > seen + LEASE_S, "it is silent")
+        assert take(stream) == [1]
+        reply = raw.hear()
+        assert isinstance(reply, m.Admitted)
+        stream.append({"x": [2]}, timeout=10)
+        ref = plane.put({"x": [9]})
+        refused = raw.ask(append(raw, stream, reply.ticket, ref))
+        assert (type(refused), refused.name) == (m.Failure, "LeaseExpired")
+        assert take(stream) == [2]
+        plane.free(ref)
+
+
+def test_a_ticket_of_a_stream_that_was_dropped_is_given_back_in_silence(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        reply = raw.ask(m.Admit(raw.next(), token(stream), 1, 8, 0, "", b"", 5.0))
+        assert isinstance(reply, m.Admitted)
+        gone = token(stream)
+        stream.drop()
+        raw.send(m.GiveBack(gone, reply.ticket), m.GiveBack(gone, 12345), m.GiveBack(b"nonsense", 1))
+        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
+        seen = plane.stats().uptime_s
+        eventually(lambda: plane.stats().uptime_s > seen + 2 * LEASE_S, "its silence was looked at")
+        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
+
+
+def test_nobody_gives_back_what_another_was_admitted_with(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw, Raw(node.address) as thief:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        reply = raw.ask(m.Admit(raw.next(), token(stream), 1, 8, 0, "", b"", 5.0))
+        assert isinstance(reply, m.Admitted)
+        thief.send(m.GiveBack(token(stream), reply.ticket))
+        assert isinstance(thief.ask(m.Stats(thief.next())), m.Figures)
+        with pytest.raises(dp.Backpressure):
+            stream.append({"x": [1]}, timeout=0)
+        ref = plane.put({"x": [9]})
+        assert isinstance(raw.ask(append(raw, stream, reply.ticket, ref)), m.Appended)
+        assert take(stream) == [9]
+
+
+# Who dies half-way
+
+
+def half_way(pipe: Any, address: str, who: dict[str, Any]) -> None:
+    """Brings a column for the rows that it holds, and does not ack them."""
+    stream = dp.connect(address).stream("s")
+    delivery = stream.consume("score", rows=3, columns=["x"], **who)
+    stream.extend(delivery.ref, {"y": [0, 0, 0]})
+    pipe.send(delivery.keys)
+    pipe.recv()
+
+
+@pytest.mark.parametrize("who", [{}, {"member": "m", "replica": 0, "replicas": 1}], ids=["one", "a replica"])
+def test_what_was_brought_by_who_was_killed_before_its_ack_is_brought_again(
+    node: StandingNode, who: dict[str, Any]
+) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["score", "use"], max_deliveries=2)
+        keys = stream.append({"x": [1, 2, 3]})
+        with Worker(half_way, node.address, who) as worker:
+            assert worker.hear() == keys
+            worker.kill()
+        eventually(lambda: plane.stats().clients == 1, "the node noticed")
+        with stream.consume("score", rows=3, columns=["x"], timeout=5, **who) as delivery:
+            assert delivery.keys == keys
+            stream.extend(delivery.ref, {"y": [10 * x for x in values(delivery)]})
+        assert stream.stats()["task"]["score"]["dead"] == 0
+        with stream.consume("use", rows=3, columns=["y"], timeout=0) as delivery:
+            assert delivery.get()["y"].to_list() == [10, 20, 30]
+        assert (plane.stats().shards, plane.stats().memory_used) == (0, 0)
+
+
+def frozen_scorer(pipe: Any, address: str) -> None:
+    """Holds a row, and brings a column for it when it is told to."""
+    stream = dp.connect(address).stream("s")
+    delivery = stream.consume("score", rows=1, columns=["x"], lease=LEASE_S)
+    pipe.send("held")
+    pipe.recv()
+    try:
+        stream.extend(delivery.ref, {"y": [111]})
+    except dp.DataplaneError as error:
+        pipe.send(type(error).__name__)
+    else:
+        pipe.send("extended")
+    pipe.recv()
+
+
+def test_what_a_process_stopped_past_its_lease_computed_does_not_count(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(frozen_scorer, node.address) as worker:
+        stream = plane.stream("s", ["score", "use"])
+        stream.append({"x": [1]})
+        assert worker.hear() == "held"
+        worker.freeze()
+        rightful = stream.consume("score", rows=1, columns=["x"], timeout=5)
+        worker.thaw()
+        assert worker.ask() == "LeaseExpired"
+        stream.extend(rightful.ref, {"y": [222]})
+        rightful.ack()
+        with stream.consume("use", rows=1, columns=["y"], timeout=0) as delivery:
+            assert delivery.get()["y"].to_list() == [222]
+        eventually(lambda: plane.stats().shards == 0, "nothing of it is kept")
