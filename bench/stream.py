@@ -24,8 +24,9 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.stream.admission import Entry
 from dataplane.stream.balance import balanced
+from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
-from dataplane.stream.home import Demand, Home
+from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
@@ -60,8 +61,8 @@ class _Books:
         number, who = self.home.settings.task(task), Who("c")
         self.home.consume(Demand(number, BLOCK, 1, columns, Fifo(), who, 60.0, granted.append, _fail), 0.0)
         grant = granted[0]
-        self.home.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows, self.home.hold(grant)).encode()
-        self.home.told(grant.rows)
+        self.home.books.rows.ref(grant.rows, columns).with_origin(b"s" * 8, grant.rows, self.home.hold(grant)).encode()
+        self.home.books.told(grant.rows)
         return grant
 
     def step(self) -> None:

@@ -21,8 +21,9 @@ def seconds(value: Any, default: float | None = None, what: str = "a timeout") -
     """A duration as it is sent: what is below zero has passed already. Raises Misuse."""
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or math.isnan(value):
-        raise Misuse(f"{what} is seconds, not {value!r}")
+    fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not fits or (isinstance(value, int) and abs(value) >= 1 << 1023) or math.isnan(value):
+        raise Misuse(f"{what} is seconds, not {value!r:.100}")
     return max(0.0, float(value))
 
 
@@ -51,6 +52,13 @@ def names(what: str, values: Any) -> list[str]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise Misuse(f"{what} is a list of names, not {values!r}")
     return [text(f"a name in {what}", value) for value in values]
+
+
+def listed(what: str, values: Any) -> list[Any]:
+    """Several values as a list. Raises Misuse."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise Misuse(f"{what} are a list, not {values!r}")
+    return list(values)
 
 
 def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:

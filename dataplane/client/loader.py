@@ -268,6 +268,7 @@ class _Ahead:
         self._left: list[Delivery] = []
         self._held: dict[int, AsyncDelivery] = {}  # what is fetched and not taken
         self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
+        self._renewed = monotonic()
         self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
         self._thread.start()
 
@@ -324,13 +325,16 @@ class _Ahead:
     def _next_asked(self) -> bool:
         """Whether to fetch one more; meanwhile, what is fetched stays leased."""
         while True:
-            try:
-                return self._asked.get(timeout=self._renew_s)
-            except queue.Empty:
+            due_s = self._renewed + self._renew_s - monotonic()
+            if due_s <= 0:  # also where it is asked for more so often that nothing is ever waited for
                 with suppress(DataplaneError):  # who asks next is told
                     self._stream._wait(self._renew())
+                continue
+            with suppress(queue.Empty):
+                return self._asked.get(timeout=due_s)
 
     async def _renew(self) -> None:
+        self._renewed = monotonic()
         for delivery in list(self._held.values()):
             with suppress(LeaseExpired):  # who takes it finds out
                 await delivery.renew()

@@ -29,7 +29,7 @@ from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
-from dataplane.stream.home import MEASURED
+from dataplane.stream.choosing import MEASURED
 from dataplane.stream.keys import unnamed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
@@ -228,7 +228,8 @@ class AsyncStream:
             if origin[0] != self._token:
                 raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
             return origin[1].tobytes(), rows.holds().tobytes(), []
-        return b"", b"", arguments.keys_of(rows, len(rows))
+        keys = arguments.listed("rows", rows)
+        return b"", b"", arguments.keys_of(keys, len(keys))
 
     # consuming
 
@@ -392,7 +393,8 @@ class AsyncStream:
         """No task is to see these rows, and all rows of these groups, any more; groups are complete without them. Who
         holds them may finish. Raises Misuse for a row or group that is not there."""
         numbers, _, keys = self._named(rows)
-        named = arguments.plain("groups", groups, len(groups), (str, int))
+        named = arguments.listed("groups", groups)
+        named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
             request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named)
             await self._connection.request(request, m.Done, 0.0)

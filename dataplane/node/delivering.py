@@ -14,7 +14,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, NotReady
 from dataplane.node.homes import Homes, Stream
 from dataplane.node.packed import bound, int64
-from dataplane.stream.home import Demand, needed
+from dataplane.stream.choosing import Demand, candidates, needed
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.sampler import TokenBalanced
@@ -99,7 +99,7 @@ class Delivering:
             async with asyncio.timeout(deadline.remaining_s):
                 while home.leases.waiting(task, who) is None:
                     if home.changes > request.seen:
-                        rows = home.progress.ready(task, needed(columns, wants), most)
+                        rows = home.books.progress.ready(task, needed(columns, wants), most)
                     if len(rows):
                         break
                     home.check_drained(task)
@@ -107,7 +107,7 @@ class Delivering:
                     self._homes.find(stream.token)
         except TimeoutError:
             raise _not_ready(stream, request.task, deadline) from None
-        shown = home.candidates(task, rows, wants, stream.clock(), whole=len(rows) < most)
+        shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.closed, whole=len(rows) < most)
         return m.Shown(
             id=request.id,
             changes=home.changes,
@@ -122,7 +122,7 @@ class Delivering:
             latest=shown.latest,
             closed=shown.closed,
             whole=shown.whole,
-            left=home.progress.is_left(task),
+            left=home.books.progress.is_left(task),
         )
 
 
@@ -137,19 +137,21 @@ class _Wants:
 def dead_letters(request: m.Dead, stream: Stream) -> m.Delivered:
     """The first rows that were given back too often, with the columns that all of them have. Raises Misuse."""
     home = stream.home
-    rows = home.progress.in_state(home.settings.task(request.task), DEAD)[: max(0, request.most)]
-    columns = [name for name in home.rows.schema if len(rows) and home.rows.have(rows, name)]
-    ref = home.rows.ref(rows, columns).with_origin(stream.token, rows).encode() if columns else b""
-    return m.Delivered(request.id, stream.token, 0, None, ref, home.keys.names(rows), *home.told(rows), {})
+    rows = home.books.progress.in_state(home.settings.task(request.task), DEAD)[: max(0, request.most)]
+    columns = [name for name in home.books.rows.schema if len(rows) and home.books.rows.have(rows, name)]
+    ref = home.books.rows.ref(rows, columns).with_origin(stream.token, rows).encode() if columns else b""
+    return m.Delivered(request.id, stream.token, 0, None, ref, home.books.keys.names(rows), *home.books.told(rows), {})
 
 
 def _granted(request: m.Consume, stream: Stream, grant: Grant) -> m.Delivered:
     home, rows = stream.home, grant.rows
-    ref = home.rows.ref(rows, grant.columns).with_origin(stream.token, rows, home.hold(grant)).encode()
+    ref = home.books.rows.ref(rows, grant.columns).with_origin(stream.token, rows, home.hold(grant)).encode()
     measured = request.sampler.needs if isinstance(request.sampler, TokenBalanced) else ()
-    lengths = {name: home.lengths(rows, name).tobytes() for name in measured}
-    keys = home.keys.names(rows) if home.keys.given else []
-    return m.Delivered(request.id, stream.token, grant.number, request.replica, ref, keys, *home.told(rows), lengths)
+    lengths = {name: home.books.lengths(rows, name).tobytes() for name in measured}
+    keys = home.books.keys.names(rows) if home.books.keys.given else []
+    return m.Delivered(
+        request.id, stream.token, grant.number, request.replica, ref, keys, *home.books.told(rows), lengths
+    )
 
 
 def _not_ready(stream: Stream, task: str, deadline: Deadline) -> NotReady:

@@ -35,7 +35,7 @@ def int64(what: str, packed: bytes) -> Index:
 
 def rows_named(home: Home, rows: bytes, keys: list[str]) -> Index:
     """The rows of these keys or, where there are none, of these numbers. Raises Misuse for what is no key."""
-    return home.keys.numbers(keys) if keys else int64("rows", rows)
+    return home.books.keys.numbers(keys) if keys else int64("rows", rows)
 
 
 def numbers(what: str, packed: bytes, count: int) -> Index:

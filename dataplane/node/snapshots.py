@@ -65,7 +65,7 @@ class Snapshots:
         except BaseException:
             self.drop(stream)
             raise
-        return m.Opened(request.id, stream.token, stream.home.settings, stream.home.keys.mark)
+        return m.Opened(request.id, stream.token, stream.home.settings, stream.home.books.keys.mark)
 
     def put_back(self, request: m.PutBack, stream: Stream) -> None:
         """Rows of it. Raises Misuse, Corrupt, LimitExceeded."""

@@ -96,7 +96,7 @@ class Streaming:
             case m.Open():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 stream = self._homes.open(request.name, request.settings)
-                return m.Opened(request.id, stream.token, stream.home.settings, stream.home.keys.mark)
+                return m.Opened(request.id, stream.token, stream.home.settings, stream.home.books.keys.mark)
             case m.Streams():
                 return m.Figures(request.id, self._homes.figures(request.after, _STREAMS))
             case m.Restore():
@@ -133,7 +133,7 @@ class Streaming:
                 stream.schedule()
             case m.DropRows():
                 rows = packed.rows_named(stream.home, request.rows, request.keys)
-                of_groups = stream.home.in_groups(request.groups)
+                of_groups = stream.home.books.in_groups(request.groups)
                 stream.home.drop_rows(np.concatenate((rows, of_groups)), now)
             case m.End():
                 if request.drop:
@@ -160,7 +160,7 @@ class Streaming:
         packed.bound("rows of an append", m.MAX_ROWS, request.rows)
         if request.rows < 1 or request.nbytes < 0:
             raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
-        if request.key and stream.home.keys.known(request.key, request.digest) is not None:
+        if request.key and stream.home.books.keys.known(request.key, request.digest) is not None:
             return m.Admitted(request.id, stream.token, 0)
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         entry = Entry(
@@ -188,11 +188,11 @@ class Streaming:
 
     def _holders(self, stream: Stream) -> tuple[dict[str, Any], ...]:
         home = stream.home
-        behind = [(name, "not consumed") for name in home.behind()] or [
-            (name, "dead letters") for name in home.dead_letters()
+        behind = [(name, "not consumed") for name in home.books.behind()] or [
+            (name, "dead letters") for name in home.books.dead_letters()
         ]
         return tuple(
-            {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": home.nbytes, "how": how}
+            {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": home.books.nbytes, "how": how}
             for name, how in behind
         )
 

@@ -16,25 +16,25 @@ _NAME = 256  # characters of their names
 
 def figures(home: Home, now: float) -> dict[str, Any]:
     """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock."""
-    oldest = home.facts.oldest()
+    oldest = home.books.facts.oldest()
     return {
         **msgspec.structs.asdict(home.settings),
-        "rows": home.rows.count,
-        "bytes": home.nbytes,
-        "appended": home.appended,
+        "rows": home.books.rows.count,
+        "bytes": home.books.nbytes,
+        "appended": home.books.appended,
         "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
-        "latest_version": home.facts.latest,
+        "latest_version": home.books.facts.latest,
         "closed": home.closed,
         "waiting": len(home.admission),
-        "groups": home.groups.open,
-        "behind": home.behind(),
+        "groups": home.books.groups.open,
+        "behind": home.books.behind(),
         "task": {name: _task(home, number, now) for number, name in enumerate(home.settings.tasks)},
     }
 
 
 def _task(home: Home, task: int, now: float) -> dict[str, Any]:
     waiting = [demand for demand in home.demands if demand.task == task]
-    totals, there = home.progress.counts[task], home.progress.tally(task)
+    totals, there = home.books.progress.counts[task], home.books.progress.tally(task)
     return {
         "pending": there["pending"],
         "leased": there["leased"],
@@ -43,10 +43,10 @@ def _task(home: Home, task: int, now: float) -> dict[str, Any]:
         "redelivered": totals[REDELIVERED],
         "acked": totals[ACKED],
         "expired": totals[EXPIRED],
-        "left": home.progress.is_left(task),
+        "left": home.books.progress.is_left(task),
         "waiting": len(waiting),
         "ready": {
-            ",".join(columns): len(home.progress.ready(task, columns, 1 << 62))
+            ",".join(columns): len(home.books.progress.ready(task, columns, 1 << 62))
             for columns in dict.fromkeys(demand.columns for demand in waiting)
         },
         "incomplete": _incomplete(home, task, now),
@@ -58,13 +58,13 @@ def _incomplete(home: Home, task: int, now: float) -> list[dict[str, Any]]:
     size = home.group_sizes.get(task)
     if size is None:
         return []
-    rows = home.progress.in_state(task, PENDING)
-    places = home.rows.places(rows)
-    numbers = home.facts.groups(places)
-    members, dropped = home.groups.sizes(numbers, task)
+    rows = home.books.progress.in_state(task, PENDING)
+    places = home.books.rows.places(rows)
+    numbers = home.books.facts.groups(places)
+    members, dropped = home.books.groups.sizes(numbers, task)
     short = members + dropped < size
     found, first = np.unique(numbers[short], return_index=True)
-    age, rows_of, dropped_of = now - home.facts.arrived(places)[short], members[short], dropped[short]
+    age, rows_of, dropped_of = now - home.books.facts.arrived(places)[short], members[short], dropped[short]
     longest = np.argsort(-age[first], kind="stable")[:_NAMED]
     return [
         {
@@ -74,5 +74,5 @@ def _incomplete(home: Home, task: int, now: float) -> list[dict[str, Any]]:
             "of": size,
             "age_s": max(0.0, float(age[at])),
         }
-        for name, at in zip(home.groups.names(found[longest]), first[longest].tolist(), strict=True)
+        for name, at in zip(home.books.groups.names(found[longest]), first[longest].tolist(), strict=True)
     ]

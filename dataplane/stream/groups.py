@@ -3,8 +3,9 @@
 A group is a text or an integer to users and a number here, which is given to another group when the last row of this
 one is gone. A row without a group has one of its own, with the number -1 - row, of which nothing is kept.
 
-To a task, a group is what it has not done: rows it has acked, or let expire, count no more, so that a name that is
-used again is a group of its own to a task that is done with the first; rows that are dead for it count as dropped.
+To a task, a group is what it has not done: rows it has acked, or let expire, count no more, and once it has nothing
+left of the group, neither do those that were dropped. So a name that is used again is a group of its own to a task that
+is done with the first. Rows that are dead for a task count as dropped.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Groups:
         self._left = np.zeros(64, np.int64)  # in the stream
         self._done = np.zeros((tasks, 64), np.int64)  # by task: of the members, those it has acked or let expire
         self._dead = np.zeros((tasks, 64), np.int64)  # by task: of the members, those that are dead for it
+        self._past = np.zeros((tasks, 64), np.int64)  # by task: of the dropped, those that do not count to it
 
     @property
     def open(self) -> int:
@@ -58,8 +60,9 @@ class Groups:
                 self._members, self._dropped, self._left = (
                     np.concatenate((counts, more)) for counts in (self._members, self._dropped, self._left)
                 )
-                self._done, self._dead = (
-                    np.concatenate((counts, np.zeros_like(counts)), axis=1) for counts in (self._done, self._dead)
+                self._done, self._dead, self._past = (
+                    np.concatenate((counts, np.zeros_like(counts)), axis=1)
+                    for counts in (self._done, self._dead, self._past)
                 )
         return number
 
@@ -69,11 +72,20 @@ class Groups:
         shared = np.where(own, 0, numbers)
         dead = self._dead[task, shared]
         members = self._members[shared] - self._done[task, shared] - dead
-        return np.where(own, 1, members), np.where(own, 0, self._dropped[shared] + dead)
+        dropped = self._dropped[shared] - self._past[task, shared] + dead
+        return np.where(own, 1, members), np.where(own, 0, dropped)
 
     def done(self, task: int, numbers: Index) -> None:
         """A row of each of these groups, not dropped, was acked by the task, or has expired for it."""
-        np.add.at(self._done[task], numbers[numbers >= 0], 1)
+        numbers = numbers[numbers >= 0]
+        np.add.at(self._done[task], numbers, 1)
+        self._pass(task, numbers)
+
+    def _pass(self, task: int, numbers: Index) -> None:
+        """Where the task has nothing left of these groups, what was dropped of them is past."""
+        left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
+        over = numbers[left == 0]
+        self._past[task, over] = self._dropped[over]
 
     def dead(self, task: int, numbers: Index) -> None:
         """A row of each of these groups, not dropped, is dead for the task."""
@@ -88,6 +100,9 @@ class Groups:
         for counts, flags in ((self._done, done), (self._dead, dead)):
             for task, of in enumerate(flags):
                 np.add.at(counts[task], numbers[named & of], -1)
+        for task, of in enumerate(done):
+            np.add.at(self._past[task], numbers[named & of], 1)
+            self._pass(task, numbers[named])
 
     def gone(self, numbers: Index, dropped: Flags) -> None:
         """A row of each of these groups is gone: dropped, or done by all tasks."""
@@ -100,29 +115,31 @@ class Groups:
         for number in np.unique(numbers[self._left[numbers] == 0]).tolist():
             del self._numbers[self._names.pop(number)]
             self._free.append(number)
-            self._dropped[number] = 0
+            self._dropped[number] = self._past[:, number] = 0
 
     def number(self, name: Any) -> int | None:
         """The number of the group of this name, None where no row of it is there."""
         return self._numbers.get(name)
 
-    def put_back(self, groups: Sequence[Any], rows: Index, dropped: Iterable[tuple[Any, int]]) -> Index:
-        """As `enter`, where None stands for a row's own group, and rows of some groups were dropped before."""
+    def put_back(self, groups: Sequence[Any], rows: Index, dropped: Iterable[tuple[Any, Sequence[int]]]) -> Index:
+        """As `enter`, where None stands for a row's own group; `dropped` as the method of this name gives it."""
         numbers = -1 - rows
         named = [at for at, name in enumerate(groups) if name is not None]
         if named:
             numbers[named] = self.enter([groups[at] for at in named], rows[named])
-        for name, count in dropped:
+        for name, counts in dropped:
             number = self._numbers.get(name)
             if number is not None:
-                self._dropped[number] = count
+                self._dropped[number] = max(counts)
+                self._past[:, number] = max(counts) - np.asarray(counts)
         return numbers
 
-    def dropped(self, numbers: Index) -> list[tuple[Any, int]]:
-        """Which of these groups had rows dropped, and how many."""
+    def dropped(self, numbers: Index) -> list[tuple[Any, list[int]]]:
+        """Which of these groups had rows dropped, and how many of them count to each task."""
         named = np.unique(numbers[numbers >= 0])
         named = named[self._dropped[named] > 0]
-        return list(zip(self.names(named), self._dropped[named].tolist(), strict=True))
+        counts = (self._dropped[named] - self._past[:, named]).T
+        return list(zip(self.names(named), counts.tolist(), strict=True))
 
     def names(self, numbers: Index) -> list[Any]:
         """What users call these groups; None for a row's own."""
@@ -131,5 +148,5 @@ class Groups:
     def copy(self) -> Groups:
         """The names and drops now."""
         copied = Groups(0)
-        copied._names, copied._dropped = dict(self._names), self._dropped.copy()
+        copied._names, copied._dropped, copied._past = dict(self._names), self._dropped.copy(), self._past.copy()
         return copied

@@ -34,17 +34,21 @@ Flags = npt.NDArray[np.bool_]
 
 PAGE = 4096
 MAX_COLUMNS = 64
+_NONE: Index = np.empty(0, np.int64)
 _RUNS = 32  # stretches of one patch from which on rows are put in order afterwards
+
+
+Hold: TypeAlias = int | Index
 
 
 @dataclass(slots=True, eq=False)
 class Patch:
-    """What one append or extend brought. `left` rows of the stream still need it. `hold`: under which number its
-    writer was delivered the rows; -1: under none, or several."""
+    """What one append or extend brought. `left` rows of the stream, and readers of what was replaced, still need it.
+    `hold`: under which number its rows were delivered to who brought it, for all or for each; -1: under none."""
 
     ref: BatchRef
     left: int
-    hold: int = -1
+    hold: Hold = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -166,15 +170,18 @@ class Rows:
         self.count += len(ref)
         return first
 
-    def extend(self, rows: Index, ref: BatchRef, *, replace: bool, hold: int = -1) -> list[Patch]:
-        """More columns for these rows, each once and none gone; patches that nothing needs any more.
+    def extend(
+        self, rows: Index, ref: BatchRef, *, replace: bool, hold: Hold = -1, keep: bool = False
+    ) -> tuple[Index, list[Patch]]:
+        """More columns for these rows, each once and none gone. With `keep`, the patches that they were in before, each
+        of which is needed until it is `unkept`; and those that nothing needs any more.
 
         Raises SchemaMismatch, LimitExceeded and, where a row has such a column and `replace` is not said, Misuse.
         """
         self.fits(ref)
         need = self._give_bits(ref.columns)
         if not len(rows):
-            return []
+            return _NONE, []
         pages = self.places(rows)
         if not replace:
             for page, inside, chosen in pages:
@@ -195,28 +202,36 @@ class Rows:
             layer.index[inside] = chosen
             page.columns[inside] |= need
             page.changes += 1
-        return self._unneeded(np.concatenate(over)) if replace else []
+        if not replace:
+            return _NONE, []
+        before = np.concatenate(over)
+        kept = np.unique(before[before >= 0]) if keep else _NONE
+        for number in kept.tolist():
+            self._patches[number].left += 1
+        return kept, self._unneeded(before)
 
-    def _patch(self, ref: BatchRef, hold: int = -1) -> int:
+    def unkept(self, kept: Index) -> list[Patch]:
+        """What was kept is not read any more; those that nothing needs."""
+        return self._unneeded(kept)
+
+    def _patch(self, ref: BatchRef, hold: Hold = -1) -> int:
         number = self._next_patch
         self._next_patch += 1
         self._patches[number] = Patch(ref, len(ref), hold)
         return number
 
-    def _newest(self, rows: Index, column: str) -> Index:
-        """Of each of these rows the number of the patch that its column is in; -1 where it has none."""
-        found = np.full(len(rows), -1)
+    def holds(self, rows: Index, column: str) -> Index:
+        """Of each of these rows under which number its column was brought: -1 under none, -2 it has none."""
+        patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         for page, inside, chosen in self.by_page(rows):
             for names, layer in page.layers.items():
-                if column in names:
-                    found[chosen] = np.maximum(found[chosen], layer.patch[inside])
-        return found
-
-    def holds(self, rows: Index, column: str) -> Index:
-        """Of each of these rows under which number its column was written: -1 under none, -2 it has none."""
-        patches, inverse = np.unique(self._newest(rows, column), return_inverse=True)
-        of = [-2 if number < 0 else self._patches[number].hold for number in patches.tolist()]
-        found: Index = np.array(of, np.int64)[inverse]
+                if column in names:  # it may have come in several ways; the latest counts
+                    later = layer.patch[inside] > patch[chosen]
+                    patch[chosen[later]], index[chosen[later]] = layer.patch[inside[later]], layer.index[inside[later]]
+        found = np.full(len(rows), -2)
+        for number in np.unique(patch[patch >= 0]).tolist():
+            hold, of = self._patches[number].hold, patch == number
+            found[of] = hold if isinstance(hold, int) else hold[index[of]]
         return found
 
     def _stretches(self, first: int, count: int) -> Iterator[tuple[Page, slice, slice]]:

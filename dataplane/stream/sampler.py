@@ -20,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dataplane.batch.field import is_text
 from dataplane.batch.rows import Index
 from dataplane.errors import Misuse
+
+_BIG = 1 << 63  # integers up to it fit a message
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -206,7 +209,8 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
         # A copy, of Python's own values: NumPy's do not cross a socket, and the caller's mapping may change.
         own = {value.item() if isinstance(value, np.generic) else value: w for value, w in self.weights.items()}
         for value, weight in own.items():
-            if not isinstance(value, bool | int | float | str):
+            fits = is_text(value) if isinstance(value, str) else not isinstance(value, int) or -_BIG <= value < _BIG
+            if not isinstance(value, bool | int | float | str) or not fits:
                 raise Misuse(f"Weighted: a weight is for an integer, float or string, not for {value!r}")
             _amount(f"Weighted: the weight of {value!r}", weight)
         if not any(own.values()):
@@ -388,7 +392,7 @@ def _mixed(parts: list[Index]) -> Index:
 
 
 def _name(what: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
+    if not is_text(value) or not value:
         raise Misuse(f"{what} is a name, not {value!r}")
 
 

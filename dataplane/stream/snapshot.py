@@ -47,7 +47,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """Rows, ascending by number. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]; a
-    key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows dropped."""
+    key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows
+    dropped, as they count to each task."""
 
     rows: bytes
     groups: list[str | int | None]
@@ -58,7 +59,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     calls: list[tuple[str, int, int, bytes]]
     states: bytes
     tries: bytes
-    dropped: list[tuple[str | int, int]]
+    dropped: list[tuple[str | int, list[int]]]
 
 
 class Snapshot:
@@ -66,19 +67,19 @@ class Snapshot:
 
     def __init__(self, home: Home, now: float) -> None:
         self._now = now
-        self._rows = home.rows.copy()
-        self._facts = home.facts.copy(self._rows)
-        self._progress = home.progress.copy(self._rows)
-        self._keys = home.keys.copy()
-        self._groups = home.groups.copy()
-        counts = [[of[what] for what in _COUNTS] for of in home.progress.counts]
+        self._rows = home.books.rows.copy()
+        self._facts = home.books.facts.copy(self._rows)
+        self._progress = home.books.progress.copy(self._rows)
+        self._keys = home.books.keys.copy()
+        self._groups = home.books.groups.copy()
+        counts = [[of[what] for what in _COUNTS] for of in home.books.progress.counts]
         pages = [number for number, page in self._rows.pages.items() if page.left]
         self.head = Head(
             home.settings,
-            home.keys.mark,
-            home.rows.next,
-            home.appended,
-            home.facts.latest,
+            home.books.keys.mark,
+            home.books.rows.next,
+            home.books.appended,
+            home.books.facts.latest,
             home.closed,
             counts,
             pages,
@@ -136,11 +137,11 @@ def begin(home: Home, head: Head) -> None:
         raise Corrupt("a head that no stream had")
     if not -(1 << 63) <= head.latest < 1 << 63:
         raise Corrupt("a policy version that no stream had")
-    home.rows.next = head.following
-    home.appended = head.appended
-    home.facts.latest = head.latest
+    home.books.rows.next = head.following
+    home.books.appended = head.appended
+    home.books.facts.latest = head.latest
     home.closed = head.closed
-    for counts, of in zip(home.progress.counts, head.counts, strict=True):
+    for counts, of in zip(home.books.progress.counts, head.counts, strict=True):
         counts.update(dict(zip(_COUNTS, of, strict=True)))
 
 
@@ -153,8 +154,8 @@ def put_back(home: Home, block: Block, now: float) -> None:
     count = len(rows)
     if not count:
         return
-    in_order = (rows[1:] > rows[:-1]).all() and max(0, max(home.rows.pages, default=0) * PAGE) <= rows[0]
-    if not in_order or rows[-1] >= home.rows.next or home.rows.there(rows).any():
+    in_order = (rows[1:] > rows[:-1]).all() and max(0, max(home.books.rows.pages, default=0) * PAGE) <= rows[0]
+    if not in_order or rows[-1] >= home.books.rows.next or home.books.rows.there(rows).any():
         raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
     versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
     states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
@@ -164,24 +165,24 @@ def put_back(home: Home, block: Block, now: float) -> None:
         raise Corrupt(f"a block of {count} rows with more or fewer groups, keys or tags")
     if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or not np.isfinite(ages).all():
         raise Corrupt("a block with states or ages that no row has")
-    if not all(0 < dropped < _MOST_ROWS for _, dropped in block.dropped):
+    if not all(len(of) == tasks and all(0 <= n < _MOST_ROWS for n in of) for _, of in block.dropped):
         raise Corrupt("a group of which more rows were dropped than any stream has")
-    home.facts.require_room(block.tags)
+    home.books.facts.require_room(block.tags)
     try:
-        home.keys.check([key for key in block.keys if key])
+        home.books.keys.check([key for key in block.keys if key])
     except Misuse as error:
         raise Corrupt(str(error)) from None
 
-    home.rows.put_back(rows)
-    home.keys.put_back(block.keys, rows, block.calls)
-    places = home.rows.places(rows)
-    groups = home.groups.put_back(block.groups, rows, block.dropped)
-    home.facts.enter(places, groups, versions, now - ages, block.tags)
-    home.progress.enter(versions)
-    home.progress.put_back(places, versions, states, tries)
+    home.books.rows.put_back(rows)
+    home.books.keys.put_back(block.keys, rows, block.calls)
+    places = home.books.rows.places(rows)
+    groups = home.books.groups.put_back(block.groups, rows, block.dropped)
+    home.books.facts.enter(places, groups, versions, now - ages, block.tags)
+    home.books.progress.enter(versions)
+    home.books.progress.put_back(places, versions, states, tries)
     for task, of in enumerate(states):
-        home.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
-        home.groups.dead(task, groups[of == DEAD])
+        home.books.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
+        home.books.groups.dead(task, groups[of == DEAD])
 
 
 def put_columns(home: Home, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
@@ -190,19 +191,19 @@ def put_columns(home: Home, rows: Index, task: int, ref: BatchRef, lengths: Mapp
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     try:
-        home.require(rows)
-        home.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
+        home.books.require(rows)
+        home.books.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
     except SchemaMismatch:
         raise
     except Misuse as error:
         raise Corrupt(str(error)) from None
-    home.nbytes += ref.stored_nbytes
-    home.facts.measure(home.rows.places(rows), lengths)
+    home.books.nbytes += ref.stored_nbytes
+    home.books.facts.measure(home.books.rows.places(rows), lengths)
 
 
 def finish(home: Home) -> None:
     """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
-    home.rows.next += _GAP - home.rows.next % PAGE
+    home.books.rows.next += _GAP - home.books.rows.next % PAGE
 
 
 def _array(what: str, packed: bytes, code: str, count: int | None = None) -> Index:

@@ -13,9 +13,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream.admission import Entry
+from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
-from dataplane.stream.home import Demand, Home
+from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch
@@ -150,7 +151,7 @@ class Stream:
 
     def shards_of(self, rows: Sequence[int], column: str) -> set[int]:
         """In which shards the column of these rows is."""
-        return {piece.shard for piece in self.home.rows.ref(np.array(rows), [column]).pieces(column)}
+        return {piece.shard for piece in self.home.books.rows.ref(np.array(rows), [column]).pieces(column)}
 
     def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
         self.home.ack(asked.grant.number, client, replica, now)
@@ -247,7 +248,7 @@ class TestAdmission:
         assert stream.home.withdraw(large.request) == "max_rows; it waits for actor"
         assert small.got
         stream.ack(stream.consume(3, "actor"))
-        assert stream.home.behind() == ["reward"]
+        assert stream.home.books.behind() == ["reward"]
 
     def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
         stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
@@ -333,11 +334,11 @@ class TestDelivery:
         stream.append(2)
         stream.nack(stream.consume(1))
         stream.nack(stream.consume(1))
-        assert stream.home.progress.in_state(0, DEAD).tolist() == [0]
+        assert stream.home.books.progress.in_state(0, DEAD).tolist() == [0]
         assert stream.consume().rows == [1]
         assert stream.figures()["task"]["actor"]["dead"] == 1
         stream.home.drop_rows(np.array([0]), 0.0)
-        assert stream.home.progress.in_state(0, DEAD).tolist() == []
+        assert stream.home.books.progress.in_state(0, DEAD).tolist() == []
 
     def test_what_nobody_has_seen_was_no_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
@@ -345,7 +346,7 @@ class TestDelivery:
         for _ in range(3):
             stream.home.nack(stream.consume().grant.number, "c", None, 0.0, seen=False)
         stream.nack(stream.consume())
-        assert stream.home.progress.in_state(0, DEAD).tolist() == [0]
+        assert stream.home.books.progress.in_state(0, DEAD).tolist() == [0]
 
     def test_replicas_see_the_same_rows_and_one_that_restarts_sees_them_again(self) -> None:
         stream = Stream()
@@ -444,7 +445,7 @@ class TestDelivery:
         stream.append(3)
         stream.consume(1)
         stream.consume(1, columns=["y"])
-        assert stream.home.progress.still_ready(0, ("x",), np.array([2, 1, 2, 0, 99, -1])).tolist() == [2, 1]
+        assert stream.home.books.progress.still_ready(0, ("x",), np.array([2, 1, 2, 0, 99, -1])).tolist() == [2, 1]
 
 
 class Bad:
@@ -663,22 +664,22 @@ class TestGroups:
         stream.append(3, groups=["g", 7, "g"])
         stream.append(1, groups=[7])
         stream.append(1)
-        assert stream.home.in_groups(["g"]).tolist() == [0, 2]
-        assert stream.home.in_groups(["g", 7]).tolist() == [0, 1, 2, 3]
+        assert stream.home.books.in_groups(["g"]).tolist() == [0, 2]
+        assert stream.home.books.in_groups(["g", 7]).tolist() == [0, 1, 2, 3]
         for nobody in ("h", "7", None):
             with pytest.raises(Misuse, match="no row of the group"):
-                stream.home.in_groups([nobody])
+                stream.home.books.in_groups([nobody])
         stream.ack(stream.consume(1))
-        assert stream.home.in_groups(["g"]).tolist() == [2]
-        stream.home.drop_rows(stream.home.in_groups([7]), 0.0)
+        assert stream.home.books.in_groups(["g"]).tolist() == [2]
+        stream.home.drop_rows(stream.home.books.in_groups([7]), 0.0)
         with pytest.raises(Misuse):
-            stream.home.in_groups([7])
+            stream.home.books.in_groups([7])
 
     def test_facts_of_rows(self) -> None:
         stream = Stream()
         stream.append(1, groups=["g"], tags={"domain": ["math"]}, version=3)
         stream.append(1)
-        assert stream.home.told(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
+        assert stream.home.books.told(np.array([1, 0])) == ([None, "g"], [0, 3], {"domain": [None, "math"]})
 
 
 class TestExtending:

@@ -17,9 +17,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.admission import Entry
+from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
-from dataplane.stream.home import Demand, Home
+from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import Patch
@@ -419,7 +420,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             with pytest.raises(Misuse, match="has a column"):
                 self.home.extend(np.array(numbers), ref, {}, self.now)
             return
-        before = self.model.needed()
+        replaced = {row.patches[key] for row in rows if (key := tuple(sorted(columns))) in row.patches}
         self.home.extend(np.array(numbers), ref, {}, self.now, replace=replace)
         self.model.patch_nbytes[shard] = ref.stored_nbytes
         for i, row in enumerate(rows):
@@ -428,7 +429,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         readers = {
             number for number, held in self.live.items() if not {id(r) for r in held.rows}.isdisjoint(map(id, rows))
         }
-        self.model.readable.append((before - self.model.needed(), readers))
+        self.model.readable.append((replaced, readers))
         self.then()
 
     # delivering
@@ -599,12 +600,12 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             assert own["left"] == own["pending"] + own["leased"]
             assert own["waiting"] == sum(demand.task == task for demand in model.waiting)
             dead = [row.number for row in model.rows.values() if row.state[task] == "dead"]
-            assert self.home.progress.in_state(task, DEAD).tolist() == dead
+            assert self.home.books.progress.in_state(task, DEAD).tolist() == dead
 
     @invariant()
     def limits_hold(self) -> None:
         if hasattr(self, "home") and self.model.limits.max_rows:
-            assert self.home.rows.count + sum(e.rows for e in self.model.admitted.values()) <= MOST
+            assert self.home.books.rows.count + sum(e.rows for e in self.model.admitted.values()) <= MOST
 
     @invariant()
     def patches_are_released_once_and_only_when_nothing_needs_them(self) -> None:
@@ -620,12 +621,12 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             return
         rows = list(self.model.rows.values())[::-1]
         numbers = np.array([row.number for row in rows])
-        assert self.home.keys.names(numbers) == [row.key for row in rows]
-        assert self.home.keys.numbers([row.key for row in rows]).tolist() == numbers.tolist()
+        assert self.home.books.keys.names(numbers) == [row.key for row in rows]
+        assert self.home.books.keys.numbers([row.key for row in rows]).tolist() == numbers.tolist()
         for name in ("x", "y", "z"):
             having = [row for row in rows if name in row.columns]
             if having:
-                ref = self.home.rows.ref(np.array([row.number for row in having]), [name])
+                ref = self.home.books.rows.ref(np.array([row.number for row in having]), [name])
                 found = [(piece.shard, at) for piece in ref.pieces(name) for at in piece.rows.array().tolist()]
                 assert found == [row.columns[name] for row in having]
 
@@ -654,7 +655,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
             self.then()
         self.figures_agree()
         self.patches_are_released_once_and_only_when_nothing_needs_them()
-        assert (self.home.rows.count, len(self.home.leases), self.model.needed()) == (0, 0, set())
+        assert (self.home.books.rows.count, len(self.home.leases), self.model.needed()) == (0, 0, set())
         assert {patch.ref.shards()[0][1] for patch in self.released} == self.model.patch_nbytes.keys()
 
 

@@ -74,10 +74,10 @@ def test_a_column_that_is_there_is_refused_and_nothing_changes() -> None:
 def test_of_a_column_that_came_in_several_ways_the_latest_counts() -> None:
     rows = Rows()
     rows.append(stored(1, 2, "x", "y"))
-    assert rows.extend(np.array([1]), stored(2, 1, "x"), replace=True) == []
+    assert rows.extend(np.array([1]), stored(2, 1, "x"), replace=True)[1] == []
     assert found(rows, [0, 1], "x") == [(1, 0), (2, 0)]
     assert found(rows, [0, 1], "y") == [(1, 0), (1, 1)]
-    assert shards(rows.extend(np.array([1]), stored(3, 1, "x"), replace=True)) == [2]
+    assert shards(rows.extend(np.array([1]), stored(3, 1, "x"), replace=True)[1]) == [2]
     assert found(rows, [0, 1], "x") == [(1, 0), (3, 0)]
     assert sorted(shards(rows.remove(np.array([0, 1])))) == [1, 3]
 
@@ -108,7 +108,7 @@ def test_no_rows_bring_no_patch() -> None:
     rows = Rows()
     rows.append(stored(1, 1, "x"))
     for replace in (False, True):
-        assert rows.extend(np.empty(0, np.int64), stored(2, 1, "x")[:0], replace=replace) == []
+        assert rows.extend(np.empty(0, np.int64), stored(2, 1, "x")[:0], replace=replace)[1] == []
     assert shards(rows.clear()) == [1]
 
 
@@ -118,6 +118,16 @@ def test_a_column_of_another_kind_is_refused() -> None:
     with pytest.raises(SchemaMismatch):
         rows.append(stored(2, 1, "x", field=Field("dense", "float32", ())))
     assert (rows.count, rows.next) == (1, 1)
+
+
+def test_what_is_replaced_may_be_kept_for_a_while() -> None:
+    rows = Rows()
+    rows.append(stored(1, 3, "x"))
+    kept, done = rows.extend(np.array([0, 1]), stored(2, 2, "x"), replace=True, keep=True)
+    assert (kept.tolist(), done) == ([0], [])
+    assert rows.remove(np.array([2])) == []
+    assert shards(rows.unkept(kept)) == [1]
+    assert shards(rows.remove(np.array([0, 1]))) == [2]
 
 
 def test_columns_have_a_limit() -> None:

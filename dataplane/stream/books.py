@@ -1,0 +1,204 @@
+"""The books of a stream: its rows and all that is known of them, and what becomes of them.
+
+They put together the `rows` with their columns, the `keys`, the `groups`, the `facts`, and the `progress` of each task.
+Who waits for what, and who may do what, is the business of `home`. Patches whose bytes nobody needs any more are told
+to `released`.
+
+What always holds: what fails changes nothing; a row that all tasks are done with is gone, and so is one that was
+dropped once nobody holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Misuse
+from dataplane.stream.facts import Arrival, Facts
+from dataplane.stream.groups import Groups
+from dataplane.stream.keys import Keys
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, Progress
+from dataplane.stream.rows import Hold, Index, Patch, Rows
+from dataplane.stream.settings import Settings
+
+
+class Books:
+    """The rows of one stream. To be used from one event loop alone."""
+
+    def __init__(self, settings: Settings, released: Callable[[list[Patch]], None], mark: str) -> None:
+        """`mark`: what the keys of rows that have none begin with."""
+        self.settings = settings
+        self.nbytes = 0
+        self.appended = 0
+        """Rows that ever were."""
+        self._released = released
+        self._mark = mark
+        self._empty()
+
+    def _empty(self) -> None:
+        self.rows = Rows()
+        self.keys = Keys(self._mark)
+        self.groups = Groups(len(self.settings.tasks))
+        self.facts = Facts(self.rows)
+        self.progress = Progress(self.rows, len(self.settings.tasks))
+
+    # arriving
+
+    def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
+        """New rows; the number of the first. Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded."""
+        self.keys.check(keys)
+        self.facts.require_room(arrival.tags)
+        first = self.rows.append(ref)
+        self.keys.add(keys, first, digest)
+        self.nbytes += ref.stored_nbytes
+        self.appended += len(ref)
+        rows = np.arange(first, first + len(ref))
+        places = self.rows.places(rows)
+        groups = self.groups.enter(arrival.groups, rows)
+        self.facts.enter(places, groups, arrival.versions, now, arrival.tags)
+        self.facts.measure(places, arrival.lengths)
+        self.progress.enter(arrival.versions)
+        return first
+
+    def extend(
+        self,
+        rows: Index,
+        ref: BatchRef,
+        lengths: Mapping[str, Index],
+        *,
+        replace: bool = False,
+        hold: Hold = -1,
+        keep: bool = False,
+    ) -> Index:
+        """More columns for these rows, each once and all there. With `keep`, what they replace stays until it is
+        `unkept`, which takes what this returns. `hold` as in `Patch`. Raises Misuse for a column that is there,
+        SchemaMismatch, LimitExceeded."""
+        kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep)
+        self.nbytes += ref.stored_nbytes
+        self.facts.measure(self.rows.places(rows), lengths)
+        self._release(done)
+        return kept
+
+    def unkept(self, kept: Index) -> None:
+        """Nobody reads any more what was kept."""
+        self._release(self.rows.unkept(kept))
+
+    def require(self, rows: Index) -> None:
+        """Raises Misuse where one of these rows is not in the stream."""
+        there = self.rows.there(rows)
+        if not there.all():
+            at = int(np.flatnonzero(~there)[0])
+            raise Misuse(
+                f"row {self.keys.names(rows[at : at + 1])[0]!r} (number {at} of those named) is not in the stream:"
+                " each task is done with it, it was dropped, or it never was"
+            )
+
+    # delivered, and done with
+
+    def lease(self, task: int, rows: Index) -> None:
+        """These rows, which are ready, are somebody's."""
+        self.progress.lease(task, self.rows.places(rows))
+
+    def give_back(self, task: int, rows: Index, *, seen: bool = True) -> None:
+        """Rows that were leased are pending again or, after as many tries as there may be, dead. If nobody has `seen`
+        them, that was no try."""
+        places = self.rows.places(rows)
+        if not seen:
+            self.progress.unseen(task, places)
+        versions, most = self.facts.versions(places), self.settings.max_deliveries
+        dead, dropped = self.progress.give_back(task, places, versions, most)
+        self.groups.dead(task, self.facts.groups(places)[dead & ~dropped])
+        self._let_go(rows[dropped])
+
+    def settle(self, task: int, rows: Index, state: int) -> None:
+        """The task is done with these rows, which are ACKED or EXPIRED; those that all tasks are done with go."""
+        if not len(rows):
+            return
+        places = self.rows.places(rows)
+        finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
+        groups = self.facts.groups(places)
+        self.groups.done(task, groups[~dropped] if dropped.any() else groups)
+        self._remove(rows[finished & ~dropped])
+        self._let_go(rows[dropped])
+
+    def drop_rows(self, rows: Index) -> None:
+        """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
+        self.require(rows)
+        rows = np.unique(rows)
+        fresh = rows[self.progress.drop(self.rows.places(rows), len(rows))]
+        places = self.rows.places(fresh)
+        states = self.progress.states(places, len(fresh))
+        self.groups.drop(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
+        self._let_go(rows)
+        self.look_again()  # what is left of their groups may be complete now
+
+    def look_again(self) -> None:
+        """Rows that were not ready may be."""
+        for page in self.rows.pages.values():
+            page.changes += 1
+
+    def _let_go(self, rows: Index) -> None:
+        """Those of these dropped rows that nobody holds go."""
+        if len(rows):
+            places = self.rows.places(rows)
+            self._remove(rows[self.progress.let_go(places, self.facts.versions(places))])
+
+    def _remove(self, rows: Index) -> None:
+        if not len(rows):
+            return
+        places = self.rows.places(rows)
+        self.groups.gone(self.facts.groups(places), self.progress.dropped(places, len(rows)))
+        self.keys.remove(rows)
+        self._release(self.rows.remove(rows))
+        self.facts.tidy()
+        self.progress.tidy()
+
+    def _release(self, patches: list[Patch]) -> None:
+        if patches:
+            self.nbytes -= sum(patch.ref.stored_nbytes for patch in patches)
+            self._released(patches)
+
+    def clear(self) -> None:
+        """Everything goes."""
+        patches = self.rows.clear()
+        self._empty()
+        self._release(patches)
+
+    # what there is
+
+    def behind(self) -> list[str]:
+        """The tasks that have the oldest policy version, or of one version the most rows, still to do."""
+        marks = {
+            name: (min(left), -sum(left.values()))
+            for name, left in zip(self.settings.tasks, self.progress.left, strict=True)
+            if left
+        }
+        return [name for name, mark in marks.items() if mark == min(marks.values())]
+
+    def dead_letters(self) -> list[str]:
+        """The tasks that have some."""
+        return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
+
+    def told(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
+        """What a delivery of these rows tells of them: groups, versions and tags."""
+        places = self.rows.places(rows)
+        named = self.groups.names(self.facts.groups(places))
+        tags = {name: values.tolist() for name, values in self.facts.tags(places).items()}
+        return named, self.facts.versions(places).tolist(), tags
+
+    def lengths(self, rows: Index, column: str) -> Index:
+        """The lengths of these rows in a ragged column; 0 where they were not said."""
+        return self.facts.lengths(self.rows.places(rows), column)
+
+    def in_groups(self, names: Sequence[Any]) -> Index:
+        """The rows of these groups. Raises Misuse for a group of which there is none."""
+        numbers = []
+        for name in names:
+            number = self.groups.number(name)
+            if number is None:
+                raise Misuse(f"there is no row of the group {name!r}: each task is done with it, or it never was")
+            numbers.append(number)
+        return self.facts.in_groups(numbers)

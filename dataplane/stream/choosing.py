@@ -1,0 +1,101 @@
+"""Which rows a demand is given: what is ready, shown to its sampler, and what the sampler made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.errors import Misuse
+from dataplane.stream.books import Books
+from dataplane.stream.lease import Grant, Who
+from dataplane.stream.progress import EXPIRED
+from dataplane.stream.rows import PAGE, Index
+from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
+
+MEASURED = ("ragged", "text", "bytes")
+"""The kinds of columns whose rows have lengths."""
+
+_WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
+
+
+@dataclass(slots=True, eq=False)
+class Demand:
+    """Somebody who waits for rows. `serve(grant)` is called once when there are some, `fail(error)` when there will
+    be none."""
+
+    task: int
+    rows: int
+    min_rows: int
+    columns: tuple[str, ...]
+    sampler: Sampler | None
+    """None: it has chosen itself, see `Home.take`."""
+    who: Who
+    lease_s: float
+    serve: Callable[[Grant], None]
+    fail: Callable[[Exception], None]
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that a row must have: those that are asked for, and those that the sampler measures."""
+        return needed(self.columns, self.sampler)
+
+
+def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
+    """The columns that a row must have to be shown to the sampler."""
+    return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
+
+
+def choose(books: Books, demand: Demand, now: float, *, closed: bool) -> Index:
+    """The rows that the demand is to have, at least `min_rows` of them unless no more fit, or none. What its sampler
+    lets expire is settled. Raises Misuse, and what the sampler raises."""
+    ready_rows, enough = books.progress.ready, least(books, demand, closed=closed)
+    if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
+        first = ready_rows(demand.task, demand.columns, demand.rows)
+        return first if len(first) >= enough else first[:0]
+    whole = getattr(demand.sampler, "sees_all", False)
+    window = books.rows.count if whole else max(_WINDOW, 2 * demand.rows)
+    while True:
+        ready = ready_rows(demand.task, demand.needed, window)
+        if not len(ready):
+            return ready
+        whole = whole or len(ready) < window
+        shown = candidates(books, demand.task, ready, demand.sampler, now, closed=closed, whole=whole)
+        choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
+        books.settle(demand.task, ready[choice.expired], EXPIRED)
+        if choice.full or whole or len(choice.rows) >= demand.rows:
+            chosen: Index = ready[choice.rows]
+            enough = least(books, demand, closed=closed)  # fewer are left where some have expired
+            return chosen if choice.full or len(chosen) >= enough else chosen[:0]
+        window *= 4
+
+
+def least(books: Books, demand: Demand, *, closed: bool) -> int:
+    """The rows that the demand has to wait for: at the end of a stream no more than are left."""
+    return min(demand.min_rows, books.progress.is_left(demand.task)) if closed else demand.min_rows
+
+
+def candidates(
+    books: Books, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
+) -> Candidates:
+    """What a sampler of the task may know of these rows. Raises Misuse for a column that has no lengths."""
+    needs = getattr(sampler, "needs", ())
+    for name in needs:
+        field = books.rows.schema.get(name)
+        if field is not None and field.kind not in MEASURED:
+            raise Misuse(f"a sampler needs the lengths of {name!r}, and a {field.kind} column has none")
+    places = books.rows.places(rows)
+    group = books.facts.groups(places)
+    members, dropped = books.groups.sizes(group, task)
+    return Candidates(
+        group=group,
+        version=books.facts.versions(places),
+        age_s=now - books.facts.arrived(places),
+        group_rows=members,
+        group_dropped=dropped,
+        lengths={name: books.facts.lengths(places, name) for name in needs},
+        tags=books.facts.tags(places, getattr(sampler, "tags_read", ())),
+        latest=books.facts.latest,
+        closed=closed,
+        whole=whole,
+    )
