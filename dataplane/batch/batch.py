@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dataplane.batch import reading, tensordicts, views
-from dataplane.batch.field import Field, Kind
+from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Memory as Memory
 from dataplane.batch.pieces import Piece as Piece
@@ -149,7 +149,7 @@ class Column:
 
         int64, one a row. Reads the tables of the column, not its values.
         """
-        if self.field.kind not in ("ragged", "text", "bytes"):
+        if self.field.kind not in MEASURED:
             return None
         offsets, shapes = reading.tables(self.reading, self.field)
         return np.diff(offsets) if shapes is None else shapes[:, 0]

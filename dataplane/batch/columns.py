@@ -20,7 +20,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.dedupe import distinct
-from dataplane.batch.field import MAX_COLUMNS, Field, check_field, is_text
+from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout, aligned
 from dataplane.batch.pieces import Reading, Selection
@@ -49,7 +49,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     @property
     def lengths(self) -> Index | None:
         """As `Column.lengths`."""
-        if self.field.kind not in ("ragged", "text", "bytes") or self.values.offsets is None:
+        if self.field.kind not in MEASURED or self.values.offsets is None:
             return None
         shapes = self.values.shapes
         found = np.diff(self.values.offsets) if shapes is None else shapes[:, 0]

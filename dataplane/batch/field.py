@@ -17,6 +17,7 @@ from dataplane.errors import Corrupt
 
 Kind = Literal["dense", "ragged", "text", "bytes", "struct", "object"]
 
+MEASURED = ("ragged", "text", "bytes")  # the kinds whose rows have lengths
 MAX_COLUMNS = 10_000  # of a shard, keys of structs included
 MAX_DEPTH = 16  # of structs in structs
 MAX_NDIM = 32

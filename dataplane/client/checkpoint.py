@@ -29,8 +29,8 @@ from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.client.writer import Writer
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.stream.block import Block, Head
 from dataplane.stream.rows import PAGE, Index
-from dataplane.stream.snapshot import Block, Head
 from dataplane.wire import messages as m
 
 PIECE = 32 << 20

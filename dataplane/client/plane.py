@@ -18,7 +18,7 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments, checkpoint, embedded
+from dataplane.client import arguments, embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.getting import Getter
@@ -194,6 +194,8 @@ class AsyncPlane:
         seconds to wait for room for each part. Raises Corrupt (the file is cut, changed, or none), Misuse (no file is
         there to be read, or a stream of the name is), Backpressure, LimitExceeded.
         """
+        from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
+
         self.check()
         if name is not None:
             arguments.text("a stream's name", name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,13 +23,13 @@ _FIRST = 1 << 14  # rows that the sampler is shown first
 _AGE_S = 0.5  # how often a sampler that judges by age is asked again
 
 
-@dataclass(slots=True)
 class Sampling:
     """One consume by a sampler of the user's own. `asked` is the request, without what is chosen."""
 
-    connection: Connection
-    sampler: Sampler
-    asked: m.Consume
+    def __init__(self, connection: Connection, sampler: Sampler, asked: m.Consume) -> None:
+        self.connection = connection
+        self.sampler = sampler
+        self.asked = asked
 
     async def run(self, deadline_s: float) -> m.Delivered:
         """Rows, once the sampler chooses enough. Raises NotReady, Closed, Misuse, and what the sampler raises."""

@@ -20,8 +20,9 @@ import xxhash
 
 from dataplane.batch.columns import Plan
 from dataplane.batch.dedupe import digests
+from dataplane.batch.field import MEASURED
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments, checkpoint
+from dataplane.client import arguments
 from dataplane.client.connection import Connection
 from dataplane.client.delivery import DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
@@ -29,7 +30,6 @@ from dataplane.client.sampling import Sampling, check_sampler
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
-from dataplane.stream.choosing import MEASURED
 from dataplane.stream.keys import unnamed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
@@ -421,6 +421,8 @@ class AsyncStream:
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
         """
+        from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
+
         await checkpoint.write(self._connection, self._getter, self._writer, (self.name, self._token), path, timeout)
 
     async def close(self) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.batch.field import MEASURED
 from dataplane.errors import Misuse
 from dataplane.stream.books import Books
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import EXPIRED
 from dataplane.stream.rows import PAGE, Index
 from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
-
-MEASURED = ("ragged", "text", "bytes")
-"""The kinds of columns whose rows have lengths."""
 
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
 

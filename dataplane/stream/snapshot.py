@@ -12,54 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
-import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
+from dataplane.stream.block import Block, Head
 from dataplane.stream.home import Home
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED
 from dataplane.stream.rows import PAGE, Index
-from dataplane.stream.settings import MAX_TASKS, Settings
+from dataplane.stream.settings import MAX_TASKS
 
 _COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
 _MOST_ROWS = 1 << 46  # and so many numbers at most
 _MOST_EVER = 1 << 62  # so that adding to it gives a number that a message holds
 _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
-
-Value = str | int | float | bool | None
-
-
-class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of the stream as a whole. `following`: the number of its next row. `counts`: by task, how many rows
-    ever came to be leased, acked, expired and dead, and were leased again. `pages`: the numbers of those that have
-    rows, `PAGE` by number in each."""
-
-    settings: Settings
-    mark: str
-    following: int
-    appended: int
-    latest: int
-    closed: bool
-    counts: list[list[int]]
-    pages: list[int]
-
-
-class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Rows, ascending by number. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]; a
-    key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows
-    dropped, as they count to each task."""
-
-    rows: bytes
-    groups: list[str | int | None]
-    versions: bytes
-    ages_s: bytes
-    tags: dict[str, list[Value]]
-    keys: list[str]
-    calls: list[tuple[str, int, int, bytes]]
-    states: bytes
-    tries: bytes
-    dropped: list[tuple[str | int, list[int]]]
 
 
 class Snapshot:

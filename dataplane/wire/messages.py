@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from dataplane.stream.block import Block, Head
 from dataplane.stream.sampler import BuiltIn
 from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot import Block, Head
 
 MAJOR, MINOR = 1, 0
 """The protocol's version. Another major is refused; the lower of two minors is spoken."""

@@ -17,8 +17,8 @@ import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.node.snapshots import MAX_SNAPSHOTS
+from dataplane.stream.block import Head
 from dataplane.stream.rows import PAGE
-from dataplane.stream.snapshot import Head
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import dataplane as dp
+from dataplane.stream.block import Block, Head
 from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot import Block, Head
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw, framed, one_column
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern

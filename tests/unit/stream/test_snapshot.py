@@ -15,6 +15,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
 from dataplane.stream.admission import Entry
+from dataplane.stream.block import Block, Head
 from dataplane.stream.choosing import Demand
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
@@ -24,7 +25,7 @@ from dataplane.stream.progress import LEASED
 from dataplane.stream.rows import PAGE, Index, Patch
 from dataplane.stream.sampler import CompleteGroups, Fifo, TokenBalanced
 from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot import Block, Head, Snapshot, begin, finish, put_back, put_columns
+from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
 
 TASKS = ("reward", "actor")
 NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
