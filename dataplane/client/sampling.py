@@ -96,8 +96,8 @@ class Sampling:
 
 def check_sampler(sampler: Any) -> None:
     """Raises Misuse for what can choose nothing."""
-    if not callable(getattr(sampler, "choose", None)):
-        raise Misuse(f"a sampler has a method choose(candidates, want), and {sampler!r} has none")
+    if isinstance(sampler, type) or not callable(getattr(sampler, "choose", None)):
+        raise Misuse(f"a sampler is an object with a method choose(candidates, want), not {sampler!r}")
 
 
 def _candidates(shown: m.Shown) -> Candidates:

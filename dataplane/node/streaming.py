@@ -29,6 +29,7 @@ from dataplane.wire import messages as m
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 
+_HOLDERS = 64  # that an error names
 _STREAMS = 50  # whose figures one message has
 
 StreamRequest = (
@@ -191,10 +192,13 @@ class Streaming:
         behind = [(name, "not consumed") for name in home.books.behind()] or [
             (name, "dead letters") for name in home.books.dead_letters()
         ]
-        return tuple(
+        holders = [
             {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": home.books.nbytes, "how": how}
             for name, how in behind
-        )
+        ]
+        coming = home.admission.coming()
+        holders += [{"holder": str(client), "bytes": nbytes, "how": "admitted"} for client, nbytes in coming.items()]
+        return tuple(holders[:_HOLDERS])
 
     @property
     def expected(self) -> bool:

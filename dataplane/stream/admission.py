@@ -107,6 +107,13 @@ class Admission:
         """Who was admitted with this ticket, and has not come."""
         return self._tickets.get(number)
 
+    def coming(self) -> dict[Hashable, int]:
+        """How many bytes each client was admitted to bring and has not brought."""
+        found: dict[Hashable, int] = {}
+        for entry in self._tickets.values():
+            found[entry.client] = found.get(entry.client, 0) + entry.nbytes
+        return found
+
     def give_back(self, number: int) -> None:
         """What was admitted has come, or does not."""
         entry = self._tickets.pop(number, None)

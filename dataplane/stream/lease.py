@@ -29,6 +29,7 @@ from dataplane.errors import LeaseExpired, Misuse
 Index = npt.NDArray[np.int64]
 
 _SLACK = 64  # leases that may be remembered for nothing
+_REPLICAS = 1 << 20  # of a member
 _ACKS = 4096  # acks that are remembered, the last ones
 
 
@@ -44,8 +45,8 @@ class Who:
     def __post_init__(self) -> None:
         if not self.member and self.replica is not None:
             raise Misuse("a replica is one of a member; name the member")
-        if self.replicas and not 0 <= (self.replica or 0) < self.replicas:
-            raise Misuse(f"replica {self.replica} is none of {self.replicas}")
+        if self.replicas < 0 or not 0 <= (self.replica or 0) < (self.replicas or _REPLICAS):
+            raise Misuse(f"there is no replica {self.replica}" + f" of {self.replicas}" * bool(self.replicas))
 
 
 @dataclass(slots=True, eq=False)

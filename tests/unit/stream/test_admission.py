@@ -143,3 +143,14 @@ def test_who_waits_is_told_that_nobody_is_admitted_any_more() -> None:
     assert (first.errors, [type(error) for error in second.errors]) == ([], [Closed])
     gate.admission.give_back(first.ticket)
     assert second.tickets == []
+
+
+def test_who_was_admitted_and_has_not_come_is_named() -> None:
+    """Such fill a stream as rows do, and somebody may wait for them."""
+    admission = Admission(Settings(("a",)), lambda: Held(0, 0, None))
+    tickets: list[int] = []
+    for client, nbytes in (("p", 8), ("q", 16), ("p", 8)):
+        admission.enter(Entry(client, 1, nbytes, 0, tickets.append, lambda error: None))
+    assert admission.coming() == {"p": 16, "q": 16}
+    admission.give_back(tickets[1])
+    assert admission.coming() == {"p": 16}

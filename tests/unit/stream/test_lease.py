@@ -184,3 +184,11 @@ def test_who_asks_is_checked() -> None:
         Who("p", replica=0)
     with pytest.raises(Misuse):
         Who("p", "m", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "who", [("", 0, 0), ("m", -1, 0), ("m", 2, 2), ("m", 1 << 40, 0), ("m", 0, -1)], ids=lambda who: str(who)
+)
+def test_replicas_that_can_not_be(who: tuple[str, int, int]) -> None:
+    with pytest.raises(Misuse):
+        Who("c", *who)
