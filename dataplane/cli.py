@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataplane import __version__
-from dataplane.config import NodeConfig, environment, format_size
+from dataplane.config import ClusterConfig, NodeConfig, environment, format_size
 from dataplane.errors import DataplaneError
 
 if TYPE_CHECKING:
@@ -57,8 +57,20 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--spill", metavar="SIZE", help="disk, 0 for none (default: 4 x memory, half of what is free)")
     node.add_argument("--spill-dir", metavar="PATH", help="where on disk (default: $DATAPLANE_SPILL_DIR, /var/tmp)")
     node.add_argument("--prewarm", metavar="SIZE", help="memory made ready for the first client (default: 512MiB)")
+    node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
+    node.add_argument("--join", metavar="static://H:P,...", default="", help="where the other nodes listen")
+    node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
+
+    keygen = commands.add_parser("keygen", help="make a key that the nodes of a cluster share")
+    keygen.add_argument("file", type=Path, help="a file that is not there yet")
+    keygen.set_defaults(run=_keygen)
+
+    members = commands.add_parser("members", help="show which nodes are in the cluster of one")
+    members.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
+    members.add_argument("--json", action="store_true", help="as JSON")
+    members.set_defaults(run=_members)
 
     status = commands.add_parser("status", help="show a node's memory, disk, pins, waiters and streams")
     status.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
@@ -79,14 +91,50 @@ def _node(chosen: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if chosen.verbose else logging.WARNING
     )
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
-    node = Node(config, chosen.socket.absolute() if chosen.socket else None)
+    cluster = None
+    if chosen.listen:
+        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key)
+    elif chosen.join or chosen.key:
+        raise ValueError("--join and --key go with --listen")
+    node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:
         print(f"DATAPLANE_ADDRESS={node.address}", flush=True)
+        if node.hosts is not None:
+            print(f"other nodes find it at {node.hosts.address}", file=sys.stderr)
         sizes = f"memory {format_size(config.memory_bytes)}, spill {format_size(config.spill_bytes)}"
         print(f"{sizes} in {config.spill_dir}; stop with Ctrl-C", file=sys.stderr)
 
     run(node, ready=ready)
+    return 0
+
+
+def _keygen(chosen: argparse.Namespace) -> int:
+    from dataplane.wire import auth
+
+    auth.generate(chosen.file)
+    print(f"{chosen.file}: copy it to every host; who has it is a member", file=sys.stderr)
+    return 0
+
+
+def _members(chosen: argparse.Namespace) -> int:
+    from dataplane.client.plane import Connecting
+
+    address = _address(chosen)
+
+    async def ask() -> dict[str, Any]:
+        async with Connecting(address, None, writes=False) as plane:
+            return await plane.members()
+
+    found = asyncio.run(ask())
+    if chosen.json:
+        print(json.dumps(found))
+        return 0
+    if not found:
+        print("this node is alone")
+    for node, member in found.get("members", {}).items():
+        transports = ", ".join(member["transports"])
+        print(f"{node}  {member['address']}  {transports}{'  (this one)' if member['self'] else ''}")
     return 0
 
 

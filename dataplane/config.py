@@ -120,6 +120,58 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How a node is one of several.
+
+    listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any.
+    join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one.
+    key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
+    """
+
+    listen: str
+    join: str = ""
+    key: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
+        if not host:
+            raise ValueError(f"a node listens at tcp://HOST:PORT, not at {self.listen!r}")
+        if self.key is None and not _is_loopback(host):
+            raise ValueError(f"{host} is not this host alone: a key is needed; `dataplane keygen FILE` makes one")
+        if self.join and not self.join.startswith("static://"):
+            raise ValueError(f"a cluster is joined by static://HOST:PORT,..., not by {self.join!r}")
+        for address in self.addresses:
+            _host_port(address.removeprefix("tcp://"))
+
+    @property
+    def host(self) -> str:
+        """The host that it listens on, without brackets."""
+        return _host_port(self.listen.removeprefix("tcp://"))[0]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the others listen."""
+        named = self.join.removeprefix("static://")
+        return [f"tcp://{address}" for address in named.split(",") if address]
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress  # who has one host does not need it
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """What the environment says: the address to attach to (or None), and the directories to use."""
 

@@ -14,11 +14,11 @@ import numpy as np
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ShardLayout, checked
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
 from dataplane.client.memory import HeldShard
-from dataplane.errors import Freed, Misuse, OwnerDied
+from dataplane.errors import Freed, Misuse
 from dataplane.wire import messages as m
 
 
@@ -31,54 +31,59 @@ class Getter:
     async def get(self, ref: BatchRef, timeout: float) -> Batch:
         """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
         keys = ref.shards()
-        node = self._connection.welcome.node
-        for owner, shard in keys:
-            if owner != node:
-                raise OwnerDied(
-                    f"shard {shard} was put on node {owner.hex()}, and this is node {node.hex()};"
-                    " either that node was stopped, or the reference is another host's",
-                    node=owner.hex(),
-                )
-        held: dict[int, tuple[HeldShard, ShardLayout]] = {}
+        held: dict[ShardKey, tuple[HeldShard, ShardLayout]] = {}
         if keys:
-            numbers = [shard for _, shard in keys]
+            numbers = await self._numbers(keys, timeout)
+            named = dict(zip(numbers, keys, strict=True))
             reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
             try:
                 layouts = {number: checked(layout, size) for number, _, _, size, layout, _ in reply.shards}
-                live = {number: bits for number, _, _, _, _, bits in reply.shards if bits}
+                live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
                 if live:
-                    _check_live(ref, live, layouts)
+                    _check_live(ref, live, {named[number]: layout for number, layout in layouts.items()})
             except BaseException:
                 self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
                 raise
             for number, segment, offset, size, _, _ in reply.shards:
                 pin = self._connection.pins.hold(number)
-                held[number] = HeldShard(self._connection.segments[segment], offset, size, pin), layouts[number]
+                shard = HeldShard(self._connection.segments[segment], offset, size, pin)
+                held[named[number]] = shard, layouts[number]
         return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
 
+    async def _numbers(self, keys: Sequence[ShardKey], timeout: float) -> list[int]:
+        """The numbers that the shards have on this plane's node, be they its own or others'."""
+        own = self._connection.welcome.node
+        others = [key for key in keys if key[0] != own]
+        if not others:
+            return [shard for _, shard in keys]
+        request = m.Find(self._connection.next_id(), others, timeout)
+        found = await self._connection.request(request, m.Found, timeout)
+        copies = dict(zip(others, found.shards, strict=True))
+        return [copies.get(key, key[1]) for key in keys]
 
-def _column(ref: BatchRef, name: str, field: Field, held: Mapping[int, tuple[HeldShard, ShardLayout]]) -> Column:
+
+def _column(ref: BatchRef, name: str, field: Field, held: Mapping[ShardKey, tuple[HeldShard, ShardLayout]]) -> Column:
     sources, order = ref.sources(name)
     pieces = []
     for source in sources:
-        memory, layout = held[source.shard]
+        memory, layout = held[source.node, source.shard]
         if source.ordinal >= len(layout.columns):
             raise Misuse(f"the reference means column {source.ordinal} of a shard that has {len(layout.columns)}")
         pieces.append(Piece(layout.columns[source.ordinal][1], memory, source.rows))
     return Column(name, field, pieces, order)
 
 
-def _check_live(ref: BatchRef, live: Mapping[int, bytes], layouts: Mapping[int, ShardLayout]) -> None:
+def _check_live(ref: BatchRef, live: Mapping[ShardKey, bytes], layouts: Mapping[ShardKey, ShardLayout]) -> None:
     """Raises Freed where a row that the reference means was freed by itself."""
-    for (_, shard), selected in ref.footprint().items():
-        if shard not in live:
+    for key, selected in ref.footprint().items():
+        if key not in live:
             continue
-        columns = layouts[shard].columns
+        columns = layouts[key].columns
         rows = columns[0][1].rows
-        bits = np.unpackbits(np.frombuffer(live[shard], dtype=np.uint8), count=len(columns) * rows)
+        bits = np.unpackbits(np.frombuffer(live[key], dtype=np.uint8), count=len(columns) * rows)
         alive = bits.reshape(len(columns), rows).astype(np.bool_)
         for ordinals, chosen in selected:
-            _check_rows(alive, ordinals, chosen, shard)
+            _check_rows(alive, ordinals, chosen, key[1])
 
 
 def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -> None:

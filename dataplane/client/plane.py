@@ -202,6 +202,14 @@ class AsyncPlane:
         name, opened = await checkpoint.read(self._connection, self._writer, path, name, arguments.seconds(timeout))
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 
+    # The cluster
+
+    async def members(self) -> dict[str, Any]:
+        """Who is in the node's cluster: an `epoch`, which goes up with every change, and the `members` by their
+        numbers. Empty for a node that is alone."""
+        self.check()
+        return dict((await self._connection.request(m.Members(self._connection.next_id()), m.Figures, 0.0)).values)
+
     # The end
 
     async def aclose(self) -> None:

@@ -127,6 +127,10 @@ class Plane:
         """The figures of all streams of the node, by name."""
         return self._wait(self._plane.streams())
 
+    def members(self) -> dict[str, Any]:
+        """Who is in the node's cluster. See `AsyncPlane.members`."""
+        return self._wait(self._plane.members())
+
     def close(self) -> None:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
         if self._open and not self._plane.in_child:

@@ -12,18 +12,29 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Rejected, describe
+from dataplane.errors import (
+    DataplaneError,
+    LimitExceeded,
+    OwnerDied,
+    PeerUnavailable,
+    ProtocolMismatch,
+    Rejected,
+    describe,
+)
 from dataplane.node.homes import Homes
 from dataplane.node.streaming import Streaming, StreamRequest, Waiting
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, peer
+
+if TYPE_CHECKING:
+    from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +56,7 @@ class Client:
         connected: socket.socket,
         store: Store,
         homes: Homes,
+        hosts: Hosts | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
         gone: Callable[[Client], None],
@@ -53,6 +65,7 @@ class Client:
         self.label = f"pid {self.pid}"
         self._store = store
         self._streams = Streaming(self, homes, store)
+        self._hosts = hosts
         self._node = node
         self._figures = figures
         self._gone = gone
@@ -158,6 +171,10 @@ class Client:
                 self._send_held(request.id, held)
             case m.Unpin():
                 self._store.unpin(self, request.shards)
+            case m.Find():
+                return self._find(request)
+            case m.Members():
+                self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
             case m.Reserve():
                 self._bound("reservation of so many shards", m.MAX_SHARDS, len(request.sizes))
                 made = self._store.reserve_now(self, request.sizes)
@@ -321,6 +338,16 @@ class Client:
             self, request.payload, request.layout, deadline, scope=request.scope, holder=self.label
         )
         self._channel.send(m.Stored(request.id, shard))
+
+    async def _find(self, request: m.Find) -> None:
+        if self._hosts is None or self._hosts.fetcher is None:
+            node = request.shards[0][0].hex() if request.shards else ""
+            raise OwnerDied(
+                f"node {node} is not this one, which is alone: it was stopped, or is another host's", node=node
+            )
+        self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards))
+        numbers = await self._hosts.fetcher.find(request.shards, self._deadline(request.timeout_s))
+        self._channel.send(m.Found(request.id, numbers))
 
     async def _reserve_later(self, request: m.Reserve) -> None:
         self._send_reserved(

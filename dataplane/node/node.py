@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import monotonic
-from dataplane.config import NodeConfig, environment
+from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Unauthenticated, describe
 from dataplane.node.clients import Client
 from dataplane.node.homes import Homes
@@ -32,6 +32,9 @@ from dataplane.wire.framing import frame
 from dataplane.wire.local import format_address, listen, peer
 from dataplane.wire.polling import polling_loop
 
+if TYPE_CHECKING:
+    from dataplane.node.hosts import Hosts
+
 log = logging.getLogger(__name__)
 
 _STREAMS = 50  # that are told of among a node's figures
@@ -40,8 +43,9 @@ _STREAMS = 50  # that are told of among a node's figures
 class Node:
     """A listening socket, its clients, and their store. `serve` runs it."""
 
-    def __init__(self, config: NodeConfig, path: Path | None = None) -> None:
-        """Listen at `path`, or in a directory of the node's own. Raises OSError where that can not be done."""
+    def __init__(self, config: NodeConfig, path: Path | None = None, cluster: ClusterConfig | None = None) -> None:
+        """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Raises OSError
+        where that can not be done, ValueError for a key that is none."""
         self.id = secrets.token_bytes(8)
         self.config = config
         self._claim: Claim | None = None
@@ -51,6 +55,11 @@ class Node:
         self._path = path
         self._store = Store(config)
         self._homes = Homes(self.id, self._store, monotonic)
+        self.hosts: Hosts | None = None
+        if cluster is not None:
+            from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
+
+            self.hosts = Hosts(cluster, self.id, self._store)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
         self._started = time.monotonic()
@@ -68,6 +77,9 @@ class Node:
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(self._store.run()), group.create_task(self._watch_leases())]
+                if self.hosts is not None:
+                    await self.hosts.start()
+                    background.append(group.create_task(self.hosts.run()))
                 ready()
                 await stop.wait()
                 for task in background:
@@ -94,7 +106,9 @@ class Node:
                     connected.send(frame(m.Failure(0, *describe(refused))))
                 connected.close()
                 continue
-            self._clients.add(Client(connected, self._store, self._homes, self.id, self.figures, self._client_gone))
+            self._clients.add(
+                Client(connected, self._store, self._homes, self.hosts, self.id, self.figures, self._client_gone)
+            )
 
     def _client_gone(self, client: Client) -> None:
         self._clients.discard(client)
@@ -159,6 +173,8 @@ class Node:
         for client in list(self._clients):
             client.end(gone)
         self._homes.close()
+        if self.hosts is not None:
+            await self.hosts.aclose()
         await self._store.aclose()
         if self._claim is not None:
             self._claim.release()

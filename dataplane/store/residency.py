@@ -24,12 +24,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
-from dataplane.errors import Corrupt, Freed
+from dataplane.errors import DataplaneError, Freed
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
-from dataplane.store.spill import Disk
+from dataplane.store.spill import Disk, SpillFile
 
 OWN = "node"
 """The arena's owner of what the node itself writes: restored shards, and small ones that came in a message."""
@@ -88,7 +88,8 @@ class Residency:
         if shard.file is not None:
             if shard.clean:
                 self._clean_bytes -= shard.size
-            self._disk.remove(shard.file)
+            if isinstance(shard.file, SpillFile):
+                self._disk.remove(shard.file)
             shard.file = None
 
     # Reading back
@@ -122,10 +123,13 @@ class Residency:
             if shard.file is None:
                 raise Freed(f"shard {shard.number} was freed", shard=shard.number)
             with self._arena.view(extent) as view:
-                await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
+                if isinstance(shard.file, SpillFile):
+                    await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
+                else:
+                    await shard.file.read(view)
             shard.extent = extent
             self._clean_bytes += shard.size
-        except (Corrupt, Freed) as error:
+        except DataplaneError as error:
             shard.damage = error
         except OSError as error:
             self._disk.refused("reading back", error)

@@ -1,6 +1,6 @@
 """One sealed, immutable object of the store, and what is left of it after some of its rows were freed.
 
-Where its bytes are, by its two fields:
+Where its bytes are, by its two fields (`file` is on this host's disk, or stands for another host's memory):
 
     extent      file        the shard is
     set         None        in memory only ("dirty": it must be written before its memory can be taken)
@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.rows import Rows
-from dataplane.errors import Corrupt, Freed, LimitExceeded
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
+from dataplane.store.backing import Backing
 from dataplane.store.spill import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout, and
@@ -59,10 +60,10 @@ class Shard:
     scope: str
     next_use: int
     extent: Extent | None = None
-    file: SpillFile | None = None
+    file: SpillFile | Backing | None = None
     moving: asyncio.Future[None] | None = None
     freed: bool = False
-    damage: Corrupt | Freed | None = None
+    damage: DataplaneError | None = None
     live: npt.NDArray[np.bool_] | None = field(default=None)
     """Which [column, row] still counts; None while all do."""
 

@@ -30,11 +30,12 @@ from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
+from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
-from dataplane.store.spill import Disk, DiskStatistics
+from dataplane.store.spill import Disk, DiskStatistics, SpillFile
 
 _HOLDERS = 64  # that are named
 _PLACE = 64  # bytes, more than it takes to say where a shard is
@@ -208,6 +209,24 @@ class Store:
         self.seal(client, [(made.shard, layout)], scope=scope, holder=holder)
         return made.shard
 
+    def adopt(self, size: int, rows: int, columns: int, layout: bytes, backing: Backing, *, holder: str) -> int:
+        """A shard whose bytes are elsewhere, and come when it is pinned; its number here. Its memory is taken before
+        that of any other. Raises ProtocolMismatch, Corrupt or LimitExceeded where the layout is false."""
+        described = checked(layout, size)
+        check_cost(described, layout, size)
+        if pages(size) != size or (rows, columns) != (described.columns[0][1].rows, len(described.columns)):
+            raise Corrupt("a shard that is described falsely")
+        number = next(self._numbers)
+        self._shards[number] = Shard(number, size, rows, columns, layout, holder, "", 0, None, backing)
+        return number
+
+    def mend(self, number: int) -> bool:
+        """Whether the shard is there; one that could not be read is tried again when it is next asked for."""
+        shard = self._shards.get(number)
+        if shard is not None:
+            shard.damage = None
+        return shard is not None
+
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
         for number in numbers:
@@ -270,6 +289,10 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
+
+    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes]]:
+        """Of each shard its extent's bytes, rows, columns and encoded layout. Raises Freed or Corrupt as `pin`."""
+        return [(s.size, s.rows, s.columns, s.layout) for s in map(self._find, numbers)]
 
     def description(self, numbers: Iterable[int]) -> int:
         """About how many bytes it takes to say where these shards are. Raises Freed or Corrupt as `pin`."""
@@ -446,7 +469,7 @@ class Store:
             arena=self.arena.statistics(),
             disk=self.disk.statistics(),
             shards=len(self._shards),
-            spilled_shards=sum(shard.extent is None for shard in self._shards.values()),
+            spilled_shards=sum(s.extent is None and isinstance(s.file, SpillFile) for s in self._shards.values()),
             pinned=sum(self._any(number).size for number in self.pins.shards()),
             reserved=sum(extent.size for held in self._reserved.values() for extent in held.values()),
             put=self._put_bytes,

@@ -107,6 +107,20 @@ class Pin(Message, frozen=True, tag="pin"):
     timeout_s: float
 
 
+class Find(Message, frozen=True, tag="find"):
+    """Shards of other nodes, by node and number there. Answered by `Found`."""
+
+    id: int
+    shards: list[tuple[bytes, int]]
+    timeout_s: float
+
+
+class Members(Message, frozen=True, tag="members"):
+    """Who is in the cluster. Answered by `Figures`."""
+
+    id: int
+
+
 class Unpin(Message, frozen=True, tag="unpin"):
     """Drop one hold on each shard."""
 
@@ -373,6 +387,8 @@ Request = (
     | Abort
     | Put
     | Pin
+    | Find
+    | Members
     | Unpin
     | Free
     | Stats
@@ -448,6 +464,13 @@ class Held(Message, frozen=True, tag="held"):
     id: int
     shards: list[tuple[int, int, int, int, bytes, bytes]]
     grants: list[Grant]
+
+
+class Found(Message, frozen=True, tag="found"):
+    """The numbers that the shards have on this node, to be pinned by."""
+
+    id: int
+    shards: list[int]
 
 
 class Opened(Message, frozen=True, tag="opened"):
@@ -554,6 +577,7 @@ Reply = (
     | Reserved
     | Stored
     | Held
+    | Found
     | Opened
     | Admitted
     | Appended

@@ -1,0 +1,1 @@
+"""Who is there: membership of hosts."""

@@ -1,0 +1,1 @@
+"""How bulk bytes cross hosts."""

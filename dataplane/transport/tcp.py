@@ -1,0 +1,239 @@
+"""Bytes over plain sockets, several streams at once: `sendfile` out of the arena, `recv_into` into it.
+
+    reader -> server: ticket (16 bytes) | offset (8) | count (8), little-endian
+    server -> reader: count bytes, and closes
+
+A ticket is a random number that the control channel carried, so who has it may read, and only what it stands for. Each
+byte of an offer is sent once: a stretch that was asked for is not given again. The bytes themselves travel in the
+clear; where the network is not trusted, put them into one that is (WireGuard, for one).
+
+What always holds: a connection that says nothing, or no ticket, is closed after a few seconds; there are never more of
+them than `_CONNECTIONS`; no thread writes into memory that its reader has given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dataplane.transport.base import Memory, Transport, TransportError
+
+STREAMS = 4
+"""Connections that one read uses, where it is of that many pieces."""
+
+_PIECE = 4 << 20  # bytes, at least, of a stream
+_REQUEST = struct.Struct("<16sQQ")
+_CONNECTIONS = 256
+_SAY_S = 5.0  # seconds to name a ticket
+_IDLE_S = 20.0  # seconds without a byte after which a stream is given up
+_CHUNK = 8 << 20  # bytes sent or received by one call, between which a withdrawal is noticed
+
+
+@dataclass(eq=False)
+class _Offered:
+    memory: Memory
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    streams: set[socket.socket] = field(default_factory=set)
+    done: threading.Condition = field(default_factory=threading.Condition)
+    over: bool = False
+
+
+class Tcp(Transport):
+    """See the module. `host`: where to listen, on any port."""
+
+    name = "tcp"
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._listener: socket.socket | None = None
+        self._offers: dict[bytes, _Offered] = {}
+        self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
+        self._reading = ThreadPoolExecutor(4 * STREAMS, thread_name_prefix="dataplane-tcp-read")
+        self._connections: set[socket.socket] = set()
+
+    @property
+    def address(self) -> str:
+        if self._listener is None:
+            return ""
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    async def start(self) -> None:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((self._host, 0))
+            listener.listen(_CONNECTIONS)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    # serving
+
+    def offer(self, memory: Memory) -> bytes:
+        ticket = secrets.token_bytes(16)
+        self._offers[ticket] = _Offered(memory)
+        return ticket
+
+    async def withdraw(self, ticket: bytes) -> None:
+        offered = self._offers.pop(ticket, None)
+        if offered is not None:
+            await asyncio.get_running_loop().run_in_executor(self._reading, _end, offered)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:  # nobody more, or out of descriptors: who comes is waited for
+                return
+            if len(self._connections) >= _CONNECTIONS:
+                connected.close()
+                continue
+            self._connections.add(connected)
+            self._serving.submit(self._serve, connected)
+
+    def _serve(self, connected: socket.socket) -> None:
+        """In a thread: one stream, from its request to its end."""
+        try:
+            connected.settimeout(_SAY_S)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ticket, offset, count = _REQUEST.unpack(_exactly(connected, _REQUEST.size))
+            offered = self._offers.get(ticket)
+            if offered is not None and _take(offered, connected, offset, count):
+                try:
+                    connected.settimeout(_IDLE_S)
+                    _send(connected, offered, offset, count)
+                finally:
+                    with offered.done:
+                        offered.streams.discard(connected)
+                        offered.done.notify_all()
+        except (OSError, EOFError):
+            pass  # the reader sees a stream that ended early, and says what is to be said
+        finally:
+            self._connections.discard(connected)
+            connected.close()
+
+    # reading
+
+    async def read(self, address: str, ticket: bytes, into: memoryview, timeout_s: float) -> None:
+        if not len(into):
+            return
+        host, _, port = address.rpartition(":")
+        streams = max(1, min(STREAMS, len(into) // _PIECE))
+        bounds = [len(into) * i // streams for i in range(streams + 1)]
+        sockets: list[socket.socket] = []
+        giving_up = threading.Event()
+
+        def one(start: int, stop: int) -> None:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout_s, _IDLE_S)) as stream:
+                sockets.append(stream)
+                if giving_up.is_set():
+                    return
+                stream.settimeout(min(timeout_s, _IDLE_S))
+                stream.sendall(_REQUEST.pack(ticket, start, stop - start))
+                while start < stop:
+                    count = stream.recv_into(into[start : min(stop, start + _CHUNK)])
+                    if not count:
+                        raise EOFError(f"the stream ended {stop - start} bytes early")
+                    start += count
+
+        running = [self._reading.submit(one, start, stop) for start, stop in pairwise(bounds)]
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*map(asyncio.wrap_future, running))
+        except BaseException as error:
+            giving_up.set()
+            for stream in list(sockets):
+                with suppress(OSError):
+                    stream.shutdown(socket.SHUT_RDWR)
+            await _ended(running)
+            if isinstance(error, OSError | EOFError | TimeoutError):
+                raise TransportError(f"tcp from {address}: {str(error) or 'too slow'}") from error
+            raise
+
+    async def aclose(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        for ticket in list(self._offers):
+            await self.withdraw(ticket)
+        for connected in list(self._connections):
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        await asyncio.to_thread(self._serving.shutdown)
+        await asyncio.to_thread(self._reading.shutdown)
+
+
+def _take(offered: _Offered, stream: socket.socket, offset: int, count: int) -> bool:
+    """Whether the stream may have this stretch, which then nobody else may."""
+    with offered.done:
+        inside = 0 < count <= offered.memory.size and offset <= offered.memory.size - count
+        if offered.over or not inside or any(offset < b and a < offset + count for a, b in offered.taken):
+            return False
+        offered.taken.append((offset, offset + count))
+        offered.streams.add(stream)
+        return True
+
+
+def _send(stream: socket.socket, offered: _Offered, offset: int, count: int) -> None:
+    memory = offered.memory
+    while count and not offered.over:
+        _writable(stream)
+        sent = os.sendfile(stream.fileno(), memory.fd, memory.offset + offset, min(count, _CHUNK))
+        if not sent:
+            raise EOFError("the memory ended")
+        offset, count = offset + sent, count - sent
+
+
+def _writable(stream: socket.socket) -> None:
+    """Wait until the stream takes more: with a timeout Python's sockets do not block, and sendfile fails."""
+    poller = select.poll()
+    poller.register(stream, select.POLLOUT)
+    if not poller.poll(_IDLE_S * 1000):
+        raise TimeoutError("the reader takes nothing")
+
+
+def _end(offered: _Offered) -> None:
+    """Nobody reads the memory any more when this returns."""
+    with offered.done:
+        offered.over = True
+        for stream in offered.streams:
+            with suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+        offered.done.wait_for(lambda: not offered.streams)
+
+
+def _exactly(stream: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = stream.recv(count - len(data))
+        if not more:
+            raise EOFError("the stream ended")
+        data += more
+    return data
+
+
+async def _ended(running: Sequence[Future[None]]) -> None:
+    """Wait until no thread is at it any more, also if this is cancelled meanwhile."""
+    for future in running:
+        future.cancel()
+    # Futures of our own: those that were waited for before are done as soon as they are cancelled, and no thread is.
+    left = [asyncio.wrap_future(future) for future in running if not future.done()]
+    while left:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(left)
+        left = [future for future in left if not future.done()]

@@ -1,0 +1,46 @@
+"""The key that the nodes of a cluster share, in a file.
+
+It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to those that it connects
+to, and is served by those alone that have the same. Who has the file is a member, so it is readable by its owner alone,
+as an SSH key is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LENGTH = 40  # characters of a key in Z85
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A CURVE key pair, each half 40 characters of Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def generate(path: Path) -> Key:
+    """Write a new key to a file that is not there. Raises OSError."""
+    import zmq  # as everywhere here: who has one host does not need it
+
+    key = Key(*zmq.curve_keypair())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(b"dataplane key 1\n" + key.public + b"\n" + key.secret + b"\n")
+    return key
+
+
+def load(path: Path) -> Key:
+    """The key in a file. Raises OSError, and ValueError where it is none, or others may read it."""
+    with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        if mode & 0o077:
+            raise ValueError(f"{path} may be read by others (mode {mode:04o}); chmod 600 it, or make a new key")
+        head, public, secret, *more = file.read(1024).split(b"\n")[:4] + [b""] * 3
+    if head != b"dataplane key 1" or len(public) != _LENGTH or len(secret) != _LENGTH or any(more):
+        raise ValueError(f"{path} is no key; `dataplane keygen FILE` makes one")
+    return Key(public, secret)

@@ -1,0 +1,88 @@
+"""Every message between two nodes. As between a client and its node: typed, validated, never unpickled.
+
+A request carries an `id`, and gets one reply with the same; `Failure` is that of `wire.messages`.
+"""
+
+from __future__ import annotations
+
+from dataplane.wire.messages import Done, Failure, Message
+
+MAJOR, MINOR = 1, 0
+"""The version that nodes speak among each other. Another major is refused; the lower of two minors is spoken."""
+
+MAX_SHARDS = 4096
+"""Shards that one request may name."""
+
+
+class Greet(Message, frozen=True, tag="greet"):
+    """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`."""
+
+    id: int
+    major: int
+    minor: int
+    node: bytes
+    address: str
+    transports: dict[str, str]
+
+
+class Describe(Message, frozen=True, tag="describe"):
+    """What these shards are. Answered by `Described`."""
+
+    id: int
+    shards: list[int]
+
+
+class Offer(Message, frozen=True, tag="offer"):
+    """Leave to read a shard once, by the transport of this name. `node` asks. Answered by `Offered`."""
+
+    id: int
+    node: bytes
+    shard: int
+    transport: str
+    timeout_s: float
+
+
+class Withdraw(Message, frozen=True, tag="withdraw"):
+    """What was offered has been read, or will not be. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    ticket: bytes
+
+
+class FreeParts(Message, frozen=True, tag="free-parts"):
+    """Free parts of shards, as `wire.messages.Free` has them. Answered by `Done`."""
+
+    id: int
+    parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
+
+
+PeerRequest = Greet | Describe | Offer | Withdraw | FreeParts
+
+
+class Greeted(Message, frozen=True, tag="greeted"):
+    """So am I."""
+
+    id: int
+    major: int
+    minor: int
+    node: bytes
+    address: str
+    transports: dict[str, str]
+
+
+class Described(Message, frozen=True, tag="described"):
+    """Of each shard asked for: its bytes, rows, columns and encoded layout."""
+
+    id: int
+    shards: list[tuple[int, int, int, bytes]]
+
+
+class Offered(Message, frozen=True, tag="offered"):
+    """What the transport takes in exchange for the bytes, once."""
+
+    id: int
+    ticket: bytes
+
+
+PeerReply = Greeted | Described | Offered | Done | Failure
