@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -129,16 +130,16 @@ class AsyncPlane:
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
         scope = _scope(scope)
-        node = self._connection.welcome.node
-        parts = [
-            (shard, list(ordinals), rows.encode())
-            for (owner, shard), selected in (_reference(ref).footprint() if ref is not None else {}).items()
-            if owner == node  # what another node held went with it
-            for ordinals, rows in selected
-        ]
-        if parts or scope:
-            request = m.Free(self._connection.next_id(), [], parts, scope)
+        parts: defaultdict[bytes, list[tuple[int, list[int], tuple[int, int, bytes]]]] = defaultdict(list)
+        for (owner, shard), selected in (_reference(ref).footprint() if ref is not None else {}).items():
+            parts[owner] += [(shard, list(ordinals), rows.encode()) for ordinals, rows in selected]
+        own = parts.pop(self._connection.welcome.node, [])
+        if own or scope:
+            request = m.Free(self._connection.next_id(), [], own, scope)
             await self._connection.request(request, m.Done, 0.0)
+        for owner, others in parts.items():  # what a node held that has gone, went with it
+            elsewhere = m.FreeElsewhere(self._connection.next_id(), owner, others)
+            await self._connection.request(elsewhere, m.Done, 0.0)
 
     async def stats(self) -> Stats:
         """The node's figures now."""

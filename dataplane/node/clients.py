@@ -173,6 +173,8 @@ class Client:
                 self._store.unpin(self, request.shards)
             case m.Find():
                 return self._find(request)
+            case m.FreeElsewhere():
+                return self._free_elsewhere(request)
             case m.Members():
                 self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
             case m.Reserve():
@@ -348,6 +350,11 @@ class Client:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards))
         numbers = await self._hosts.fetcher.find(request.shards, self._deadline(request.timeout_s))
         self._channel.send(m.Found(request.id, numbers))
+
+    async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
+        if self._hosts is not None and self._hosts.fetcher is not None:
+            await self._hosts.fetcher.free(request.node, request.parts)
+        self._channel.send(m.Done(request.id))
 
     async def _reserve_later(self, request: m.Reserve) -> None:
         self._send_reserved(

@@ -1,7 +1,8 @@
 """Shards of other hosts, as shards of this one: described when they are first asked for, fetched when they are read.
 
 A fetched shard is a copy. The store keeps it like any shard that is on disk too: many may ask for it, and it is fetched
-once; it is bounded by the same budget; and its memory is the first to be taken. Read again, it is fetched again.
+once; it is bounded by the same budget; and its memory is the first to be taken. Read again, it is fetched again. A copy
+that is in memory outlives its owner.
 
 What always holds: what a copy holds was checked as everything is that a client writes; a copy is never another's bytes,
 since a node's number is new with each start.
@@ -18,9 +19,10 @@ import numpy as np
 
 from dataplane.batch.layout import ShardLayout, check_contents
 from dataplane.batch.ref import ShardKey
+from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
-from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable
+from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport, TransportError
 from dataplane.wire import peer_messages as pm
@@ -59,15 +61,14 @@ class Fetcher:
             copy = self._copies.get((owner, shard))
             if copy is None or not self._store.mend(copy):
                 unknown[owner].append(shard)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._describe(owner, shards, deadline)) for owner, shards in unknown.items()]
-        for task in tasks:
-            if isinstance(error := task.result(), DataplaneError):
+        asked = [self._describe(owner, shards, deadline) for owner, shards in unknown.items()]
+        for error in [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked):
+            if error is not None:
                 raise error
         return [self._copies[key] for key in keys]
 
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
-        """Learn what these shards of the owner are. An error is returned, since a group of tasks would wrap it."""
+        """Learn what these shards of the owner are. An error is returned, so that the others are learnt of too."""
         try:
             member = self._member(owner)
             for first in range(0, len(shards), pm.MAX_SHARDS):
@@ -75,10 +76,17 @@ class Fetcher:
                 request = pm.Describe(self._peers.next_id(), asked)
                 timeout_s = min(_CONTROL_S, deadline.remaining_s)
                 reply = await self._peers.request(member.address, request, pm.Described, timeout_s)
-                for shard, (size, rows, columns, layout) in zip(asked, reply.shards, strict=True):
+                if len(reply.shards) != len(asked):
+                    raise ProtocolMismatch(f"node {owner.hex()} described {len(reply.shards)} of {len(asked)} shards")
+                for shard, (size, rows, columns, layout, payload) in zip(asked, reply.shards, strict=True):
+                    known = self._copies.get((owner, shard))
+                    if known is not None and self._store.mend(known):
+                        continue  # somebody else has asked meanwhile
                     backing = _Remote(self, owner, shard, layout)
-                    number = self._store.adopt(size, rows, columns, layout, backing, holder=f"copy of {owner.hex()}")
-                    self._copies[owner, shard] = number
+                    self._copies[owner, shard] = self._store.adopt(
+                        size, rows, columns, layout, payload, backing, holder=f"copy of {owner.hex()}"
+                    )
+                    self.fetched_bytes += len(payload)
         except DataplaneError as error:
             return error
         while len(self._copies) > MAX_COPIES:
@@ -91,10 +99,22 @@ class Fetcher:
             raise OwnerDied(f"node {node.hex()} is not in the cluster: it has died, or was never", node=node.hex())
         return member
 
-    def forget(self, nodes: set[bytes]) -> None:
-        """These nodes have gone: copies that are in memory stay until they are freed; others can not be had."""
-        for key in [key for key in self._copies if key[0] in nodes]:
-            self._store.free([self._copies.pop(key)])
+    async def free(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
+        """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
+        PeerUnavailable, ProtocolMismatch for no parts of a shard."""
+        for shard, columns, rows in parts:
+            copy = self._copies.get((owner, shard))
+            if copy is not None:
+                try:
+                    self._store.free_part(copy, columns, Rows.decode(rows))
+                except (ValueError, IndexError) as error:
+                    raise ProtocolMismatch(f"no part of a shard: {error}") from None
+                if not self._store.mend(copy):
+                    del self._copies[owner, shard]
+        member = self._membership.members.get(owner)
+        if member is not None:
+            request = pm.FreeParts(self._peers.next_id(), parts)
+            await self._peers.request(member.address, request, Done, _CONTROL_S)
 
     async def read(self, owner: bytes, shard: int, memory: memoryview) -> None:
         """Fill the memory with a shard, by the best transport that both have and that works. Raises OwnerDied, Freed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,14 +93,12 @@ class Hosts:
         assert self.membership is not None
         now = set(self.membership.members)
         gone, self._known = self._known - now, now
-        if gone and self.fetcher is not None:
-            self.fetcher.forget(gone)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in gone]:
             self._withdraw_soon(ticket)
 
     # what others ask
 
-    async def _answer(self, request: Any) -> Message:
+    def _answer(self, request: Any) -> Message | Awaitable[Message]:
         match request:
             case pm.Greet():
                 assert self.membership is not None
@@ -108,13 +106,13 @@ class Hosts:
             case pm.Describe():
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
-                return pm.Described(request.id, self._store.describe(request.shards))
+                return self._describe(request)
             case pm.Offer():
-                return await self._offer(request)
+                return self._offer(request)
             case pm.Withdraw():
                 offer = self._offers.get(request.ticket)
                 if offer is not None and offer.reader.node == request.node:
-                    await self._withdraw(request.ticket)
+                    self._withdraw_soon(request.ticket)
             case pm.FreeParts():
                 for shard, columns, rows in request.parts:
                     try:
@@ -122,6 +120,14 @@ class Hosts:
                     except (ValueError, IndexError) as error:
                         raise ProtocolMismatch(f"no part of a shard: {error}") from None
         return Done(request.id)
+
+    def _describe(self, request: pm.Describe) -> pm.Described:
+        left, described = pm.MAX_INLINE_ALL, []
+        for shard, what in zip(request.shards, self._store.describe(request.shards), strict=True):
+            payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
+            left -= len(payload)
+            described.append((*what, payload))
+        return pm.Described(request.id, described)
 
     async def _offer(self, request: pm.Offer) -> pm.Offered:
         transport = next((t for t in self._transports if t.name == request.transport), None)

@@ -138,6 +138,19 @@ class Residency:
                 self._release(extent)
             self._settle(shard)
 
+    def fill(self, shard: Shard, payload: bytes) -> None:
+        """A shard that can be read again comes with its bytes, for which the budget has given room."""
+        try:
+            extent = self._arena.allocate(OWN, shard.size)
+        except OSError:  # it is read when it is asked for
+            self._budget.release(shard.size)
+            return
+        with self._arena.view(extent) as view:
+            view[:] = payload
+        shard.extent = extent
+        self._clean_bytes += shard.size
+        self.used(shard)
+
     def _settle(self, shard: Shard) -> None:
         """A move has ended: what was waiting for that can happen now."""
         shard.moving = None

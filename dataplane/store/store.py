@@ -209,16 +209,23 @@ class Store:
         self.seal(client, [(made.shard, layout)], scope=scope, holder=holder)
         return made.shard
 
-    def adopt(self, size: int, rows: int, columns: int, layout: bytes, backing: Backing, *, holder: str) -> int:
-        """A shard whose bytes are elsewhere, and come when it is pinned; its number here. Its memory is taken before
-        that of any other. Raises ProtocolMismatch, Corrupt or LimitExceeded where the layout is false."""
+    def adopt(
+        self, size: int, rows: int, columns: int, layout: bytes, payload: bytes, backing: Backing, *, holder: str
+    ) -> int:
+        """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
+        have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
+        ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
         described = checked(layout, size)
         check_cost(described, layout, size)
         if pages(size) != size or (rows, columns) != (described.columns[0][1].rows, len(described.columns)):
             raise Corrupt("a shard that is described falsely")
-        number = next(self._numbers)
-        self._shards[number] = Shard(number, size, rows, columns, layout, holder, "", 0, None, backing)
-        return number
+        shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
+        if payload and len(payload) == size:
+            check_contents(described, np.frombuffer(payload, np.uint8))
+            if self.budget.try_reserve(size):
+                self._residency.fill(shard, payload)
+        self._shards[shard.number] = shard
+        return shard.number
 
     def mend(self, number: int) -> bool:
         """Whether the shard is there; one that could not be read is tried again when it is next asked for."""
@@ -289,6 +296,14 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
+
+    def peek(self, number: int, most: int) -> bytes:
+        """The bytes of a shard that is in memory and has no more than `most`; else none."""
+        shard = self._find(number)
+        if shard.extent is None or shard.size > most:
+            return b""
+        with self.arena.view(shard.extent) as view:
+            return bytes(view)
 
     def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes]]:
         """Of each shard its extent's bytes, rows, columns and encoded layout. Raises Freed or Corrupt as `pin`."""

@@ -107,6 +107,14 @@ class Pin(Message, frozen=True, tag="pin"):
     timeout_s: float
 
 
+class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
+    """Free parts of another node's shards, as in `Free`. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
+
+
 class Find(Message, frozen=True, tag="find"):
     """Shards of other nodes, by node and number there. Answered by `Found`."""
 
@@ -388,6 +396,7 @@ Request = (
     | Put
     | Pin
     | Find
+    | FreeElsewhere
     | Members
     | Unpin
     | Free

@@ -29,10 +29,10 @@ from dataplane.wire.peer_messages import PeerReply, PeerRequest
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Message)
-Answer = Callable[[Any], Awaitable[Message]]
+Answer = Callable[[Any], Message | Awaitable[Message]]
 
 _QUEUE = 1000  # messages that wait on one socket
-_AT_ONCE = 256  # requests that are being answered
+_AT_ONCE = 256  # requests whose answers are waited for
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
 _DOMAIN = "dataplane"
@@ -45,39 +45,40 @@ class Peers:
     """One node's end of all control channels. `start` it in the loop that it is used from."""
 
     def __init__(self, listen: str, key: Key | None, answer: Answer) -> None:
-        """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` gives the reply, or raises a DataplaneError."""
+        """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` gives the reply, at once or to be awaited, or
+        raises a DataplaneError."""
         self._listen = listen
         self._key = key
         self._answer = answer
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
-        self._router: zmq.asyncio.Socket | None = None
+        self._router: _Socket | None = None
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving: asyncio.Task[None] | None = None
         self.address = ""
         """Where it listens, once it has started."""
 
     def start(self) -> None:
         """Listen. Raises OSError where that can not be done."""
-        router = self._router = self._context.socket(zmq.ROUTER)
+        router = self._context.socket(zmq.ROUTER)
         router.set(zmq.ROUTER_MANDATORY, 1)
-        _limit(router)
         if self._key is not None:
-            public = self._key.public
-            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(self._context, asyncio.get_running_loop())
+            shadow = zmq.asyncio.Context(self._context)
+            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(shadow, asyncio.get_running_loop())
             self._authenticator.start()
-            self._authenticator.configure_curve_callback(_DOMAIN, _Members(public))
+            self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
             router.zap_domain = _DOMAIN.encode()
             router.curve_server = True
-            router.curve_publickey, router.curve_secretkey = public, self._key.secret
+            router.curve_publickey, router.curve_secretkey = self._key.public, self._key.secret
         try:
+            _limit(router)
             router.bind(self._listen)
         except zmq.ZMQError as error:
+            router.close(linger=0)
             raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
         self.address = router.get_string(zmq.LAST_ENDPOINT)
-        self._serving = asyncio.get_running_loop().create_task(self._serve(router))
+        self._router = _Socket(router, self._asked)
 
     def next_id(self) -> int:
         """A number for a request."""
@@ -90,17 +91,16 @@ class Peers:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(self._context, address, self._key)
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Message] = loop.create_future()
         link.pending[request.id] = future
-        silent = PeerUnavailable(f"the node at {address} has not answered for {timeout_s:.1f} s", address=address)
+        timer = loop.call_later(timeout_s, _late, future, address, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                await link.socket.send(_encoder.encode(request))
-                reply = await future
-        except TimeoutError:
-            raise silent from None
+            link.socket.send([_encoder.encode(request)])
+            reply = await future
         finally:
-            link.pending.pop(request.id, None)
+            timer.cancel()
+            del link.pending[request.id]
         if isinstance(reply, Failure):
             raise revive(reply.name, reply.message, reply.fields)
         if not isinstance(reply, kind):
@@ -114,88 +114,144 @@ class Peers:
             with suppress(DataplaneError):
                 await self.request(address, request, kind, _TELL_S)
 
-        task = asyncio.get_running_loop().create_task(ask())
+        self._keep(asyncio.get_running_loop().create_task(ask()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def forget(self, address: str) -> None:
-        """Nobody is there any more."""
-        link = self._links.pop(address, None)
-        if link is not None:
-            link.close()
+    # answering
 
-    async def _serve(self, router: zmq.asyncio.Socket) -> None:
-        while True:
-            parts = await router.recv_multipart()
-            try:
-                who, payload = parts
-                request = _requests.decode(payload)
-            except (ValueError, msgspec.MsgspecError) as error:
-                log.warning("a peer sent what is no message: %s", error)
-                continue
-            if len(self._tasks) >= _AT_ONCE:  # it asks again, or gives up at its deadline
-                continue
-            task = asyncio.get_running_loop().create_task(self._reply(router, who, request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _reply(self, router: zmq.asyncio.Socket, who: bytes, request: Any) -> None:
+    def _asked(self, parts: list[bytes]) -> None:
         try:
-            reply = await self._answer(request)
-        except DataplaneError as error:
-            reply = Failure(request.id, *describe(error))
-        except Exception:  # the boundary: a fault of ours in one peer's request is not the others' end
-            log.exception("a request of a peer failed")
-            reply = Failure(request.id, "Rejected", "the node failed on this request; its log says how", {})
-        with suppress(zmq.ZMQError):  # it has gone, or takes nothing more
-            await router.send_multipart([who, _encoder.encode(reply)], flags=zmq.NOBLOCK)
+            who, payload = parts
+            request = _requests.decode(payload)
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.warning("a peer sent what is no message: %s", error)
+            return
+        try:
+            answer = self._answer(request)
+        except Exception as error:
+            self._say(who, _failure(request, error))
+            return
+        if isinstance(answer, Message):
+            self._say(who, answer)
+        elif len(self._tasks) < _AT_ONCE:
+            self._keep(asyncio.get_running_loop().create_task(self._answer_later(who, request, answer)))
+        else:  # it asks again, or gives up at its deadline
+            close = getattr(answer, "close", None)
+            if close is not None:
+                close()
+
+    async def _answer_later(self, who: bytes, request: Any, answer: Awaitable[Message]) -> None:
+        try:
+            reply = await answer
+        except Exception as error:
+            reply = _failure(request, error)
+        self._say(who, reply)
+
+    def _say(self, who: bytes, reply: Message) -> None:
+        if self._router is not None:
+            self._router.send([who, _encoder.encode(reply)])
 
     async def aclose(self) -> None:
-        """Stop. Who waits is told PeerUnavailable by his deadline. Idempotent."""
+        """Stop. Who waits is told PeerUnavailable. Idempotent."""
         router, self._router = self._router, None
-        tasks = [*self._tasks, *([self._serving] if self._serving is not None else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for link in self._links.values():
             link.close()
-        await asyncio.gather(*(link.hearing for link in self._links.values()), return_exceptions=True)
         self._links.clear()
         if router is not None:
-            router.close(linger=0)
+            router.close()
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
         self._context.term()
 
 
+def _failure(request: Any, error: Exception) -> Failure:
+    """What is answered where an answer failed: the boundary, since our fault in one request is not the others' end."""
+    if isinstance(error, DataplaneError):
+        return Failure(request.id, *describe(error))
+    log.error("a request of a peer failed", exc_info=error)
+    return Failure(request.id, "Rejected", "the node failed on this request; its log says how", {})
+
+
+def _late(future: asyncio.Future[Message], address: str, waited_s: float) -> None:
+    if not future.done():
+        silent = f"the node at {address} has not answered for {waited_s:.1f} s"
+        future.set_exception(PeerUnavailable(silent, address=address))
+
+
+class _Socket:
+    """A ZeroMQ socket in an event loop: `heard(parts)` is called for each message.
+
+    pyzmq's own asyncio sockets make several futures and callbacks for each message, about a third of a round trip. The
+    socket's descriptor says only that something has changed, and once, so all that is there is taken each time, and it
+    is looked at again after each send (http://api.zeromq.org/4-3:zmq-getsockopt, ZMQ_FD).
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[list[bytes]], None]) -> None:
+        self._socket = socket
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.get(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._take)
+        self._loop.call_soon(self._take)
+
+    def send(self, parts: list[bytes]) -> None:
+        """Send a message, or drop it where nobody takes it: its sender has a deadline."""
+        with suppress(zmq.ZMQError):
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        self._loop.call_soon(self._take)
+
+    def _take(self) -> None:
+        while not self._socket.closed:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.ZMQError:  # nothing more
+                return
+            self._heard(parts)
+
+    def close(self) -> None:
+        """Hear and say nothing more."""
+        self._loop.remove_reader(self._descriptor)
+        self._socket.close(linger=0)
+
+
 class _Link:
     """The way to one other node."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, key: Key | None) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
-        self.socket = context.socket(zmq.DEALER)
-        _limit(self.socket)
+        self._address = address
+        dealer = context.socket(zmq.DEALER)
+        _limit(dealer)
         if key is not None:
-            self.socket.curve_serverkey = self.socket.curve_publickey = key.public
-            self.socket.curve_secretkey = key.secret
-        self.socket.connect(address)
-        self.hearing = asyncio.get_running_loop().create_task(self._hear())
+            dealer.curve_serverkey = dealer.curve_publickey = key.public
+            dealer.curve_secretkey = key.secret
+        dealer.connect(address)
+        self.socket = _Socket(dealer, self._heard)
 
-    async def _hear(self) -> None:
-        while True:
-            try:
-                reply = _replies.decode(await self.socket.recv())
-            except msgspec.MsgspecError as error:
-                log.warning("a peer answered what is no message: %s", error)
-                continue
-            future = self.pending.get(reply.id)
-            if future is not None and not future.done():
-                future.set_result(reply)
+    def _heard(self, parts: list[bytes]) -> None:
+        try:
+            (payload,) = parts
+            reply = _replies.decode(payload)
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.warning("a peer answered what is no message: %s", error)
+            return
+        future = self.pending.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply)
 
     def close(self) -> None:
-        self.hearing.cancel()
-        self.socket.close(linger=0)
+        """Who waits is told so."""
+        for future in self.pending.values():
+            _late(future, self._address, 0.0)
+        self.socket.close()
 
 
 class _Members:
@@ -209,7 +265,7 @@ class _Members:
         return domain == _DOMAIN and key == self._public
 
 
-def _limit(socket: zmq.asyncio.Socket) -> None:
+def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.SNDHWM, _QUEUE)
     socket.set(zmq.RCVHWM, _QUEUE)
     socket.set(zmq.LINGER, 0)

@@ -13,6 +13,9 @@ MAJOR, MINOR = 1, 0
 MAX_SHARDS = 4096
 """Shards that one request may name."""
 
+MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
+"""Bytes of a shard, and of all in one message, that come with their description: a round trip and a connection less."""
+
 
 class Greet(Message, frozen=True, tag="greet"):
     """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`."""
@@ -72,10 +75,10 @@ class Greeted(Message, frozen=True, tag="greeted"):
 
 
 class Described(Message, frozen=True, tag="described"):
-    """Of each shard asked for: its bytes, rows, columns and encoded layout."""
+    """Of each shard asked for: its size, rows, columns, encoded layout and, where they are few, its bytes."""
 
     id: int
-    shards: list[tuple[int, int, int, bytes]]
+    shards: list[tuple[int, int, int, bytes, bytes]]
 
 
 class Offered(Message, frozen=True, tag="offered"):
