@@ -36,8 +36,9 @@ test: $(STAMP) ## run the tests
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo
 
-bench: $(STAMP) ## measure put, get, spill and memory on this machine
+bench: $(STAMP) ## measure put, get, spill, memory and streams on this machine
 	@$(BIN)/python -m bench.local
+	@$(BIN)/python -m bench.stream
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

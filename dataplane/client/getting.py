@@ -33,7 +33,7 @@ class Getter:
         keys = ref.shards()
         held: dict[ShardKey, tuple[HeldShard, ShardLayout]] = {}
         if keys:
-            numbers = await self._numbers(keys, timeout)
+            numbers = await self._numbers(ref, keys, timeout)
             named = dict(zip(numbers, keys, strict=True))
             reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
             try:
@@ -50,13 +50,15 @@ class Getter:
                 held[named[number]] = shard, layouts[number]
         return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
 
-    async def _numbers(self, keys: Sequence[ShardKey], timeout: float) -> list[int]:
+    async def _numbers(self, ref: BatchRef, keys: Sequence[ShardKey], timeout: float) -> list[int]:
         """The numbers that the shards have on this plane's node, be they its own or others'."""
         own = self._connection.welcome.node
         others = [key for key in keys if key[0] != own]
         if not others:
             return [shard for _, shard in keys]
-        request = m.Find(self._connection.next_id(), others, timeout)
+        footprint = ref.footprint()
+        wanted = [(*key, [(list(o), rows.encode()) for o, rows in footprint[key]]) for key in others]
+        request = m.Find(self._connection.next_id(), wanted, timeout)
         found = await self._connection.request(request, m.Found, timeout)
         copies = dict(zip(others, found.shards, strict=True))
         return [copies.get(key, key[1]) for key in keys]

@@ -348,7 +348,14 @@ class Client:
                 f"node {node} is not this one, which is alone: it was stopped, or is another host's", node=node
             )
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards))
-        numbers = await self._hosts.fetcher.find(request.shards, self._deadline(request.timeout_s))
+        try:
+            wanted = [
+                (node, shard, [(tuple(ordinals), Rows.decode(rows)) for ordinals, rows in wants])
+                for node, shard, wants in request.shards
+            ]
+        except ValueError as error:
+            raise ProtocolMismatch(f"no rows of a shard: {error}") from None
+        numbers = await self._hosts.fetcher.find(wanted, self._deadline(request.timeout_s))
         self._channel.send(m.Found(request.id, numbers))
 
     async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:

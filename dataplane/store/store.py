@@ -234,6 +234,11 @@ class Store:
             shard.damage = None
         return shard is not None
 
+    def coming(self, number: int) -> bool:
+        """Whether the shard is in memory, or on its way there."""
+        shard = self._find(number)
+        return shard.extent is not None or shard.moving is not None
+
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
         for number in numbers:

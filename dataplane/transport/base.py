@@ -7,6 +7,7 @@ reports errors, and who is alive is for the control channel to say.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -48,9 +49,17 @@ class Transport(ABC):
         over."""
 
     @abstractmethod
-    async def read(self, address: str, ticket: bytes, into: memoryview, timeout_s: float) -> None:
-        """Fill `into`, which is as long as what was offered at that address. Raises TransportError. When this returns,
-        raises or is cancelled, nothing writes there any more."""
+    async def read(
+        self,
+        address: str,
+        ticket: bytes,
+        into: memoryview,
+        timeout_s: float,
+        stretches: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        """Fill `into`, which is as long as what was offered at that address, or these stretches of it, (start, stop),
+        ascending and apart. Raises TransportError. When this returns, raises or is cancelled, nothing writes there any
+        more."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
 """Bytes over plain sockets, several streams at once: `sendfile` out of the arena, `recv_into` into it.
 
-    reader -> server: ticket (16 bytes) | offset (8) | count (8), little-endian
-    server -> reader: count bytes, and closes
+    reader -> server: ticket (16 bytes) | stretches (4) | of each: offset (8) | count (8), little-endian
+    server -> reader: the bytes of all stretches, and closes
 
 A ticket is a random number that the control channel carried, so who has it may read, and only what it stands for. Each
 byte of an offer is sent once: a stretch that was asked for is not given again. The bytes themselves travel in the
@@ -32,7 +32,8 @@ STREAMS = 4
 """Connections that one read uses, where it is of that many pieces."""
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
-_REQUEST = struct.Struct("<16sQQ")
+_REQUEST, _STRETCH = struct.Struct("<16sI"), struct.Struct("<QQ")
+_MOST = 4096  # stretches of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
 _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
@@ -110,12 +111,16 @@ class Tcp(Transport):
         try:
             connected.settimeout(_SAY_S)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ticket, offset, count = _REQUEST.unpack(_exactly(connected, _REQUEST.size))
+            ticket, number = _REQUEST.unpack(_exactly(connected, _REQUEST.size))
             offered = self._offers.get(ticket)
-            if offered is not None and _take(offered, connected, offset, count):
+            if offered is None or not 0 < number <= _MOST:
+                return
+            asked = list(_STRETCH.iter_unpack(_exactly(connected, number * _STRETCH.size)))
+            if _take(offered, connected, asked):
                 try:
                     connected.settimeout(_IDLE_S)
-                    _send(connected, offered, offset, count)
+                    for offset, count in asked:
+                        _send(connected, offered, offset, count)
                 finally:
                     with offered.done:
                         offered.streams.discard(connected)
@@ -128,29 +133,31 @@ class Tcp(Transport):
 
     # reading
 
-    async def read(self, address: str, ticket: bytes, into: memoryview, timeout_s: float) -> None:
-        if not len(into):
-            return
+    async def read(
+        self,
+        address: str,
+        ticket: bytes,
+        into: memoryview,
+        timeout_s: float,
+        stretches: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
         host, _, port = address.rpartition(":")
-        streams = max(1, min(STREAMS, len(into) // _PIECE))
-        bounds = [len(into) * i // streams for i in range(streams + 1)]
+        shares = _shared_out([(0, len(into))] if stretches is None else stretches)
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
-        def one(start: int, stop: int) -> None:
+        def one(share: list[tuple[int, int]]) -> None:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout_s, _IDLE_S)) as stream:
                 sockets.append(stream)
                 if giving_up.is_set():
                     return
                 stream.settimeout(min(timeout_s, _IDLE_S))
-                stream.sendall(_REQUEST.pack(ticket, start, stop - start))
-                while start < stop:
-                    count = stream.recv_into(into[start : min(stop, start + _CHUNK)])
-                    if not count:
-                        raise EOFError(f"the stream ended {stop - start} bytes early")
-                    start += count
+                asked = b"".join(_STRETCH.pack(start, stop - start) for start, stop in share)
+                stream.sendall(_REQUEST.pack(ticket, len(share)) + asked)
+                for start, stop in share:
+                    _receive(stream, into[start:stop])
 
-        running = [self._reading.submit(one, start, stop) for start, stop in pairwise(bounds)]
+        running = [self._reading.submit(one, share) for share in shares]
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*map(asyncio.wrap_future, running))
@@ -178,13 +185,42 @@ class Tcp(Transport):
         await asyncio.to_thread(self._reading.shutdown)
 
 
-def _take(offered: _Offered, stream: socket.socket, offset: int, count: int) -> bool:
-    """Whether the stream may have this stretch, which then nobody else may."""
+def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The stretches in shares of about as many bytes each, one a stream."""
+    total = sum(stop - start for start, stop in stretches)
+    streams = max(1, min(STREAMS, total // _PIECE))
+    most, left = -(-total // streams), 0
+    shares: list[list[tuple[int, int]]] = []
+    for start, stop in stretches:
+        while start < stop:
+            if not left or len(shares[-1]) == _MOST:
+                shares.append([])
+                left = most
+            end = min(stop, start + left)
+            shares[-1].append((start, end))
+            left -= end - start
+            start = end
+    return shares
+
+
+def _receive(stream: socket.socket, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        count = stream.recv_into(into[done : done + _CHUNK])
+        if not count:
+            raise EOFError(f"the stream ended {len(into) - done} bytes early")
+        done += count
+
+
+def _take(offered: _Offered, stream: socket.socket, asked: Sequence[tuple[int, int]]) -> bool:
+    """Whether the stream may have these stretches, which then nobody else may."""
+    size = offered.memory.size
     with offered.done:
-        inside = 0 < count <= offered.memory.size and offset <= offered.memory.size - count
-        if offered.over or not inside or any(offset < b and a < offset + count for a, b in offered.taken):
+        taken = sorted([*offered.taken, *((offset, offset + count) for offset, count in asked)])
+        inside = all(0 < count <= size and offset <= size - count for offset, count in asked)
+        if offered.over or not inside or any(b > c for (_, b), (c, _) in pairwise(taken)):
             return False
-        offered.taken.append((offset, offset + count))
+        offered.taken = taken
         offered.streams.add(stream)
         return True
 

@@ -116,10 +116,11 @@ class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
 
 
 class Find(Message, frozen=True, tag="find"):
-    """Shards of other nodes, by node and number there. Answered by `Found`."""
+    """Shards of other nodes, by node and number there, and which rows of which columns are to be read, as in `Free`.
+    Answered by `Found`."""
 
     id: int
-    shards: list[tuple[bytes, int]]
+    shards: list[tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]]
     timeout_s: float
 
 
