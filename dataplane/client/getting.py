@@ -50,18 +50,30 @@ class Getter:
                 held[named[number]] = shard, layouts[number]
         return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
 
+    def prefetch(self, ref: BatchRef, timeout: float) -> None:
+        """Have the node read what the reference means into memory. Does not wait."""
+        own = self._connection.welcome.node
+        keys = ref.shards()
+        others = [key for key in keys if key[0] != own]
+        mine = [shard for node, shard in keys if node == own]
+        self._connection.tell(m.Prefetch(self._connection.next_id(), mine, _wanted(ref, others), timeout))
+
     async def _numbers(self, ref: BatchRef, keys: Sequence[ShardKey], timeout: float) -> list[int]:
         """The numbers that the shards have on this plane's node, be they its own or others'."""
         own = self._connection.welcome.node
         others = [key for key in keys if key[0] != own]
         if not others:
             return [shard for _, shard in keys]
-        footprint = ref.footprint()
-        wanted = [(*key, [(list(o), rows.encode()) for o, rows in footprint[key]]) for key in others]
-        request = m.Find(self._connection.next_id(), wanted, timeout)
+        request = m.Find(self._connection.next_id(), _wanted(ref, others), timeout)
         found = await self._connection.request(request, m.Found, timeout)
         copies = dict(zip(others, found.shards, strict=True))
         return [copies.get(key, key[1]) for key in keys]
+
+
+def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[tuple[bytes, int, list[Any]]]:
+    """What of these shards the reference means."""
+    footprint = ref.footprint() if keys else {}
+    return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
 def _column(ref: BatchRef, name: str, field: Field, held: Mapping[ShardKey, tuple[HeldShard, ShardLayout]]) -> Column:

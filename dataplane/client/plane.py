@@ -118,6 +118,12 @@ class AsyncPlane:
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 
+    async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
+        """Begin to read what the reference means, from disk or from other hosts, so that a `get` soon after finds it
+        in memory. Returns at once; what fails here, the `get` will say. timeout: seconds to go on for."""
+        self.check()
+        self._getter.prefetch(_reference(ref), arguments.seconds(timeout))
+
     # Freeing
 
     async def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:

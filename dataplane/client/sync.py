@@ -95,6 +95,10 @@ class Plane:
         """The rows and columns that the reference means, in place. See `AsyncPlane.get`."""
         return self._wait(self._plane.get(ref, timeout=timeout))
 
+    def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
+        """Begin to read what the reference means, and return at once. See `AsyncPlane.prefetch`."""
+        self._wait(self._plane.prefetch(ref, timeout=timeout))
+
     def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
         """Free what a reference means, or everything put under a scope. See `AsyncPlane.free`."""
         self._wait(self._plane.free(ref, scope=scope))

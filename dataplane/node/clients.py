@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +173,8 @@ class Client:
                 self._store.unpin(self, request.shards)
             case m.Find():
                 return self._find(request)
+            case m.Prefetch():
+                return self._prefetch(request)
             case m.FreeElsewhere():
                 return self._free_elsewhere(request)
             case m.Members():
@@ -342,21 +344,35 @@ class Client:
         self._channel.send(m.Stored(request.id, shard))
 
     async def _find(self, request: m.Find) -> None:
-        if self._hosts is None or self._hosts.fetcher is None:
-            node = request.shards[0][0].hex() if request.shards else ""
-            raise OwnerDied(
-                f"node {node} is not this one, which is alone: it was stopped, or is another host's", node=node
-            )
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards))
+        numbers = await self._copies(request.shards, self._deadline(request.timeout_s))
+        self._channel.send(m.Found(request.id, numbers))
+
+    async def _prefetch(self, request: m.Prefetch) -> None:
+        self._bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))
+        deadline = self._deadline(request.timeout_s)
+        copies = await self._copies(request.others, deadline) if request.others else []
+        for number in dict.fromkeys([*request.own, *copies]):  # one by one: all need not fit at once
+            held = await self._store.pin(self, [number], deadline)
+            self._store.unpin(self, [each.shard for each in held])
+        self._channel.send(m.Done(request.id))
+
+    async def _copies(self, shards: Sequence[tuple[bytes, int, Any]], deadline: Deadline) -> list[int]:
+        """The numbers that shards of other nodes have here."""
+        if self._hosts is None or self._hosts.fetcher is None:
+            node = shards[0][0].hex() if shards else ""
+            why = "either it was stopped, or it is another host's, and this node is alone"
+            raise OwnerDied(
+                f"the shards were put on node {node}, and this is node {self._node.hex()}; {why}", node=node
+            )
         try:
             wanted = [
                 (node, shard, [(tuple(ordinals), Rows.decode(rows)) for ordinals, rows in wants])
-                for node, shard, wants in request.shards
+                for node, shard, wants in shards
             ]
         except ValueError as error:
             raise ProtocolMismatch(f"no rows of a shard: {error}") from None
-        numbers = await self._hosts.fetcher.find(wanted, self._deadline(request.timeout_s))
-        self._channel.send(m.Found(request.id, numbers))
+        return await self._hosts.fetcher.find(wanted, deadline)
 
     async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
         if self._hosts is not None and self._hosts.fetcher is not None:

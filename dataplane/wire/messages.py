@@ -124,6 +124,16 @@ class Find(Message, frozen=True, tag="find"):
     timeout_s: float
 
 
+class Prefetch(Message, frozen=True, tag="prefetch"):
+    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others as in
+    `Find`. Answered by `Done`, when they were there."""
+
+    id: int
+    own: list[int]
+    others: list[tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]]
+    timeout_s: float
+
+
 class Members(Message, frozen=True, tag="members"):
     """Who is in the cluster. Answered by `Figures`."""
 
@@ -397,6 +407,7 @@ Request = (
     | Put
     | Pin
     | Find
+    | Prefetch
     | FreeElsewhere
     | Members
     | Unpin

@@ -1,0 +1,39 @@
+"""Reading ahead: what a reference means is in memory by the time that it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.processes import MIB, eventually, pattern
+
+
+def test_what_is_on_disk_is_read_back_before_it_is_asked_for(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="8MiB", spill="64MiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as plane:
+        refs = [plane.put({"x": pattern(i, 2 * MIB, 2)}) for i in range(8)]
+        eventually(lambda: plane.stats().spilled_shards, "some are on disk")
+        restored = plane.stats().restored_bytes
+        for ref in refs:  # some of them are there, and some not
+            plane.prefetch(ref)
+        eventually(lambda: plane.stats().restored_bytes > restored, "they come by themselves")
+        for i, ref in enumerate(refs):
+            assert (np.stack(plane.get(ref)["x"].numpy()) == pattern(i, 2 * MIB, 2)).all()
+
+
+def test_what_can_not_be_had_is_told_by_the_get() -> None:
+    with dp.connect() as plane:
+        ref = plane.put({"x": [1]})
+        plane.free(ref)
+        plane.prefetch(ref)
+        elsewhere = dp.BatchRef.of(b"elsewher", 1, [("x", ref.schema["x"], 8, 1, 0)])
+        plane.prefetch(elsewhere)
+        with pytest.raises(dp.Freed):
+            plane.get(ref)
+        with pytest.raises(dp.OwnerDied):
+            plane.get(elsewhere)
+        with pytest.raises(dp.Misuse):
+            plane.prefetch("a reference")  # type: ignore[arg-type]
