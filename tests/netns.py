@@ -1,0 +1,145 @@
+"""Hosts for tests: network namespaces joined in one network, a node in each, and links that can be cut.
+
+Needs to be root and to have `ip` (Debian's iproute2); `needs_namespaces` skips where that is not so.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import WAIT_S
+
+_numbers = itertools.count(1)
+
+
+def ip(*arguments: str) -> None:
+    """Run `ip`."""
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@functools.cache
+def _why_not() -> str:
+    if shutil.which("ip") is None:
+        return "`ip` is not installed"
+    try:
+        ip("netns", "add", f"dptest{os.getpid()}")
+        ip("netns", "del", f"dptest{os.getpid()}")
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces may not be made here: {error.stderr.decode().strip()}"
+    return ""
+
+
+needs_namespaces = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
+
+
+class Host:
+    """A namespace with a node in it. `cut` and `heal` are of its link, `deaf_to` of one direction."""
+
+    def __init__(self, name: str, address: str, directory: Path, key: Path, join: str, memory: str) -> None:
+        self.name = name
+        self.ip = address
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "dataplane.cli", "node"]
+        command += ["--socket", str(directory / f"{name}.sock"), "--memory", memory, "--spill", "0", "--prewarm", "0"]
+        command += ["--listen", f"tcp://{address}:7000", "--key", str(key), *(("--join", join) if join else ())]
+        self.log = directory / f"{name}.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None, "it was asked for"
+        self.address = self._process.stdout.readline().strip().partition("=")[2]
+        assert self.address, self.log.read_text()
+
+    def cut(self) -> None:
+        """Nothing goes in or out."""
+        ip("-n", self.name, "link", "set", self.name, "down")
+
+    def heal(self) -> None:
+        """As before `cut`."""
+        ip("-n", self.name, "link", "set", self.name, "up")
+
+    def mute_to(self, other: Host) -> None:
+        """What this host sends to the other is lost; what that sends, comes."""
+        ip("-n", self.name, "route", "add", "blackhole", f"{other.ip}/32")
+
+    def speak_to(self, other: Host) -> None:
+        """As before `mute_to`."""
+        ip("-n", self.name, "route", "del", "blackhole", f"{other.ip}/32")
+
+    def slow_down(self, rate: str) -> None:
+        """Send no more than so much, as `tc` writes it: 1gbit."""
+        command = ["tc", "qdisc", "replace", "dev", self.name, "root", "tbf", "rate", rate, "burst", "64kb"]
+        subprocess.run(["ip", "netns", "exec", self.name, *command, "latency", "50ms"], check=True, capture_output=True)
+
+    def received(self) -> int:
+        """Bytes that have come over its link."""
+        path = f"/sys/class/net/{self.name}/statistics/rx_bytes"
+        found = subprocess.run(["ip", "netns", "exec", self.name, "cat", path], check=True, capture_output=True)
+        return int(found.stdout)
+
+    def freeze(self) -> None:
+        """Stop its node (SIGSTOP)."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End its node."""
+        self._process.send_signal(how)
+        self._process.communicate(timeout=WAIT_S)
+
+    def stop(self) -> None:
+        """End its node, however it was treated."""
+        if self._process.poll() is None:
+            self.thaw()
+            self._process.terminate()
+            try:
+                self._process.communicate(timeout=WAIT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        elif self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextmanager
+def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[Host]]:
+    """So many hosts that know each other, on one switch."""
+    from dataplane.wire import auth
+
+    key = directory / "key"
+    auth.generate(key)
+    number = next(_numbers)
+    names = [f"dp{os.getpid() % 100000}x{number}{letter}" for letter in "abcdefgh"[:count]]
+    bridge = f"{names[0]}s"
+    net = f"10.{78 + number % 100}.{os.getpid() % 250}"
+    with ExitStack() as undo:
+        ip("netns", "add", bridge)
+        undo.callback(ip, "netns", "del", bridge)
+        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
+        ip("-n", bridge, "link", "set", "switch", "up")
+        for i, name in enumerate(names, 1):
+            ip("netns", "add", name)
+            undo.callback(ip, "netns", "del", name)
+            ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", bridge)
+            ip("-n", bridge, "link", "set", f"port{i}", "master", "switch")
+            ip("-n", bridge, "link", "set", f"port{i}", "up")
+            ip("-n", name, "addr", "add", f"{net}.{i}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        made: list[Host] = []
+        for i, name in enumerate(names, 1):
+            join = "static://" + ",".join(f"{host.ip}:7000" for host in made) if made else ""
+            made.append(Host(name, f"{net}.{i}", directory, key, join, memory))
+            undo.callback(made[-1].stop)
+        yield made
