@@ -141,7 +141,9 @@ class ClusterConfig:
         if self.join and not self.join.startswith("static://"):
             raise ValueError(f"a cluster is joined by static://HOST:PORT,..., not by {self.join!r}")
         for address in self.addresses:
-            _host_port(address.removeprefix("tcp://"))
+            named, port = _host_port(address.removeprefix("tcp://"))
+            if not port or set(named) & set("/* ") or named != named.strip():
+                raise ValueError(f"no node can be found at {address!r}: HOST:PORT is that of one")
 
     @property
     def host(self) -> str:

@@ -1,7 +1,8 @@
 """A cluster by a fixed list of addresses: every node greets every address, again and again.
 
 A node is a member from its first answer on, and no more when it has not answered for `DEAD_S`, or another answers at
-its address. Who greets us without being on our list (it was started with us on its own) is greeted back.
+its address. Who greets us without being on our list (it was started with us on its own) is greeted back, and so are the
+members that others tell of: it is enough that each names one of the others.
 
 What always holds: only answers count, so of a link that works one way neither end sees the other. The clock is the
 loop's.
@@ -65,12 +66,18 @@ class StaticMembership(Membership):
 
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         """Somebody greets this node: what it is answered."""
-        new = greet.address not in self._addresses and greet.node != self._me.node
+        if greet.node != self._me.node:
+            self._meet(greet.address)
+        me, known = self._me, [member.address for member in self._members.values()]
+        minor = min(pm.MINOR, greet.minor)
+        return pm.Greeted(greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known)
+
+    def _meet(self, address: str) -> None:
+        """Greet who may be there from now on."""
+        new = address not in self._addresses and address != self._me.address
         if new and self._group is not None and len(self._addresses) < MAX_MEMBERS:
-            self._addresses.add(greet.address)
-            self._group.create_task(self._greet_on(greet.address))
-        me = self._me
-        return pm.Greeted(greet.id, pm.MAJOR, min(pm.MINOR, greet.minor), me.node, me.address, dict(me.transports))
+            self._addresses.add(address)
+            self._group.create_task(self._greet_on(address))
 
     async def _greet_on(self, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -87,6 +94,11 @@ class StaticMembership(Membership):
         answer = await self._peers.request(address, greet, pm.Greeted, min(_ANSWER_S, 2 * self._beat_s))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
+        for known in answer.known:
+            self._meet(known)
+        there = self._members.get(answer.node)
+        if there is not None and there.address != address:
+            return  # another name of the same node
         found = Member(answer.node, address, answer.transports)
         for node, member in list(self._members.items()):
             if member.address == address and node != answer.node:

@@ -36,11 +36,18 @@ def generate(path: Path) -> Key:
 
 def load(path: Path) -> Key:
     """The key in a file. Raises OSError, and ValueError where it is none, or others may read it."""
+    import zmq  # as above
+
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise ValueError(f"{path} may be read by others (mode {mode:04o}); chmod 600 it, or make a new key")
-        head, public, secret, *more = file.read(1024).split(b"\n")[:4] + [b""] * 3
-    if head != b"dataplane key 1" or len(public) != _LENGTH or len(secret) != _LENGTH or any(more):
+        head, public, secret, *more = [*file.read(1024).split(b"\n"), b"", b""]
+    sound = head == b"dataplane key 1" and len(public) == len(secret) == _LENGTH and not any(more)
+    try:
+        sound = sound and zmq.curve_public(secret) == public
+    except (ValueError, zmq.ZMQError):  # not Z85
+        sound = False
+    if not sound:
         raise ValueError(f"{path} is no key; `dataplane keygen FILE` makes one")
     return Key(public, secret)

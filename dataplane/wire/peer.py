@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 import zmq.auth.asyncio
 
-from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch, describe, revive
+from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, describe, revive
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.peer_messages import PeerReply, PeerRequest
@@ -56,27 +56,29 @@ class Peers:
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._answering = 0
         self.address = ""
         """Where it listens, once it has started."""
 
     def start(self) -> None:
         """Listen. Raises OSError where that can not be done."""
         router = self._context.socket(zmq.ROUTER)
-        router.set(zmq.ROUTER_MANDATORY, 1)
-        if self._key is not None:
-            shadow = zmq.asyncio.Context(self._context)
-            self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(shadow, asyncio.get_running_loop())
-            self._authenticator.start()
-            self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
-            router.zap_domain = _DOMAIN.encode()
-            router.curve_server = True
-            router.curve_publickey, router.curve_secretkey = self._key.public, self._key.secret
         try:
-            _limit(router)
+            _limit(router, self._listen)
+            router.set(zmq.ROUTER_MANDATORY, 1)
+            if self._key is not None:
+                router.zap_domain = _DOMAIN.encode()
+                router.curve_server = True
+                router.curve_publickey, router.curve_secretkey = self._key.public, self._key.secret
+                self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(zmq.asyncio.Context(self._context))
+                self._authenticator.start()
+                self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
             router.bind(self._listen)
-        except zmq.ZMQError as error:
+        except BaseException as error:
             router.close(linger=0)
-            raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
+            if isinstance(error, zmq.ZMQError):
+                raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
+            raise
         self.address = router.get_string(zmq.LAST_ENDPOINT)
         self._router = _Socket(router, self._asked)
 
@@ -126,7 +128,7 @@ class Peers:
         try:
             who, payload = parts
             request = _requests.decode(payload)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("a peer sent what is no message: %s", error)
             return
         try:
@@ -136,7 +138,8 @@ class Peers:
             return
         if isinstance(answer, Message):
             self._say(who, answer)
-        elif len(self._tasks) < _AT_ONCE:
+        elif self._answering < _AT_ONCE:
+            self._answering += 1
             self._keep(asyncio.get_running_loop().create_task(self._answer_later(who, request, answer)))
         else:  # it asks again, or gives up at its deadline
             close = getattr(answer, "close", None)
@@ -148,11 +151,13 @@ class Peers:
             reply = await answer
         except Exception as error:
             reply = _failure(request, error)
+        finally:
+            self._answering -= 1
         self._say(who, reply)
 
     def _say(self, who: bytes, reply: Message) -> None:
         if self._router is not None:
-            self._router.send([who, _encoder.encode(reply)])
+            self._router.send([who, _encoded(reply)])
 
     async def aclose(self) -> None:
         """Stop. Who waits is told PeerUnavailable. Idempotent."""
@@ -164,11 +169,12 @@ class Peers:
         for link in self._links.values():
             link.close()
         self._links.clear()
-        if router is not None:
-            router.close()
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
+            await asyncio.sleep(0)  # its task ends, and lets go of a descriptor whose number others may get
+        if router is not None:
+            router.close()
         self._context.term()
 
 
@@ -178,6 +184,18 @@ def _failure(request: Any, error: Exception) -> Failure:
         return Failure(request.id, *describe(error))
     log.error("a request of a peer failed", exc_info=error)
     return Failure(request.id, "Rejected", "the node failed on this request; its log says how", {})
+
+
+def _encoded(reply: Message) -> bytes:
+    """The reply or, where it is larger than a peer takes, that it is."""
+    encoded = _encoder.encode(reply)
+    if len(encoded) <= MAX_FRAME:
+        return encoded
+    what = "message between nodes"
+    large = LimitExceeded(
+        f"a {what} of {len(encoded)} bytes; ask for less at once", what=what, asked=len(encoded), limit=MAX_FRAME
+    )
+    return _encoder.encode(Failure(getattr(reply, "id", 0), *describe(large)))
 
 
 def _late(future: asyncio.Future[Message], address: str, waited_s: float) -> None:
@@ -223,24 +241,28 @@ class _Socket:
 
 
 class _Link:
-    """The way to one other node."""
+    """The way to one other node. Raises PeerUnavailable for what is no address."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
         dealer = context.socket(zmq.DEALER)
-        _limit(dealer)
-        if key is not None:
-            dealer.curve_serverkey = dealer.curve_publickey = key.public
-            dealer.curve_secretkey = key.secret
-        dealer.connect(address)
+        try:
+            _limit(dealer, address)
+            if key is not None:
+                dealer.curve_serverkey = dealer.curve_publickey = key.public
+                dealer.curve_secretkey = key.secret
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            dealer.close(linger=0)
+            raise PeerUnavailable(f"no node can be found at {address!r}: {error.strerror}", address=address) from None
         self.socket = _Socket(dealer, self._heard)
 
     def _heard(self, parts: list[bytes]) -> None:
         try:
             (payload,) = parts
             reply = _replies.decode(payload)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("a peer answered what is no message: %s", error)
             return
         future = self.pending.get(reply.id)
@@ -251,6 +273,8 @@ class _Link:
         """Who waits is told so."""
         for future in self.pending.values():
             _late(future, self._address, 0.0)
+            if not future.cancelled():
+                future.exception()  # its waiter may have gone
         self.socket.close()
 
 
@@ -265,9 +289,10 @@ class _Members:
         return domain == _DOMAIN and key == self._public
 
 
-def _limit(socket: zmq.Socket[bytes]) -> None:
+def _limit(socket: zmq.Socket[bytes], address: str) -> None:
     socket.set(zmq.SNDHWM, _QUEUE)
     socket.set(zmq.RCVHWM, _QUEUE)
     socket.set(zmq.LINGER, 0)
+    socket.set(zmq.IPV6, int("[" in address))  # else an IPv4 address would be told as one of IPv6
     socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
     socket.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

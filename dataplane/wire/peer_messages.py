@@ -64,7 +64,7 @@ PeerRequest = Greet | Describe | Offer | Withdraw | FreeParts
 
 
 class Greeted(Message, frozen=True, tag="greeted"):
-    """So am I."""
+    """So am I; and these addresses are those of members that I know."""
 
     id: int
     major: int
@@ -72,6 +72,7 @@ class Greeted(Message, frozen=True, tag="greeted"):
     node: bytes
     address: str
     transports: dict[str, str]
+    known: list[str] = []
 
 
 class Described(Message, frozen=True, tag="described"):

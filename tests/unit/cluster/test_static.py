@@ -1,0 +1,331 @@
+"""Nodes that find each other by fixed addresses: who is a member, since when, and who is no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from dataplane.cluster.membership import Member
+from dataplane.cluster.static import StaticMembership
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
+from tests.unit.wire.test_peer import strays
+
+BEAT_S = 0.05
+
+
+class Node:
+    """A membership, with a control channel of its own."""
+
+    def __init__(self, number: bytes, join: tuple[Node | str, ...] = (), listen: str = "tcp://127.0.0.1:0") -> None:
+        self.deaf = False
+        self.major = pm.MAJOR
+        self.greeted: list[pm.Greet] = []
+        self.peers = Peers(listen, None, self._answer)
+        self.peers.start()
+        self.me = Member(number, self.peers.address, {"tcp": f"transport of {number!r}"})
+        addresses = [each if isinstance(each, str) else each.address for each in join]
+        self.membership = StaticMembership(self.peers, self.me, addresses, BEAT_S)
+        self.changes: list[int] = []
+        self.membership.watch(lambda: self.changes.append(self.membership.epoch))
+        self.running = asyncio.get_running_loop().create_task(self.membership.run())
+
+    @property
+    def address(self) -> str:
+        return self.me.address
+
+    async def _answer(self, request: Any) -> Message:
+        self.greeted.append(request)
+        if self.deaf:
+            await asyncio.Event().wait()
+        if not isinstance(request, pm.Greet):
+            return Done(request.id)
+        answer = self.membership.greeted(request)
+        return pm.Greeted(answer.id, self.major, 0, answer.node, answer.address, answer.transports, answer.known)
+
+    @property
+    def sees(self) -> set[bytes]:
+        return set(self.membership.members)
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        for stray in strays(self.peers):
+            stray.close(linger=0)  # else the end would wait for it
+        await self.peers.aclose()
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    nodes: list[Node] = []
+
+    def one(number: bytes, *join: Node | str, **settings: Any) -> Node:
+        nodes.append(Node(number, join, **settings))
+        return nodes[-1]
+
+    yield one
+    failed = [node.running.exception() for node in nodes if node.running.done() and not node.running.cancelled()]
+    for node in nodes:
+        await node.stop()
+    assert not failed
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def beats(node: Node, of: Node, count: int = 4) -> None:
+    """Wait until the node has been greeted that often by the other."""
+    before = sum(greet.node == of.me.node for greet in node.greeted)
+    await until(lambda: sum(greet.node == of.me.node for greet in node.greeted) >= before + count)
+
+
+async def test_alone(start: Start) -> None:
+    one = start(b"one")
+    await asyncio.sleep(0)
+    assert one.membership.members == {b"one": one.me}
+    assert one.membership.epoch == 1
+    assert one.changes == []
+
+
+async def test_two_of_which_one_names_the_other(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    assert one.membership.members == two.membership.members == {b"one": one.me, b"two": two.me}
+    assert one.membership.members[b"two"].transports == {"tcp": "transport of b'two'"}
+
+
+async def test_two_that_name_each_other_and_themselves(start: Start) -> None:
+    one = start(b"one")
+    address = one.address
+    await one.stop()
+    two = start(b"two", address)
+    one = start(b"one again", address, two, listen=address)
+    await until(lambda: one.sees == two.sees == {b"one again", b"two"})
+    assert one.membership.epoch == two.membership.epoch == 2
+
+
+async def test_three_that_all_name_the_first(start: Start) -> None:
+    one = start(b"one")
+    two, three = start(b"two", one), start(b"three", one)
+    await until(lambda: one.sees == {b"one", b"two", b"three"})
+    assert b"one" in two.sees
+    assert b"one" in three.sees
+
+
+async def test_three_in_a_chain_with_the_ends_named(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    three = start(b"three", two, one)
+    await until(lambda: one.sees == two.sees == three.sees == {b"one", b"two", b"three"})
+
+
+async def test_all_members_know_each_other_though_only_some_were_named(start: Start) -> None:
+    """`--join` may name a few that are always there: the others hear of each other through them."""
+    one = start(b"one")
+    two, three = start(b"two", one), start(b"three", one)
+    async with asyncio.timeout(2):
+        while not one.sees == two.sees == three.sees == {b"one", b"two", b"three"}:
+            await asyncio.sleep(0.001)
+
+
+async def test_epochs_go_up_with_changes_alone(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    for node, other in ((one, two), (two, one)):
+        await beats(node, other)
+        assert node.membership.epoch == 2
+        assert node.changes == [2]
+    start(b"three", one)
+    await until(lambda: len(one.sees) == 3)
+    assert one.changes == [2, 3]
+
+
+async def test_a_watcher_sees_the_change_that_it_is_told_of(start: Start) -> None:
+    one = start(b"one")
+    seen: list[tuple[int, set[bytes]]] = []
+    one.membership.watch(lambda: seen.append((one.membership.epoch, one.sees)))
+    two = start(b"two", one)
+    await until(lambda: seen)
+    assert seen == [(2, {b"one", b"two"})]
+    await two.stop()
+    await until(lambda: len(seen) == 2)
+    assert seen[1] == (3, {b"one"})
+
+
+async def test_members_are_a_copy(start: Start) -> None:
+    one = start(b"one")
+    one.membership.members.clear()  # type: ignore[attr-defined]
+    assert one.sees == {b"one"}
+
+
+@pytest.mark.parametrize("how", ["stopped", "deaf"])
+async def test_one_that_does_not_answer_is_no_member(start: Start, how: str) -> None:
+    one = start(b"one")
+    two, three = start(b"two", one), start(b"three", one)
+    await until(lambda: one.sees == {b"one", b"two", b"three"})
+    epoch = one.membership.epoch
+    if how == "stopped":
+        await two.stop()
+    else:
+        two.deaf = True
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await until(lambda: b"two" not in one.sees)
+    assert loop.time() - began < 20 * BEAT_S
+    assert one.sees == {b"one", b"three"}
+    assert one.membership.epoch == epoch + 1
+    assert three.sees >= {b"one", b"three"}
+
+
+async def test_removed_as_soon_as_it_is_dead(start: Start) -> None:
+    """3.5 beats without an answer are enough; who waits for one more answer first is late (5 s are promised)."""
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: b"two" in one.sees)
+    await beats(two, one, 2)
+    two.deaf = True
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await until(lambda: b"two" not in one.sees)
+    assert loop.time() - began < 4.5 * BEAT_S + 0.1
+
+
+async def test_one_that_was_silent_and_answers_again_is_the_same(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    two.deaf = True
+    await until(lambda: one.sees == {b"one"})
+    two.deaf = False
+    await until(lambda: one.sees == {b"one", b"two"})
+    assert one.changes == [2, 3, 4]
+    assert one.membership.members[b"two"] == two.me
+
+
+async def test_one_restarted_at_the_same_address_is_another(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: b"two" in one.sees)
+    address = two.address
+    await two.stop()
+    again = start(b"again", one, listen=address)
+    await until(lambda: one.sees == {b"one", b"again"} and b"one" in again.sees)
+    assert one.membership.members[b"again"].address == address
+    assert one.membership.epoch >= 4  # the first came, went, and the other came
+
+
+async def test_found_though_it_was_started_later(start: Start) -> None:
+    two = start(b"two")
+    address = two.address
+    await two.stop()
+    one = start(b"one", address)
+    await until(lambda: one.peers._links)
+    start(b"later", listen=address)
+    await until(lambda: one.sees == {b"one", b"later"})
+
+
+async def test_who_greets_is_greeted_back(start: Start) -> None:
+    """And is a member by its own answers alone: a greeting proves nothing."""
+    one, two = start(b"one"), start(b"two")
+    greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"two", two.address, {})
+    answer = await two.peers.request(one.address, greet, pm.Greeted, 5)
+    assert (answer.node, answer.address, answer.transports) == (b"one", one.address, one.me.transports)
+    assert answer.minor <= pm.MINOR
+    await until(lambda: b"two" in one.sees)
+    greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"ghost", "tcp://127.0.0.1:1", {})
+    await two.peers.request(one.address, greet, pm.Greeted, 5)
+    await beats(two, one)
+    assert one.sees == {b"one", b"two"}
+
+
+async def test_of_another_major_version_is_no_member(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    two.major = pm.MAJOR + 1
+    await beats(two, one)
+    assert one.sees == {b"one"}
+    assert one.membership.epoch == 1
+
+
+async def test_a_member_that_comes_back_with_another_major_version(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: b"two" in one.sees)
+    two.major = pm.MAJOR + 1
+    await until(lambda: one.sees == {b"one"})
+
+
+async def test_two_names_of_one_node_are_one_member(start: Start) -> None:
+    """A node may be joined by another name than it gives itself: it is there once, and nothing changes any more."""
+    one = start(b"one")
+    other_name = one.address.replace("127.0.0.1", "localhost")
+    two = start(b"two", other_name)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    start(b"three", two)  # which makes all greet all
+    one_greets = pm.Greet(one.peers.next_id(), pm.MAJOR, pm.MINOR, b"one", one.address, dict(one.me.transports))
+    await one.peers.request(two.address, one_greets, pm.Greeted, 5)
+    await until(lambda: len(two.sees) == 3)
+    epoch = two.membership.epoch
+    await beats(one, two, 10)
+    assert two.membership.epoch == epoch
+
+
+async def test_two_that_claim_one_number(start: Start) -> None:
+    """Whoever it is, one of them is the member, and nothing flutters."""
+    one = start(b"one")
+    start(b"two", one)
+    start(b"two", one)
+    await until(lambda: b"two" in one.sees)
+    two = one.membership.members[b"two"]
+    epoch = one.membership.epoch
+    for _ in range(3):
+        await until(lambda: len(one.greeted) >= 4)
+        one.greeted.clear()
+    assert one.membership.epoch == epoch
+    assert one.membership.members[b"two"] == two
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "nonsense", "tcp://", "tcp://127.0.0.1:x", "ipc:///tmp/x", "inproc://x", "tcp://*:1", "é" * 99],
+)
+async def test_who_says_that_it_is_nowhere(start: Start, address: str) -> None:
+    """A greeting from an address that is none is not the end of the one who is greeted."""
+    one = start(b"one")
+    two = start(b"two", one)
+    greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"nowhere", address, {})
+    with suppress(Exception):
+        await two.peers.request(one.address, greet, pm.Greeted, 0.5)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    await beats(two, one, 2)
+    assert not one.running.done()
+
+
+async def test_an_address_that_is_named_wrongly(start: Start) -> None:
+    """In `--join`: nobody is found there, the others are, and it is no end."""
+    one = start(b"one")
+    two = start(b"two", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:7000", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    assert not two.running.done()
+
+
+async def test_cancelled_it_leaves_nothing(start: Start) -> None:
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    before = asyncio.all_tasks()
+    await two.stop()
+    assert asyncio.all_tasks() < before

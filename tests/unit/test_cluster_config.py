@@ -1,0 +1,111 @@
+"""How a node is one of several: what is refused before anything listens."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dataplane.config import ClusterConfig
+
+
+@pytest.mark.parametrize(
+    ("listen", "host"),
+    [
+        ("tcp://127.0.0.1:7000", "127.0.0.1"),
+        ("tcp://127.9.9.9:0", "127.9.9.9"),
+        ("tcp://[::1]:7000", "::1"),
+        ("tcp://localhost:7000", "localhost"),
+    ],
+)
+def test_loopback_needs_no_key(listen: str, host: str) -> None:
+    assert ClusterConfig(listen).host == host
+    assert ClusterConfig(listen).addresses == []
+
+
+BEYOND = [
+    "tcp://10.0.0.1:7000",
+    "tcp://0.0.0.0:7000",
+    "tcp://*:7000",
+    "tcp://[::]:7000",
+    "tcp://[fe80::1]:7000",
+    "tcp://[::ffff:10.0.0.1]:7000",
+    "tcp://host.example:7000",
+    "tcp://localhost.example:7000",
+    "tcp://128.0.0.1:7000",
+    "tcp://127.0.0.1.example:7000",
+    "tcp://0177.0.0.1:7000",
+    "tcp://127.1:7000",
+    "tcp://eth0:7000",
+]
+
+
+@pytest.mark.parametrize("listen", BEYOND)
+def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
+    with pytest.raises(ValueError, match="a key is needed"):
+        ClusterConfig(listen)
+
+
+@pytest.mark.parametrize("listen", ["tcp://10.0.0.1:7000", "tcp://[fe80::1]:7000", "tcp://host.example:7000"])
+def test_with_a_key_it_may(listen: str) -> None:
+    assert ClusterConfig(listen, key="cluster.key").listen == listen
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "",
+        "127.0.0.1:7000",
+        "udp://127.0.0.1:7000",
+        "TCP://127.0.0.1:7000",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:",
+        "tcp://:7000",
+        "tcp://127.0.0.1:x",
+        "tcp://127.0.0.1:-1",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:７０００",
+        "tcp://127.0.0.1:7000/",
+        "tcp://[]:7000",
+        "ipc:///tmp/x",
+    ],
+)
+def test_where_nobody_can_listen(listen: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT"):
+        ClusterConfig(listen, key="cluster.key")
+
+
+def test_where_the_others_listen() -> None:
+    cluster = ClusterConfig("tcp://127.0.0.1:0", "static://10.0.0.1:7000,host.example:7001,[::1]:7002")
+    assert cluster.addresses == ["tcp://10.0.0.1:7000", "tcp://host.example:7001", "tcp://[::1]:7002"]
+    assert ClusterConfig("tcp://127.0.0.1:0", "static://").addresses == []
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        "10.0.0.1:7000",
+        "tcp://10.0.0.1:7000",
+        "etcd//10.0.0.1:7000",
+        "static:10.0.0.1:7000",
+        "static://10.0.0.1",
+        "static://10.0.0.1:7000,10.0.0.2",
+        "static://10.0.0.1:7000;10.0.0.2:x",
+        "static://10.0.0.1:99999",
+        "static://:7000",
+        "static://tcp://10.0.0.1:7000",
+        "static://10.0.0.1:7000, 10.0.0.2:7000",
+        "static://10.0.0.1:0",
+        "static://*:7000",
+    ],
+)
+def test_nobody_is_joined_by_that(join: str) -> None:
+    """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
+    with pytest.raises(ValueError, match=r"HOST:PORT|static://"):
+        ClusterConfig("tcp://127.0.0.1:0", join)
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ClusterConfig("tcp://127.0.0.1:0").key = "other"  # type: ignore[misc]

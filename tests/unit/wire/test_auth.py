@@ -1,0 +1,107 @@
+"""The cluster's key in its file: who may read it, what is none, and that none is ever lost."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import zmq
+
+from dataplane.wire import auth
+
+HEAD = b"dataplane key 1"
+
+
+def write(path: Path, content: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+def whole(public: bytes, secret: bytes) -> bytes:
+    return b"\n".join([HEAD, public, secret, b""])
+
+
+def test_a_key_and_back(tmp_path: Path) -> None:
+    key = auth.generate(tmp_path / "key")
+    assert auth.load(tmp_path / "key") == key
+    assert key.public == zmq.curve_public(key.secret)
+    assert auth.generate(tmp_path / "other") != key
+
+
+def test_a_new_key_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        auth.generate(tmp_path / "key")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_the_secret_is_not_shown(tmp_path: Path) -> None:
+    key = auth.generate(tmp_path / "key")
+    assert key.secret.decode() not in repr(key)
+    assert key.secret.decode() not in str(key)
+
+
+@pytest.mark.parametrize("content", [b"", b"precious", b"dataplane key 1\n"])
+def test_no_file_is_overwritten(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path / "key", content)
+    with pytest.raises(FileExistsError):
+        auth.generate(path)
+    assert path.read_bytes() == content
+
+
+def test_no_link_is_followed_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        auth.generate(tmp_path / "link")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        auth.generate(tmp_path / "none" / "key")
+    with pytest.raises(FileNotFoundError):
+        auth.load(tmp_path / "key")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o610, 0o602, 0o777])
+def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    auth.generate(tmp_path / "key")
+    (tmp_path / "key").chmod(mode)
+    with pytest.raises(ValueError, match=f"mode {mode:04o}"):
+        auth.load(tmp_path / "key")
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_key_that_only_its_owner_may_touch(tmp_path: Path, mode: int) -> None:
+    key = auth.generate(tmp_path / "key")
+    (tmp_path / "key").chmod(mode)
+    assert auth.load(tmp_path / "key") == key
+
+
+PUBLIC, SECRET = zmq.curve_keypair()
+NONE = {
+    "empty": b"",
+    "text": b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
+    "a key of another version": whole(PUBLIC, SECRET).replace(b"key 1", b"key 2"),
+    "the head alone": HEAD + b"\n",
+    "no secret": HEAD + b"\n" + PUBLIC + b"\n",
+    "short": whole(PUBLIC, SECRET[:-1]),
+    "long": whole(PUBLIC, SECRET + b"0"),
+    "more than a key": whole(PUBLIC, SECRET) + b"more",
+    "more than a key, after an empty line": whole(PUBLIC, SECRET) + b"\nmore",
+    "large": whole(PUBLIC, SECRET) + bytes(1 << 20),
+    "not Z85": whole(b"\xff" * 40, b"~" * 40),
+    "a secret that is not Z85": whole(PUBLIC, b"\x00" * 40),
+    "halves of two keys": whole(PUBLIC, zmq.curve_keypair()[1]),
+}
+
+
+@pytest.mark.parametrize("what", NONE)
+def test_what_is_no_key_is_refused(tmp_path: Path, what: str) -> None:
+    with pytest.raises(ValueError, match=r"is no key; `dataplane keygen FILE`"):
+        auth.load(write(tmp_path / "key", NONE[what]))

@@ -1,0 +1,570 @@
+"""The control channel between nodes: over real sockets, with and without a key, and against who speaks nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, PeerUnavailable, ProtocolMismatch, Rejected
+from dataplane.wire import peer
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.auth import Key
+from dataplane.wire.messages import MAX_FRAME, Done, Message
+from dataplane.wire.peer import Peers
+
+ANY = "tcp://127.0.0.1:0"
+SOON_S = 0.2  # a deadline that is meant to pass
+encode = msgspec.msgpack.encode
+
+Start = Callable[..., Peers]
+
+
+async def done(request: Any) -> Message:
+    return Done(request.id)
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts ends of the channel, and ends them."""
+    started: list[Peers] = []
+
+    def one(
+        answer: Callable[[Any], Message | Awaitable[Message]] = done, key: Key | None = None, listen: str = ANY
+    ) -> Peers:
+        peers = Peers(listen, key, answer)
+        started.append(peers)
+        peers.start()
+        return peers
+
+    yield one
+    stray = [socket for peers in started for socket in strays(peers)]
+    for socket in stray:
+        socket.close(linger=0)  # else the end would wait for it
+    for peers in started:
+        await peers.aclose()
+    assert not stray
+
+
+def strays(peers: Peers) -> list[zmq.Socket[bytes]]:
+    """Sockets that nobody knows of any more."""
+    ends = [*(link.socket for link in peers._links.values()), *filter(None, [peers._router])]
+    known = {id(end._socket) for end in ends}
+    made = [] if peers._context.closed else [each for each in peers._context._sockets if not each.closed]
+    return [each for each in made if id(each) not in known]
+
+
+@pytest.fixture(scope="module")
+def key() -> Key:
+    return Key(*zmq.curve_keypair())
+
+
+@pytest.fixture(scope="module")
+def other_key() -> Key:
+    return Key(*zmq.curve_keypair())
+
+
+def withdraw(peers: Peers, ticket: bytes = b"ticket") -> pm.Withdraw:
+    return pm.Withdraw(peers.next_id(), b"node", ticket)
+
+
+async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
+    """Fails where one can not ask the other."""
+    await one.request(other.address, withdraw(one), Done, timeout_s)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# Requests and replies
+
+
+async def test_a_request_and_its_reply(start: Start) -> None:
+    heard: list[Any] = []
+
+    async def answer(request: pm.Greet) -> pm.Greeted:
+        heard.append(request)
+        return pm.Greeted(request.id, 1, 0, b"other", "tcp://there", {"tcp": "x"})
+
+    one, other = start(), start(answer)
+    greet = pm.Greet(one.next_id(), 1, 7, b"one", one.address, {"tcp": "y"})
+    reply = await one.request(other.address, greet, pm.Greeted, 5)
+    assert reply == pm.Greeted(greet.id, 1, 0, b"other", "tcp://there", {"tcp": "x"})
+    assert heard == [greet]
+
+
+async def test_both_ask_each_other_and_themselves(start: Start) -> None:
+    one, other = start(), start()
+    await asyncio.gather(asks(one, other), asks(other, one), asks(one, one))
+
+
+async def test_any_port_is_one_of_its_own(start: Start) -> None:
+    addresses = {start().address for _ in range(3)}
+    assert len(addresses) == 3
+    assert all(address.startswith("tcp://127.0.0.1:") and not address.endswith(":0") for address in addresses)
+
+
+@pytest.mark.parametrize("listen", ["tcp://[::1]:0", "tcp://localhost:0"])
+async def test_other_names_of_this_host(start: Start, listen: str) -> None:
+    """Whatever `ClusterConfig` lets through can be listened at, and found."""
+    one, other = start(listen=listen), start()
+    await asks(other, one)
+
+
+async def test_errors_come_as_they_were_raised(start: Start) -> None:
+    async def answer(request: Any) -> Message:
+        raise (Freed("gone", shard=7), LimitExceeded("much", what="x", asked=3, limit=2))[request.id % 2]
+
+    one, other = start(), start(answer)
+    for _ in range(2):
+        request = withdraw(one)
+        with pytest.raises(DataplaneError) as caught:
+            await one.request(other.address, request, Done, 5)
+        if request.id % 2:
+            assert (type(caught.value), caught.value.asked, caught.value.limit) == (LimitExceeded, 3, 2)
+        else:
+            assert (type(caught.value), str(caught.value), caught.value.shard) == (Freed, "gone", 7)
+
+
+async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said, logged, and nobody else's end."""
+
+    async def answer(request: Any) -> Message:
+        if request.ticket == b"bad":
+            raise ZeroDivisionError("secret")
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    with pytest.raises(Rejected) as caught:
+        await one.request(other.address, withdraw(one, b"bad"), Done, 5)
+    assert "secret" not in str(caught.value)
+    assert "secret" in caplog.text
+    await asks(one, other)
+
+
+async def test_an_answer_of_another_kind(start: Start) -> None:
+    one, other = start(), start()
+    with pytest.raises(ProtocolMismatch, match="Done where Described was due"):
+        await one.request(other.address, pm.Describe(one.next_id(), [1]), pm.Described, 5)
+
+
+async def test_many_at_once_each_get_their_own(start: Start) -> None:
+    async def answer(request: pm.Describe) -> Message:
+        await asyncio.sleep(0)
+        raise Freed(shard=request.shards[0])
+
+    one, other = start(), start(answer)
+
+    async def ask(number: int) -> int:
+        with pytest.raises(Freed) as caught:
+            await one.request(other.address, pm.Describe(one.next_id(), [number]), pm.Described, 5)
+        return int(caught.value.shard)
+
+    assert await asyncio.gather(*(ask(number) for number in range(200))) == list(range(200))
+
+
+async def test_a_burst_of_what_is_answered_at_once(start: Start) -> None:
+    """More than are answered at a time where that takes time: nothing is dropped."""
+    one, other = start(), start(lambda request: Done(request.id))
+    await asyncio.gather(*(asks(one, other) for _ in range(900)))
+
+
+async def test_a_flood_that_can_not_be_answered_is_bounded(start: Start) -> None:
+    """What is beyond the bound is dropped, and answered when it is asked again."""
+    running = 0
+    most = 0
+    go = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go.wait()
+        running -= 1
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    asked = [asyncio.create_task(asks(one, other, 1.0)) for _ in range(400)]
+    await until(lambda: running == 256)
+    go.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert most == 256
+    assert sum(result is None for result in results) >= 256
+    assert {type(result) for result in results} <= {type(None), PeerUnavailable}
+    await asks(one, other)
+
+
+async def test_who_tells_many_answers_still(start: Start) -> None:
+    """What it has told others, and was not answered, is no reason not to answer."""
+    one, other = start(), start()
+    for _ in range(300):
+        one.tell("tcp://127.0.0.1:1", withdraw(one), Done)
+    await asks(other, one, 1.0)
+
+
+async def test_what_is_told_arrives(start: Start) -> None:
+    heard: list[Any] = []
+
+    async def answer(request: Any) -> Message:
+        heard.append(request)
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    request = withdraw(one)
+    one.tell(other.address, request, Done)
+    one.tell("tcp://127.0.0.1:1", withdraw(one), Done)  # to nobody: given up when it ends
+    await until(lambda: heard)
+    assert heard == [request]
+
+
+# Nobody there
+
+
+async def test_nobody_listens(start: Start) -> None:
+    one = start()
+    gone = start()
+    address = gone.address
+    await gone.aclose()
+    began = time.monotonic()
+    with pytest.raises(PeerUnavailable) as caught:
+        await one.request(address, withdraw(one), Done, SOON_S)
+    assert SOON_S <= time.monotonic() - began < SOON_S + 0.5
+    assert caught.value.address == address
+
+
+async def test_who_comes_later_is_found(start: Start) -> None:
+    one, gone = start(), start()
+    address = gone.address
+    await gone.aclose()
+    asking = asyncio.create_task(one.request(address, withdraw(one), Done, 5))
+    await asyncio.sleep(0)
+    start(listen=address)
+    assert isinstance(await asking, Done)
+
+
+async def test_an_answer_that_never_comes(start: Start) -> None:
+    """It holds nobody up, and what comes too late is nobody's."""
+    go = asyncio.Event()
+    late: list[Any] = []
+
+    async def answer(request: Any) -> Message:
+        if request.ticket == b"slow":
+            await go.wait()
+            late.append(request)
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    with pytest.raises(PeerUnavailable, match=r"has not answered for 0\.2 s"):
+        await one.request(other.address, withdraw(one, b"slow"), Done, SOON_S)
+    await asks(one, other)
+    go.set()
+    await until(lambda: late)
+    await asks(one, other)
+
+
+async def test_a_request_that_is_cancelled(start: Start) -> None:
+    asked = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        if request.ticket == b"slow":
+            asked.set()
+            await asyncio.Event().wait()
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    asking = asyncio.create_task(one.request(other.address, withdraw(one, b"slow"), Done, 60))
+    await asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asks(one, other)
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "foo://a:1"])
+async def test_what_is_no_address_raises_as_everything_does(start: Start, address: str) -> None:
+    """Addresses come from other nodes, too."""
+    one, other = start(), start()
+    with pytest.raises(DataplaneError):
+        await one.request(address, withdraw(one), Done, SOON_S)
+    await asks(one, other)
+
+
+# Keys
+
+
+async def test_who_has_the_key_is_heard(start: Start, key: Key) -> None:
+    one, other = start(key=key), start(key=key)
+    await asyncio.gather(asks(one, other), asks(other, one))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("other_key", "key"), (None, "key"), ("key", None)], ids=["wrong", "none", "needless"]
+)
+async def test_who_has_another_key_or_none_is_not_heard(
+    start: Start, request: pytest.FixtureRequest, ours: str | None, theirs: str | None
+) -> None:
+    heard: list[Any] = []
+
+    async def answer(message: Any) -> Message:
+        heard.append(message)
+        return Done(message.id)
+
+    theirs_key = request.getfixturevalue(theirs) if theirs else None
+    one = start(key=request.getfixturevalue(ours) if ours else None)
+    other = start(answer, key=theirs_key)
+    with pytest.raises(PeerUnavailable):
+        await asks(one, other, SOON_S)
+    assert heard == []
+    await asks(start(key=theirs_key), other)
+    assert len(heard) == 1
+
+
+async def test_the_public_half_alone_is_no_key(start: Start, key: Key, other_key: Key) -> None:
+    """Who has seen the public half can reach the node, and is not heard."""
+    heard: list[Any] = []
+
+    async def answer(message: Any) -> Message:
+        heard.append(message)
+        return Done(message.id)
+
+    other = start(answer, key=key)
+    with Raw(other.address, server=key, own=other_key) as raw:
+        raw.socket.send(encode(pm.Withdraw(1, b"", b"")))
+        await asks(start(key=key), other)
+        assert raw.socket.poll(0) == 0
+    assert len(heard) == 1
+
+
+# Nonsense
+
+
+class Raw:
+    """A DEALER that says what it likes."""
+
+    def __init__(self, address: str, server: Key | None = None, own: Key | None = None) -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = 5000
+        if server is not None:
+            own = own or server
+            self.socket.curve_serverkey = server.public
+            self.socket.curve_publickey, self.socket.curve_secretkey = own.public, own.secret
+        self.socket.connect(address)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+GARBAGE: dict[str, list[bytes]] = {
+    "nothing": [b""],
+    "no message": [b"\xc1\xc1\xc1"],
+    "noise": [bytes(range(256))],
+    "another type": [encode(["hello", 1])],
+    "a reply": [encode(Done(1))],
+    "too few fields": [encode(["describe"])],
+    "a field of another type": [encode(["describe", "x", []])],
+    "a number beyond 64 bits": [b"\x93\xa8describe\xcf" + b"\xff" * 9],
+    "text that is no UTF-8": [b"\x97\xa5greet\x01\x01\x00\xc4\x00\xa1\xff\x80"],
+    "half": [encode(pm.Describe(1, [1, 2, 3]))[:-2]],
+    "two parts": [encode(pm.Describe(1, [1])), b""],
+    "ten parts": [b"x"] * 10,
+    "too deep": [b"\x94\xa8describe\x01\x90" + b"\x91" * 100_000],
+    "too deep at once": [b"\x91" * 100_000],
+    "an array that claims to be long": [b"\x93\xa8describe\x01\xdd\xff\xff\xff\xff"],
+}
+
+
+@pytest.fixture(params=["without a key", "with the key"])
+def shared(request: pytest.FixtureRequest, key: Key) -> Key | None:
+    return key if request.param == "with the key" else None
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+async def test_what_is_no_message_is_passed_over(
+    start: Start, shared: Key | None, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also for who sent it: the next is answered."""
+    other = start(key=shared)
+    with Raw(other.address, shared) as raw:
+        raw.socket.send_multipart(GARBAGE[what])
+        raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
+        reply = await asyncio.to_thread(raw.socket.recv)
+        assert msgspec.msgpack.decode(reply)[1] == 7
+    assert "no message" in caplog.text
+    await asks(start(key=shared), other)
+
+
+@pytest.mark.parametrize("length", [MAX_FRAME + 1, 4 * MAX_FRAME])
+async def test_a_message_that_is_too_large_is_not_taken(start: Start, shared: Key | None, length: int) -> None:
+    heard: list[Any] = []
+
+    async def answer(message: Any) -> Message:
+        heard.append(message)
+        return Done(message.id)
+
+    other = start(answer, key=shared)
+    with Raw(other.address, shared) as raw:
+        raw.socket.send(encode(pm.Withdraw(1, b"", bytes(length))))
+        await asks(start(key=shared), other)
+    assert [len(message.ticket) for message in heard] == [6]
+
+
+async def test_an_answer_that_is_too_large(start: Start) -> None:
+    """The one who asked is told, and can ask for less."""
+
+    async def answer(request: pm.Describe) -> Message:
+        return pm.Offered(request.id, bytes(request.shards[0]))
+
+    one, other = start(), start(answer)
+    with pytest.raises(DataplaneError):
+        await one.request(other.address, pm.Describe(one.next_id(), [MAX_FRAME + 1]), pm.Offered, 1.0)
+    reply = await one.request(other.address, pm.Describe(one.next_id(), [MAX_FRAME // 2]), pm.Offered, 5)
+    assert len(reply.ticket) == MAX_FRAME // 2
+
+
+async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever listens there may be no node: its answers are passed over, and the deadline holds."""
+    context = zmq.Context()
+    try:
+        router = context.socket(zmq.ROUTER)
+        router.linger = 0
+        router.rcvtimeo = 5000
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        one = start()
+        address = f"tcp://127.0.0.1:{port}"
+        asking = asyncio.create_task(one.request(address, withdraw(one), Done, 5))
+        who, request = await asyncio.to_thread(router.recv_multipart)
+        identifier = msgspec.msgpack.decode(request)[1]
+        for what, parts in GARBAGE.items():
+            if what != "a reply":
+                router.send_multipart([who, *parts])
+        router.send_multipart([who, encode(Done(identifier + 1000))])  # to a question that nobody asked
+        router.send_multipart([who, encode(Done(identifier))])
+        router.send_multipart([who, encode(Done(identifier))])
+        assert await asking == Done(identifier)
+        assert "no message" in caplog.text
+    finally:
+        router.close()
+        context.term()
+
+
+async def test_a_name_that_another_has_taken(start: Start) -> None:
+    """Two who claim one name at ZeroMQ's level: the first keeps it, and everybody else is answered."""
+    other = start()
+    with Raw(other.address) as first, Raw(other.address) as second:
+        for number, raw in enumerate((first, second)):
+            raw.socket.disconnect(other.address)
+            raw.socket.routing_id = b"same"
+            raw.socket.connect(other.address)
+            raw.socket.send(encode(pm.Withdraw(number, b"", b"")))
+            if raw is first:
+                assert msgspec.msgpack.decode(await asyncio.to_thread(raw.socket.recv))[1] == 0
+        await asks(start(), other)
+
+
+async def test_bytes_that_are_no_zeromq(start: Start, shared: Key | None) -> None:
+    other = start(key=shared)
+    host, port = other.address.removeprefix("tcp://").split(":")
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f" + bytes(54), os.urandom(4096)):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+    await asks(start(key=shared), other)
+
+
+# The end
+
+
+async def test_ending_while_others_wait(start: Start) -> None:
+    """Both ends: who waits here, and who waits there, each hears it by his deadline."""
+    asked = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        asked.set()
+        await asyncio.Event().wait()
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    waiting = [asyncio.create_task(asks(one, other, 0.5)), asyncio.create_task(asks(other, other, 0.5))]
+    await asked.wait()
+    async with asyncio.timeout(2):
+        await other.aclose()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [PeerUnavailable] * 2
+
+
+async def test_more_than_a_queue_takes_for_nobody(start: Start) -> None:
+    """Each hears it, at the latest by its deadline, and of the end at once."""
+    one = start()
+    requests = [one.request("tcp://127.0.0.1:1", withdraw(one), Done, SOON_S) for _ in range(peer._QUEUE + 50)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert {type(result) for result in results} == {PeerUnavailable}
+    asking = [asyncio.create_task(asks_nobody(one)) for _ in range(peer._QUEUE + 50)]
+    await asyncio.sleep(0)
+    await one.aclose()
+    async with asyncio.timeout(2):
+        results = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(result) for result in results} == {PeerUnavailable}
+
+
+async def asks_nobody(one: Peers) -> None:
+    await one.request("tcp://127.0.0.1:1", withdraw(one), Done, 30)
+
+
+async def test_the_end_twice_and_before_the_beginning(start: Start) -> None:
+    one, other = start(), start()
+    await asks(one, other)
+    await one.aclose()
+    await one.aclose()
+    with pytest.raises(PeerUnavailable, match="stopped"):
+        await asks(one, other)
+    never = Peers(ANY, None, done)
+    await never.aclose()
+    await never.aclose()
+
+
+async def test_a_port_that_is_taken(start: Start) -> None:
+    one = start()
+    with pytest.raises(OSError, match="in use"):
+        start(listen=one.address)
+    await asks(start(), one)
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+async def test_a_port_is_free_again_after_the_end(start: Start, key: Key, with_key: bool) -> None:
+    chosen = key if with_key else None
+    one = start(key=chosen)
+    for _ in range(3):
+        address = one.address
+        await asks(start(key=chosen), one)
+        await one.aclose()
+        one = start(key=chosen, listen=address)
+        assert one.address == address
+
+
+async def test_nothing_is_said_of_an_ordinary_end(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = start(), start()
+    await asyncio.gather(asks(one, other), asks(other, one))
+    one.tell("tcp://127.0.0.1:1", withdraw(one), Done)
+    await one.aclose()
+    await other.aclose()
+    assert caplog.text == ""
