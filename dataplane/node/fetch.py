@@ -98,13 +98,13 @@ class Fetcher:
                 reply = await self._peers.request(member.address, request, pm.Described, timeout_s)
                 if len(reply.shards) != len(asked):
                     raise ProtocolMismatch(f"node {owner.hex()} described {len(reply.shards)} of {len(asked)} shards")
-                for shard, (size, rows, columns, layout, payload) in zip(asked, reply.shards, strict=True):
+                for shard, (size, rows, columns, layout, live, payload) in zip(asked, reply.shards, strict=True):
                     known = self._copies.get((owner, shard))
                     if known is not None and self._store.mend(known):
                         continue  # somebody else has asked meanwhile
                     backing = _Remote(self, owner, shard, layout, size, whole=bool(payload))
                     number = self._store.adopt(
-                        size, rows, columns, layout, payload, backing, holder=f"copy of {owner.hex()}"
+                        size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
                     )
                     self._copies[owner, shard], self._remotes[number] = number, backing
                     self.fetched_bytes += len(payload)

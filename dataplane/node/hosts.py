@@ -81,7 +81,7 @@ class Hosts:
         me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
         self.membership = membership = StaticMembership(self._peers, me, self._config.addresses)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
-        self._known = set(membership.members)
+        self._known = dict(membership.members)
         membership.watch(self._changed)
 
     async def run(self) -> None:
@@ -91,8 +91,10 @@ class Hosts:
 
     def _changed(self) -> None:
         assert self.membership is not None
-        now = set(self.membership.members)
-        gone, self._known = self._known - now, now
+        before, self._known = self._known, dict(self.membership.members)
+        gone = before.keys() - self._known.keys()
+        for node in gone:  # who waits for its answer is told at once
+            self._peers.forget(before[node].address)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in gone]:
             self._withdraw_soon(ticket)
 

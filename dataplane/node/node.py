@@ -75,10 +75,11 @@ class Node:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._listener.fileno(), self._accept)
         try:
+            if self.hosts is not None:
+                await self.hosts.start()
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(self._store.run()), group.create_task(self._watch_leases())]
                 if self.hosts is not None:
-                    await self.hosts.start()
                     background.append(group.create_task(self.hosts.run()))
                 ready()
                 await stop.wait()

@@ -246,7 +246,8 @@ class Residency:
         Of those only that are pinned or read before `next_use`: else two shards could take each other's place forever.
         """
         if not self._disk.fits(sizes):
-            for shard in sorted((s for s in self._shards.values() if s.clean), key=lambda s: s.next_use):
+            spilled = (s for s in self._shards.values() if s.clean and isinstance(s.file, SpillFile))
+            for shard in sorted(spilled, key=lambda s: s.next_use):
                 if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
                     self._drop_file(shard)
                     self._push(shard)

@@ -210,7 +210,16 @@ class Store:
         return made.shard
 
     def adopt(
-        self, size: int, rows: int, columns: int, layout: bytes, payload: bytes, backing: Backing, *, holder: str
+        self,
+        size: int,
+        rows: int,
+        columns: int,
+        layout: bytes,
+        live: bytes,
+        payload: bytes,
+        backing: Backing,
+        *,
+        holder: str,
     ) -> int:
         """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
         have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
@@ -220,6 +229,11 @@ class Store:
         if pages(size) != size or (rows, columns) != (described.columns[0][1].rows, len(described.columns)):
             raise Corrupt("a shard that is described falsely")
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
+        if live:
+            if len(live) != -(-rows * columns // 8):
+                raise Corrupt("a shard that is described falsely")
+            bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
+            shard.live = bits.reshape(columns, rows).astype(np.bool_)
         if payload and len(payload) == size:
             check_contents(described, np.frombuffer(payload, np.uint8))
             if self.budget.try_reserve(size):
@@ -310,9 +324,10 @@ class Store:
         with self.arena.view(shard.extent) as view:
             return bytes(view)
 
-    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes]]:
-        """Of each shard its extent's bytes, rows, columns and encoded layout. Raises Freed or Corrupt as `pin`."""
-        return [(s.size, s.rows, s.columns, s.layout) for s in map(self._find, numbers)]
+    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes, bytes]]:
+        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits. Raises Freed or Corrupt as
+        `pin`."""
+        return [(s.size, s.rows, s.columns, s.layout, s.live_bits()) for s in map(self._find, numbers)]
 
     def description(self, numbers: Iterable[int]) -> int:
         """About how many bytes it takes to say where these shards are. Raises Freed or Corrupt as `pin`."""

@@ -1,11 +1,15 @@
 """Bytes over plain sockets, several streams at once: `sendfile` out of the arena, `recv_into` into it.
 
     reader -> server: ticket (16 bytes) | stretches (4) | of each: offset (8) | count (8), little-endian
-    server -> reader: the bytes of all stretches, and closes
+    server -> reader: the bytes of all stretches
+    reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
 
 A ticket is a random number that the control channel carried, so who has it may read, and only what it stands for. Each
 byte of an offer is sent once: a stretch that was asked for is not given again. The bytes themselves travel in the
 clear; where the network is not trusted, put them into one that is (WireGuard, for one).
+
+The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
+That is what the last two bytes are for: an offer that ends before the first leaves the reader without the second.
 
 What always holds: a connection that says nothing, or no ticket, is closed after a few seconds; there are never more of
 them than `_CONNECTIONS`; no thread writes into memory that its reader has given up.
@@ -33,6 +37,7 @@ STREAMS = 4
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
 _REQUEST, _STRETCH = struct.Struct("<16sI"), struct.Struct("<QQ")
+_DONE = b"\x01"
 _MOST = 4096  # stretches of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
@@ -59,7 +64,8 @@ class Tcp(Transport):
         self._listener: socket.socket | None = None
         self._offers: dict[bytes, _Offered] = {}
         self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
-        self._reading = ThreadPoolExecutor(4 * STREAMS, thread_name_prefix="dataplane-tcp-read")
+        self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-read")
+        self._read_from: set[socket.socket] = set()
         self._connections: set[socket.socket] = set()
 
     @property
@@ -92,7 +98,7 @@ class Tcp(Transport):
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:
-            await asyncio.get_running_loop().run_in_executor(self._reading, _end, offered)
+            await asyncio.to_thread(_end, offered)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -121,6 +127,10 @@ class Tcp(Transport):
                     connected.settimeout(_IDLE_S)
                     for offset, count in asked:
                         _send(connected, offered, offset, count)
+                    _exactly(connected, len(_DONE))
+                    with offered.done:
+                        if not offered.over:
+                            connected.send(_DONE)
                 finally:
                     with offered.done:
                         offered.streams.discard(connected)
@@ -142,6 +152,8 @@ class Tcp(Transport):
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
+        if not port.isascii() or not port.isdigit() or self._listener is None:
+            raise TransportError(f"tcp from {address!r}: that is no address, or this end is closed")
         shares = _shared_out([(0, len(into))] if stretches is None else stretches)
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
@@ -149,25 +161,31 @@ class Tcp(Transport):
         def one(share: list[tuple[int, int]]) -> None:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout_s, _IDLE_S)) as stream:
                 sockets.append(stream)
-                if giving_up.is_set():
-                    return
+                self._read_from.add(stream)
+                if giving_up.is_set() or self._listener is None:
+                    raise EOFError("given up")
                 stream.settimeout(min(timeout_s, _IDLE_S))
                 asked = b"".join(_STRETCH.pack(start, stop - start) for start, stop in share)
                 stream.sendall(_REQUEST.pack(ticket, len(share)) + asked)
                 for start, stop in share:
                     _receive(stream, into[start:stop])
+                stream.sendall(_DONE)
+                if stream.recv(len(_DONE)) != _DONE:
+                    raise EOFError("the offer ended while it was read")
 
         running = [self._reading.submit(one, share) for share in shares]
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*map(asyncio.wrap_future, running))
+            self._read_from.difference_update(sockets)
         except BaseException as error:
             giving_up.set()
+            self._read_from.difference_update(sockets)
             for stream in list(sockets):
                 with suppress(OSError):
                     stream.shutdown(socket.SHUT_RDWR)
             await _ended(running)
-            if isinstance(error, OSError | EOFError | TimeoutError):
+            if isinstance(error, OSError | EOFError | TimeoutError | ValueError | OverflowError):
                 raise TransportError(f"tcp from {address}: {str(error) or 'too slow'}") from error
             raise
 
@@ -178,7 +196,7 @@ class Tcp(Transport):
             listener.close()
         for ticket in list(self._offers):
             await self.withdraw(ticket)
-        for connected in list(self._connections):
+        for connected in [*self._connections, *self._read_from]:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
         await asyncio.to_thread(self._serving.shutdown)

@@ -102,7 +102,7 @@ class Peers:
             reply = await future
         finally:
             timer.cancel()
-            del link.pending[request.id]
+            link.pending.pop(request.id, None)
         if isinstance(reply, Failure):
             raise revive(reply.name, reply.message, reply.fields)
         if not isinstance(reply, kind):
@@ -117,6 +117,12 @@ class Peers:
                 await self.request(address, request, kind, _TELL_S)
 
         self._keep(asyncio.get_running_loop().create_task(ask()))
+
+    def forget(self, address: str) -> None:
+        """Nobody is there any more: who waits for an answer is told so."""
+        link = self._links.pop(address, None)
+        if link is not None:
+            link.close()
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -271,7 +277,7 @@ class _Link:
 
     def close(self) -> None:
         """Who waits is told so."""
-        for future in self.pending.values():
+        for future in list(self.pending.values()):
             _late(future, self._address, 0.0)
             if not future.cancelled():
                 future.exception()  # its waiter may have gone

@@ -76,10 +76,10 @@ class Greeted(Message, frozen=True, tag="greeted"):
 
 
 class Described(Message, frozen=True, tag="described"):
-    """Of each shard asked for: its size, rows, columns, encoded layout and, where they are few, its bytes."""
+    """Of each shard asked for: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes."""
 
     id: int
-    shards: list[tuple[int, int, int, bytes, bytes]]
+    shards: list[tuple[int, int, int, bytes, bytes, bytes]]
 
 
 class Offered(Message, frozen=True, tag="offered"):

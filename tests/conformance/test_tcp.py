@@ -1,0 +1,447 @@
+"""The transport over plain sockets: the suite of all transports, and what strangers may say on its port."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import struct
+import termios
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from dataplane.transport import tcp
+from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.tcp import STREAMS, Tcp
+from tests.conformance.transports import KIB, MIB, PAGE, Shelf, Target, TransportSuite, shelves, until
+
+Shelves = Callable[..., Shelf]
+
+
+class TestTcp(TransportSuite):
+    def made(self) -> Transport:
+        return Tcp("127.0.0.1")
+
+
+class TestTcpByIPv6(TransportSuite):
+    def made(self) -> Transport:
+        return Tcp("::1")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Tcp]:
+    transport = Tcp("127.0.0.1")
+    await transport.start()
+    yield transport
+    await transport.aclose()
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[Tcp]:
+    transport = Tcp("127.0.0.1")
+    await transport.start()
+    yield transport
+    await transport.aclose()
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelves]:
+    with shelves() as one:
+        yield one
+
+
+class Stranger:
+    """A connection to the port, that says what it likes."""
+
+    def __init__(self, server: Transport) -> None:
+        host, _, port = server.address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+
+    def ask(self, ticket: bytes, *stretches: tuple[int, int]) -> None:
+        """For stretches, each an offset and a count."""
+        asked = [struct.pack("<QQ", offset, count) for offset, count in stretches]
+        self.socket.sendall(ticket + struct.pack("<I", len(stretches)) + b"".join(asked))
+
+    def hear(self) -> bytes:
+        """All that comes until the server ends the connection."""
+        heard = b""
+        with suppress(ConnectionResetError):
+            while data := self.socket.recv(1 << 20):
+                heard += data
+        return heard
+
+    def arrived(self) -> int:
+        """Bytes that lie here unread."""
+        return int(struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, bytes(4)))[0])
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_SAY_S", 0.05)
+
+
+async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
+    """Fails where what is offered now can not be read."""
+    ticket = server.offer(one.memory)
+    target = Target(len(one.content))
+    await reader.read(server.address, ticket, target.memory, 10.0)
+    assert np.array_equal(target.bytes, one.content)
+    await server.withdraw(ticket)
+
+
+# Strangers
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"x", bytes(19), bytes(16) + b"\1\0\0\0" + bytes(15)],
+    ids=["nothing", "a byte", "no number", "half a stretch"],
+)
+async def test_who_does_not_say_what_he_wants_is_sent_away(
+    server: Tcp, reader: Tcp, shelf: Shelves, said: bytes, quick: None
+) -> None:
+    with Stranger(server) as stranger:
+        stranger.socket.sendall(said)
+        assert await asyncio.to_thread(stranger.hear) == b""
+    await reads(reader, server, shelf(64 * KIB))
+    await until(lambda: not server._connections)
+
+
+@pytest.mark.parametrize(
+    "said", [bytes(32), b"\xff" * 32, os.urandom(32), os.urandom(1 << 20)], ids=["zeros", "ones", "noise", "much"]
+)
+async def test_garbage_gets_nothing(server: Tcp, reader: Tcp, shelf: Shelves, said: bytes) -> None:
+    one = shelf(64 * KIB)
+    server.offer(one.memory)
+    with Stranger(server) as stranger:
+        with suppress(ConnectionError):
+            stranger.socket.sendall(said)
+        assert await asyncio.to_thread(stranger.hear) == b""
+    await reads(reader, server, one)
+
+
+async def test_the_time_is_for_the_whole_request(server: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_SAY_S", 0.2)
+    loop = asyncio.get_running_loop()
+    with Stranger(server) as stranger:
+        ended = asyncio.create_task(asyncio.to_thread(stranger.hear))
+        began = loop.time()
+        try:
+            while not ended.done():
+                assert loop.time() - began < 1.0, "a stranger is still listened to"
+                with suppress(OSError):
+                    stranger.socket.send(b"x")
+                await asyncio.wait([ended], timeout=0.05)
+        finally:
+            with suppress(OSError):
+                stranger.socket.shutdown(socket.SHUT_RDWR)
+            await ended
+
+
+STRETCHES: dict[str, list[tuple[int, int]]] = {
+    "none": [],
+    "too many": [(0, 1)] * 5000,
+    "of nothing": [(0, 0)],
+    "one byte more": [(0, 64 * KIB + 1)],
+    "beyond": [(64 * KIB, 1)],
+    "across the end": [(64 * KIB - 1, 2)],
+    "very far": [(2**64 - 1, 1)],
+    "very much": [(0, 2**64 - 1)],
+    "around": [(2**64 - 1, 2**64 - 1)],
+    "around to the beginning": [(2**64 - PAGE, PAGE + 1)],
+    "one good, one beyond": [(0, 1), (64 * KIB, 1)],
+    "one byte twice": [(0, 10), (9, 1)],
+    "one byte twice, backwards": [(9, 1), (0, 10)],
+}
+
+
+@pytest.mark.parametrize("what", STRETCHES)
+async def test_a_stretch_out_of_bounds_gets_nothing_and_costs_nobody_his_ticket(
+    server: Tcp, reader: Tcp, shelf: Shelves, what: str
+) -> None:
+    one = shelf(64 * KIB)
+    ticket = server.offer(one.memory)
+    with Stranger(server) as stranger:
+        stranger.ask(ticket, *STRETCHES[what])
+        assert await asyncio.to_thread(stranger.hear) == b""
+    target = Target(64 * KIB)
+    await reader.read(server.address, ticket, target.memory, 10.0)
+    assert np.array_equal(target.bytes, one.content)
+
+
+async def test_each_byte_of_an_offer_is_sent_once(server: Tcp, shelf: Shelves) -> None:
+    one = shelf(64 * KIB)
+    ticket = server.offer(one.memory)
+    for offset, count, given in [(100, 100, 100), (150, 10, 0), (0, 101, 0), (199, 2, 0), (200, 50, 50), (0, 100, 100)]:
+        with Stranger(server) as stranger:
+            stranger.ask(ticket, (offset, count))
+            heard = b""
+            while len(heard) < given:
+                heard += await asyncio.to_thread(stranger.socket.recv, 1000)
+            assert heard == one.content[offset : offset + given].tobytes()
+            if not given:
+                assert await asyncio.to_thread(stranger.hear) == b""
+
+
+async def test_there_are_never_more_connections_than_that(
+    server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes too many is sent away at once, and when the others have gone there is room again."""
+    monkeypatch.setattr(tcp, "_CONNECTIONS", 4)
+    strangers = [Stranger(server) for _ in range(4)]
+    await until(lambda: len(server._connections) == 4)
+    with Stranger(server) as fifth:
+        assert await asyncio.to_thread(fifth.hear) == b""
+    assert len(server._connections) == 4
+    for stranger in strangers:
+        stranger.socket.close()
+    await until(lambda: not server._connections)
+    await reads(reader, server, shelf(9 * MIB))
+
+
+async def test_who_goes_in_the_middle_costs_nothing(server: Tcp, reader: Tcp, shelf: Shelves) -> None:
+    one = shelf(9 * MIB)
+    for _ in range(20):
+        ticket = server.offer(one.memory)
+        with Stranger(server) as stranger:
+            stranger.ask(ticket, (0, 9 * MIB))
+            await asyncio.to_thread(stranger.socket.recv, 1)
+        await server.withdraw(ticket)
+    await until(lambda: not server._connections)
+    await reads(reader, server, one)
+
+
+# Readers and servers that stall
+
+
+async def test_withdrawn_from_a_reader_that_takes_nothing(server: Tcp, shelf: Shelves) -> None:
+    one = shelf(33 * MIB)
+    ticket = server.offer(one.memory)
+    with Stranger(server) as stranger:
+        stranger.ask(ticket, (0, 33 * MIB))
+        await until(stranger.arrived)
+        async with asyncio.timeout(1):
+            await server.withdraw(ticket)
+
+
+async def test_ended_beside_a_reader_that_takes_nothing(server: Tcp, shelf: Shelves) -> None:
+    one = shelf(33 * MIB)
+    ticket = server.offer(one.memory)
+    with Stranger(server) as stranger, Stranger(server) as silent:
+        stranger.ask(ticket, (0, 33 * MIB))
+        await until(stranger.arrived)
+        async with asyncio.timeout(1):
+            await server.aclose()
+        assert len(await asyncio.to_thread(stranger.hear)) < 33 * MIB
+        assert await asyncio.to_thread(silent.hear) == b""
+
+
+class Slow:
+    """A network between a server and those who read from it, that keeps what the server sends until `release`."""
+
+    def __init__(self, server: Transport | None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._server = server
+        self._released = threading.Event()
+        self._kept: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._kept.append(near)
+            if self._server is None:
+                continue
+            host, _, port = self._server.address.rpartition(":")
+            far = socket.create_connection((host, int(port)))
+            self._kept.append(far)
+            for args in ((near, far, None), (far, near, self._released)):
+                self._threads.append(threading.Thread(target=self._pass_on, args=args))
+                self._threads[-1].start()
+
+    @staticmethod
+    def _pass_on(one: socket.socket, other: socket.socket, when: threading.Event | None) -> None:
+        with suppress(OSError):
+            if when is not None:
+                when.wait()
+            while data := one.recv(1 << 20):
+                other.sendall(data)
+        with suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+
+    def arrived(self) -> int:
+        """Bytes of the server's that are here."""
+        asked = [fcntl.ioctl(each, termios.FIONREAD, bytes(4)) for each in self._kept]
+        return sum(int(struct.unpack("i", each)[0]) for each in asked)
+
+    @property
+    def connections(self) -> int:
+        return len(self._kept)
+
+    def release(self) -> None:
+        self._released.set()
+
+    def close(self) -> None:
+        self._released.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        for each in self._kept:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in self._kept:
+            each.close()
+
+
+@pytest.fixture
+def slow(server: Tcp) -> Iterator[Slow]:
+    network = Slow(server)
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Slow]:
+    """Somebody who takes connections, and never says a thing."""
+    network = Slow(None)
+    yield network
+    network.close()
+
+
+@pytest.mark.parametrize("how", ["withdraw", "aclose"])
+async def test_what_is_on_its_way_when_an_offer_ends_is_not_taken_for_something_else(
+    server: Tcp, reader: Tcp, shelf: Shelves, slow: Slow, how: str
+) -> None:
+    """`sendfile` sends pages, not copies: what is not yet received when the memory is used again, changes. So a node
+    that was stopped, and whose offers were ended meanwhile, must not take what it then finds for what it asked for."""
+    one = shelf(32 * KIB)
+    ticket = server.offer(one.memory)
+    target = Target(32 * KIB)
+    reading = asyncio.create_task(reader.read(slow.address, ticket, target.memory, 10.0))
+    await until(lambda: slow.arrived() == 32 * KIB)
+    async with asyncio.timeout(2):
+        await (server.withdraw(ticket) if how == "withdraw" else server.aclose())
+    one.overwrite()
+    slow.release()
+    (result,) = await asyncio.gather(reading, return_exceptions=True)
+    assert isinstance(result, TransportError) or np.array_equal(target.bytes, one.content)
+    assert target.guarded()
+
+
+async def test_a_slow_network_is_still_one(server: Tcp, reader: Tcp, shelf: Shelves, slow: Slow) -> None:
+    """The one above fails for its reason alone."""
+    one = shelf(9 * MIB)
+    ticket = server.offer(one.memory)
+    target = Target(9 * MIB)
+    reading = asyncio.create_task(reader.read(slow.address, ticket, target.memory, 10.0))
+    await until(slow.arrived)
+    slow.release()
+    await reading
+    assert np.array_equal(target.bytes, one.content)
+
+
+async def test_a_read_ends_at_its_deadline(reader: Tcp, silent: Slow) -> None:
+    target = Target(9 * MIB)
+    with pytest.raises(TransportError):
+        async with asyncio.timeout(2):
+            await reader.read(silent.address, bytes(16), target.memory, 0.2)
+    assert target.blank()
+
+
+async def test_a_read_that_stalls_can_be_cancelled(reader: Tcp, silent: Slow) -> None:
+    target = Target(9 * MIB)
+    reading = asyncio.create_task(reader.read(silent.address, bytes(16), target.memory, 15.0))
+    await until(lambda: silent.connections == 2)
+    reading.cancel()
+    async with asyncio.timeout(1):
+        await asyncio.gather(reading, return_exceptions=True)
+    assert reading.cancelled()
+
+
+async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:
+    """The reader's own: they end with TransportError."""
+    target = Target(9 * MIB)
+    reading = asyncio.create_task(reader.read(silent.address, bytes(16), target.memory, 3.0))
+    await until(lambda: silent.connections == 2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await reader.aclose()
+    took = loop.time() - began
+    (result,) = await asyncio.gather(reading, return_exceptions=True)
+    assert isinstance(result, TransportError)
+    assert took < 1.0
+
+
+async def test_a_withdrawal_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow, shelf: Shelves) -> None:
+    """Else whoever holds up a node's reads keeps its memory pinned, too."""
+    targets = [np.empty(4 * STREAMS * MIB, np.uint8) for _ in range(4)]
+    reading = [
+        asyncio.create_task(reader.read(silent.address, bytes(16), memoryview(target), 15.0)) for target in targets
+    ]
+    await until(lambda: silent.connections == 4 * STREAMS)
+    ticket = reader.offer(shelf(KIB).memory)
+    ending = asyncio.create_task(reader.withdraw(ticket))
+    await asyncio.wait([ending], timeout=1)
+    in_time = ending.done()
+    for each in reading:
+        each.cancel()
+    await asyncio.gather(*reading, ending, return_exceptions=True)
+    assert in_time
+
+
+async def test_other_reads_do_not_wait_for_those_that_stall(
+    server: Tcp, reader: Tcp, silent: Slow, shelf: Shelves
+) -> None:
+    """A host that does not answer is not the end of what comes from others."""
+    targets = [np.empty(4 * STREAMS * MIB, np.uint8) for _ in range(4)]
+    reading = [
+        asyncio.create_task(reader.read(silent.address, bytes(16), memoryview(target), 15.0)) for target in targets
+    ]
+    await until(lambda: silent.connections == 4 * STREAMS)
+    other = asyncio.create_task(reads(reader, server, shelf(KIB)))
+    await asyncio.wait([other], timeout=1)
+    in_time = other.done()
+    for each in reading:
+        each.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    await other
+    assert in_time
+
+
+async def test_a_file_that_ends_early(server: Tcp, reader: Tcp) -> None:
+    fd = os.memfd_create("short")
+    try:
+        os.ftruncate(fd, PAGE)
+        target = Target(2 * PAGE)
+        with pytest.raises(TransportError):
+            await reader.read(server.address, server.offer(Memory(fd, 0, 2 * PAGE)), target.memory, 10.0)
+        assert target.guarded()
+        await server.aclose()
+    finally:
+        os.close(fd)
+
+
+async def test_a_host_that_is_not_here() -> None:
+    transport = Tcp("192.0.2.1")  # of no network (RFC 5737)
+    with pytest.raises(OSError, match="assign"):
+        await transport.start()
+    await transport.aclose()

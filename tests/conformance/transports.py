@@ -1,0 +1,388 @@
+"""What every transport is held to: a suite that the tests of each inherit."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dataplane.transport.base import Memory, Transport, TransportError
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGE = 4096
+GUARD = 64  # bytes beside a target, which must stay as they are
+BLANK = 0xEE
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Memory that is offered: a file in memory that begins and ends with bytes that are not."""
+
+    fd: int
+    content: Bytes
+    mapped: mmap.mmap
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.fd, PAGE, len(self.content))
+
+    def overwrite(self) -> None:
+        """Use the memory for something else, as a node does once nobody may read it."""
+        self.mapped[:] = b"\xff" * len(self.mapped)
+
+    def close(self) -> None:
+        self.mapped.close()
+        os.close(self.fd)
+
+
+class Target:
+    """Memory to read into, between guards."""
+
+    def __init__(self, size: int) -> None:
+        self._whole = np.full(GUARD + size + GUARD, BLANK, np.uint8)
+        self.bytes = self._whole[GUARD : GUARD + size]
+
+    @property
+    def memory(self) -> memoryview:
+        return memoryview(self.bytes)
+
+    def begun(self) -> bool:
+        """Whether something has been written, anywhere: each page of what is offered has bytes that are not blank."""
+        return bool((self.bytes[:: max(1, len(self.bytes) // 4096)] != BLANK).any())
+
+    def blank(self) -> bool:
+        return bool((self._whole == BLANK).all())
+
+    def guarded(self) -> bool:
+        return bool((self._whole[:GUARD] == BLANK).all() and (self._whole[len(self._whole) - GUARD :] == BLANK).all())
+
+
+def noise(size: int, seed: int = 1) -> Bytes:
+    """Bytes that repeat nowhere, and are neither blank nor what memory is overwritten with."""
+    return np.random.default_rng(seed).integers(0, 0xE0, size, np.uint8)
+
+
+@contextmanager
+def shelves() -> Iterator[Callable[..., Shelf]]:
+    """Makes memory of a size (and a seed, for its bytes) to be offered."""
+    made: list[Shelf] = []
+
+    def one(size: int, seed: int = 1) -> Shelf:
+        content = noise(size, seed)
+        fd = os.memfd_create("offered")
+        os.ftruncate(fd, size + 2 * PAGE)
+        mapped = mmap.mmap(fd, size + 2 * PAGE)
+        made.append(Shelf(fd, content, mapped))
+        mapped[:] = b"\xff" * len(mapped)
+        mapped[PAGE : PAGE + size] = content.tobytes()
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.0005)
+
+
+class TransportSuite:
+    """A subclass says how one is `made`, and names itself Test...; it may add what is its own transport's alone."""
+
+    def made(self) -> Transport:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def server(self) -> AsyncIterator[Transport]:
+        transport = self.made()
+        await transport.start()
+        yield transport
+        await transport.aclose()
+
+    @pytest.fixture
+    async def reader(self) -> AsyncIterator[Transport]:
+        transport = self.made()
+        await transport.start()
+        yield transport
+        await transport.aclose()
+
+    @pytest.fixture
+    def shelf(self) -> Iterator[Callable[..., Shelf]]:
+        with shelves() as one:
+            yield one
+
+    async def read(self, reader: Transport, server: Transport, ticket: bytes, size: int) -> Target:
+        target = Target(size)
+        try:
+            await reader.read(server.address, ticket, target.memory, 10.0)
+        finally:
+            assert target.guarded()
+        return target
+
+    # What is offered arrives
+
+    @pytest.mark.parametrize("size", [1, 4095, 4 * KIB, 4 * KIB + 1, 9 * MIB, 33 * MIB])
+    async def test_every_byte_arrives(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+    ) -> None:
+        one = shelf(size)
+        ticket = server.offer(one.memory)
+        target = await self.read(reader, server, ticket, size)
+        assert np.array_equal(target.bytes, one.content)
+        await server.withdraw(ticket)
+
+    async def test_it_reads_from_itself(self, server: Transport, shelf: Callable[..., Shelf]) -> None:
+        one = shelf(64 * KIB)
+        target = await self.read(server, server, server.offer(one.memory), 64 * KIB)
+        assert np.array_equal(target.bytes, one.content)
+
+    async def test_several_read_at_once(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        sizes = [1, 100, 4 * KIB, MIB, 9 * MIB, 5 * MIB, 8 * MIB, 70_001]
+        shelves = [shelf(size, seed) for seed, size in enumerate(sizes)]
+        tickets = [server.offer(each.memory) for each in shelves]
+        assert len(set(tickets)) == len(tickets)
+        readers = [reader, server] * 4
+        targets = await asyncio.gather(
+            *(self.read(who, server, ticket, size) for who, ticket, size in zip(readers, tickets, sizes, strict=True))
+        )
+        for target, each in zip(targets, shelves, strict=True):
+            assert np.array_equal(target.bytes, each.content)
+
+    async def test_the_same_memory_offered_several_times(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        one = shelf(5 * MIB)
+        tickets = [server.offer(one.memory) for _ in range(5)]
+        await server.withdraw(tickets.pop())
+        targets = await asyncio.gather(*(self.read(reader, server, ticket, 5 * MIB) for ticket in tickets))
+        assert all(np.array_equal(target.bytes, one.content) for target in targets)
+
+    async def test_a_hundred_one_after_the_other(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        one = shelf(10_000)
+        for _ in range(100):
+            ticket = server.offer(one.memory)
+            assert np.array_equal((await self.read(reader, server, ticket, 10_000)).bytes, one.content)
+            await server.withdraw(ticket)
+
+    async def test_stretches_arrive_and_nothing_else_does(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        one = shelf(9 * MIB)
+        for chosen in (
+            [(0, 1)],
+            [(9 * MIB - 1, 9 * MIB)],
+            [(0, 9 * MIB)],
+            [(5, 4 * MIB + 17), (4 * MIB + 18, 9 * MIB - 3)],
+            [(start, start + 7) for start in range(0, 9 * MIB - 7, 4099)],
+        ):
+            ticket = server.offer(one.memory)
+            target = Target(9 * MIB)
+            await reader.read(server.address, ticket, target.memory, 10.0, chosen)
+            expected = np.full(9 * MIB, BLANK, np.uint8)
+            for start, stop in chosen:
+                expected[start:stop] = one.content[start:stop]
+            assert np.array_equal(target.bytes, expected)
+            assert target.guarded()
+            await server.withdraw(ticket)
+
+    # What does not
+
+    async def test_a_wrong_ticket(self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]) -> None:
+        ticket = server.offer(shelf(64 * KIB).memory)
+        for wrong in (bytes(len(ticket)), os.urandom(len(ticket)), ticket[:-1] + bytes([ticket[-1] ^ 1])):
+            target = Target(64 * KIB)
+            with pytest.raises(TransportError):
+                await reader.read(server.address, wrong, target.memory, 10.0)
+            assert target.blank()
+        await self.read(reader, server, ticket, 64 * KIB)
+
+    @pytest.mark.parametrize("size", [1, 64 * KIB, 9 * MIB])
+    async def test_a_ticket_is_good_once(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+    ) -> None:
+        ticket = server.offer(shelf(size).memory)
+        await self.read(reader, server, ticket, size)
+        target = Target(size)
+        with pytest.raises(TransportError):
+            await reader.read(server.address, ticket, target.memory, 10.0)
+        assert target.blank()
+
+    async def test_two_with_one_ticket_do_not_both_get_it(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        """Whoever gets it has all of it, and nobody hangs."""
+        one = shelf(9 * MIB)
+        ticket = server.offer(one.memory)
+        targets = [Target(9 * MIB), Target(9 * MIB)]
+        results = await asyncio.gather(
+            *(reader.read(server.address, ticket, target.memory, 10.0) for target in targets), return_exceptions=True
+        )
+        assert {type(result) for result in results} <= {type(None), TransportError}
+        assert results.count(None) <= 1
+        for result, target in zip(results, targets, strict=True):
+            assert result is not None or np.array_equal(target.bytes, one.content)
+            assert target.guarded()
+
+    async def test_more_than_was_offered(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        """Bytes beside an offer are others': nobody gets them, whatever he asks for."""
+        ticket = server.offer(shelf(64 * KIB).memory)
+        target = Target(64 * KIB + 100)
+        with pytest.raises(TransportError):
+            await reader.read(server.address, ticket, target.memory, 10.0)
+        assert 0xFF not in target.bytes
+        assert target.guarded()
+
+    async def test_withdrawn_before_it_is_read(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        ticket = server.offer(shelf(64 * KIB).memory)
+        await server.withdraw(ticket)
+        target = Target(64 * KIB)
+        with pytest.raises(TransportError):
+            await reader.read(server.address, ticket, target.memory, 10.0)
+        assert target.blank()
+
+    async def test_what_is_not_offered_can_be_withdrawn(self, server: Transport, shelf: Callable[..., Shelf]) -> None:
+        ticket = server.offer(shelf(KIB).memory)
+        await server.withdraw(ticket)
+        await server.withdraw(ticket)
+        await server.withdraw(b"")
+        await server.withdraw(os.urandom(16))
+
+    @pytest.mark.parametrize("size", [MIB, 33 * MIB])
+    async def test_withdrawn_while_it_is_read(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+    ) -> None:
+        """From then on the memory is others': nobody gets what they write there as what was offered."""
+        one = shelf(size)
+        ticket = server.offer(one.memory)
+        target = Target(size)
+        reading = asyncio.create_task(reader.read(server.address, ticket, target.memory, 10.0))
+        await until(lambda: target.begun() or reading.done())
+        await server.withdraw(ticket)
+        one.overwrite()
+        (result,) = await asyncio.gather(reading, return_exceptions=True)
+        if result is None:
+            assert np.array_equal(target.bytes, one.content)
+        else:
+            assert isinstance(result, TransportError)
+        assert target.guarded()
+
+    @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
+    async def test_the_server_ends_while_it_is_read(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+    ) -> None:
+        one = shelf(size)
+        address, ticket = server.address, server.offer(one.memory)
+        target = Target(size)
+        reading = asyncio.create_task(reader.read(address, ticket, target.memory, 10.0))
+        await until(lambda: target.begun() or reading.done())
+        async with asyncio.timeout(5):
+            await server.aclose()
+            (result,) = await asyncio.gather(reading, return_exceptions=True)
+        assert result is None or isinstance(result, TransportError)
+        assert result is not None or np.array_equal(target.bytes, one.content)
+        with pytest.raises(TransportError):
+            await reader.read(address, ticket, target.memory, 10.0)
+
+    @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
+    @pytest.mark.parametrize("begun", [False, True])
+    async def test_nothing_writes_after_a_reader_was_cancelled(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int, begun: bool
+    ) -> None:
+        one = shelf(size)
+        ticket = server.offer(one.memory)
+        target = Target(size)
+        reading = asyncio.create_task(reader.read(server.address, ticket, target.memory, 10.0))
+        await (until(lambda: target.begun() or reading.done()) if begun else asyncio.sleep(0))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        target.bytes[:] = BLANK
+        await server.withdraw(ticket)
+        await server.aclose()
+        await reader.aclose()  # whatever was on its way has come, or will not
+        assert target.blank()
+
+    async def test_cancelled_again_and_again(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        """At every moment of a read; and what is read afterwards is right."""
+        one = shelf(9 * MIB)
+        for turns in range(20):
+            ticket = server.offer(one.memory)
+            target = Target(9 * MIB)
+            reading = asyncio.create_task(reader.read(server.address, ticket, target.memory, 10.0))
+            for _ in range(turns):
+                await asyncio.sleep(0.0002)
+            reading.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            target.bytes[:] = BLANK
+            await server.withdraw(ticket)
+            assert target.blank()
+        target = await self.read(reader, server, server.offer(one.memory), 9 * MIB)
+        assert np.array_equal(target.bytes, one.content)
+
+    async def test_nobody_is_there(self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]) -> None:
+        address, ticket = server.address, server.offer(shelf(KIB).memory)
+        await server.aclose()
+        target = Target(KIB)
+        with pytest.raises(TransportError):
+            await reader.read(address, ticket, target.memory, 10.0)
+        assert target.blank()
+
+    @pytest.mark.parametrize("address", ["", "nonsense", ":", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "a" * 99])
+    async def test_an_address_that_is_none(self, reader: Transport, address: str) -> None:
+        """Another node said that it is there."""
+        target = Target(KIB)
+        with pytest.raises(TransportError):
+            await reader.read(address, bytes(16), target.memory, 10.0)
+        assert target.blank()
+
+    @pytest.mark.parametrize("length", [0, 1, 15, 17, 1000])
+    async def test_a_ticket_of_another_length(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], length: int
+    ) -> None:
+        good = server.offer(shelf(KIB).memory)
+        target = Target(KIB)
+        with pytest.raises(TransportError):
+            await reader.read(server.address, bytes(length), target.memory, 10.0)
+        assert target.blank()
+        await self.read(reader, server, good, KIB)
+
+    # The end
+
+    async def test_the_end_twice_and_before_the_beginning(self, shelf: Callable[..., Shelf]) -> None:
+        never = self.made()
+        await never.aclose()
+        transport = self.made()
+        await transport.start()
+        assert transport.address
+        transport.offer(shelf(KIB).memory)
+        await transport.aclose()
+        await transport.aclose()
+
+    async def test_reading_after_the_end(
+        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+    ) -> None:
+        ticket = server.offer(shelf(KIB).memory)
+        await reader.aclose()
+        with pytest.raises(TransportError):
+            await reader.read(server.address, ticket, Target(KIB).memory, 10.0)

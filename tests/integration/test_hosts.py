@@ -1,0 +1,498 @@
+"""Several nodes on this machine's loopback, as if each were a host: references of one are read on the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane import cli
+from dataplane.cluster.static import StaticMembership
+from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.node.node import Node, run
+from dataplane.wire import auth
+from tests.processes import MIB, WAIT_S, Worker, eventually, pattern
+
+if multiprocessing.current_process().name == "MainProcess":  # torch comes with it: too much for each host to import
+    from tests.integration import test_plane
+
+ANY = "tcp://127.0.0.1:0"
+BEAT_S = 0.2  # so that the dead are found within a second
+
+
+class Host(Worker):
+    """A node among others, in a process of its own. `address` is for clients, `listens` for the other nodes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *join: Host | str,
+        listen: str = ANY,
+        key: Path | None = None,
+        beat_s: float = BEAT_S,
+        **settings: Any,
+    ) -> None:
+        directory.mkdir(exist_ok=True)
+        settings = {"memory": "32MiB", "spill": 0, "prewarm": 0, "spill_dir": directory / "spill"} | settings
+        others = [each if isinstance(each, str) else each.listens for each in join]
+        static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
+        super().__init__(_serve, directory / "node.sock", settings, (listen, static, key), beat_s)
+        try:
+            self.address, self.listens = self.hear()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """What no client is told: bytes fetched, copies known, shards offered to others."""
+        facts: dict[str, Any] = self.ask()
+        return facts
+
+    def __enter__(self) -> Host:
+        return self
+
+
+def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...], beat_s: float) -> None:
+    StaticMembership.__init__.__defaults__ = (beat_s,)  # type: ignore[misc]
+    node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
+    hosts = node.hosts
+    assert hosts is not None
+
+    def tell() -> None:
+        fetcher = hosts.fetcher
+        try:
+            pipe.recv()
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())
+            return
+        assert fetcher is not None
+        pipe.send({"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies), "offers": len(hosts._offers)})
+
+    def ready() -> None:
+        asyncio.get_running_loop().add_reader(pipe._pipe.fileno(), tell)
+        pipe.send((node.address, hosts.address))
+
+    run(node, ready=ready)
+
+
+def members(plane: Any) -> set[str]:
+    """The numbers of those that a plane's node takes for members."""
+    return set(plane.members().get("members", {}))
+
+
+def together(*planes: Any) -> None:
+    """Wait until the nodes of all these planes know each other."""
+    everybody = {plane.stats().node for plane in planes}
+    eventually(lambda: all(members(plane) == everybody for plane in planes), "all know each other")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as other:
+        yield one, other
+
+
+@pytest.fixture
+def planes(two: tuple[Host, Host]) -> Iterator[tuple[Any, Any]]:
+    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
+        together(one, other)
+        yield one, other
+
+
+Planes = tuple[Any, Any]
+Hosts = tuple[Host, Host]
+
+
+@pytest.fixture
+def kinds() -> Any:
+    """`columns` and `check` of the tests of one host."""
+    return test_plane
+
+
+# Reading
+
+
+def test_columns_of_all_kinds(planes: Planes, kinds: Any) -> None:
+    one, other = planes
+    ref = one.put(kinds.columns())
+    kinds.check(other.get(ref), list(range(6)))
+    kinds.check(one.get(ref), list(range(6)))
+    back = other.put(kinds.columns())
+    kinds.check(one.get(back), list(range(6)))
+
+
+def test_rows_and_columns_of_another_host(planes: Planes, kinds: Any) -> None:
+    one, other = planes
+    ref = one.put(kinds.columns())
+    kinds.check(other.get(ref[[5, 0, 3]]), [5, 0, 3])
+    kinds.check(other.get(ref[2:4]), [2, 3])
+    kinds.check(other.get(ref.select("answer", "big")[1:3]), [1, 2])
+    kinds.check(other.get(ref), list(range(6)))
+
+
+def test_rows_one_by_one_and_then_all(planes: Planes) -> None:
+    """What comes later is put beside what is there."""
+    one, other = planes
+    ref = one.put({"x": pattern(5, 4 * MIB, 64), "y": [np.full(row * 1000, row) for row in range(64)]})
+    for row in (63, 0, 17, 18, 17):
+        batch = other.get(ref[row : row + 1])
+        assert np.array_equal(batch["x"].numpy(), pattern(5, 4 * MIB, 64)[row : row + 1])
+        assert np.array_equal(batch["y"].numpy()[0], np.full(row * 1000, row))
+    batch = other.get(ref)
+    assert np.array_equal(batch["x"].numpy(), pattern(5, 4 * MIB, 64))
+    assert all(np.array_equal(got, np.full(row * 1000, row)) for row, got in enumerate(batch["y"].numpy()))
+
+
+def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(Host(tmp_path / "0"))]
+        for name in "12":
+            hosts.append(stack.enter_context(Host(tmp_path / name, *hosts)))
+        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        refs = [plane.put({"x": pattern(seed, 8 << 10, 4), "s": [f"{seed}"] * 4}) for seed, plane in enumerate(planes)]
+        for plane in planes:
+            batch = plane.get(dp.concat([refs[1], refs[0], refs[2][[3, 1]], refs[0]]))
+            expected = [*pattern(1, 8 << 10, 4), *pattern(0, 8 << 10, 4), *pattern(2, 8 << 10, 4)[[3, 1]]]
+            assert np.array_equal(batch["x"].numpy(), [*expected, *pattern(0, 8 << 10, 4)])
+            assert batch["s"].to_list() == ["1"] * 4 + ["0"] * 4 + ["2"] * 2 + ["0"] * 4
+        reward = planes[2].put({"reward": [1, 2, 3, 4]})
+        batch = planes[1].get(refs[0].union(reward))
+        assert batch["reward"].to_list() == [1, 2, 3, 4]
+        assert np.array_equal(batch["x"].numpy(), pattern(0, 8 << 10, 4))
+
+
+def test_what_the_owner_has_spilled(tmp_path: Path) -> None:
+    with (
+        Host(tmp_path / "one", memory="8MiB", spill="64MiB") as host,
+        Host(tmp_path / "two", host) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        refs = [one.put({"x": pattern(seed, 2 * MIB)}) for seed in range(8)]
+        assert one.stats().spilled_shards
+        for seed, ref in enumerate(refs):
+            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB))
+
+
+def test_read_again_it_is_fetched_once(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    size = 2 * MIB
+    ref = one.put({"x": pattern(1, size)})
+    for _ in range(5):
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, size))
+    assert size <= two[1].facts()["fetched"] < 1.02 * size
+    assert two[0].facts()["fetched"] == 0
+    eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
+    assert one.stats().pinned_bytes == 0
+
+
+def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    ref = one.put({name: pattern(seed, MIB, 8) for seed, name in enumerate("abcdefghi")})
+    other.get(ref.select("b", "c"))
+    assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
+
+
+def reading(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        pipe.send("connected")
+        while (ref := pipe.recv()) is not None:
+            pipe.send(int(plane.get(ref)["x"].numpy().sum()))
+
+
+def test_eight_processes_of_a_host_fetch_once(two: Hosts, planes: Planes) -> None:
+    ref = planes[0].put({"x": pattern(1, 8 * MIB)})
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(reading, two[1].address)) for _ in range(8)]
+        for worker in workers:
+            worker.hear()
+        for worker in workers:
+            worker.say(ref)
+        assert {worker.hear() for worker in workers} == {int(pattern(1, 8 * MIB).sum())}
+        assert two[1].facts()["fetched"] <= 1.02 * 8 * MIB
+        assert two[1].facts()["copies"] == planes[1].stats().shards
+
+
+def test_eight_threads_read_the_same_and_different(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    refs = [one.put({"x": pattern(seed, MIB)}) for seed in range(4)]
+    failed: list[str] = []
+
+    def read(first: int) -> None:
+        for turn in range(8):
+            seed = (first + turn) % 4
+            if not np.array_equal(other.get(refs[seed])["x"].numpy(), pattern(seed, MIB)):
+                failed.append(f"{seed} in {first}")
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert two[1].facts()["fetched"] <= 1.02 * 4 * MIB
+    assert other.stats().shards == 4
+
+
+# Freeing
+
+
+def test_what_was_freed_at_its_owner_is_gone(planes: Planes) -> None:
+    one, other = planes
+    for size in (8 << 10, 2 * MIB):
+        ref = one.put({"x": pattern(1, size, 4)})
+        one.free(ref)
+        with pytest.raises(dp.Freed):
+            other.get(ref)
+        with pytest.raises(dp.Freed):
+            other.get(dp.concat([one.put({"x": pattern(1, size, 4)}), ref]))
+
+
+@pytest.mark.parametrize("size", [8 << 10, 2 * MIB])
+def test_rows_that_were_freed_at_their_owner_are_gone(planes: Planes, size: int) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, size, 4), "y": pattern(2, size, 4)})
+    one.free(ref[1:2])
+    assert np.array_equal(other.get(ref[2:])["x"].numpy(), pattern(1, size, 4)[2:])
+    with pytest.raises(dp.Freed):
+        other.get(ref)
+    with pytest.raises(dp.Freed):
+        other.get(ref[1:2])
+
+
+def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:
+    """The last who needs it frees it, wherever that is: memory goes back on both hosts."""
+    one, other = planes
+    for size in (8 << 10, 2 * MIB):
+        ref = one.put({"x": pattern(1, size, 4)})
+        batch = other.get(ref)
+        other.free(ref)
+        eventually(lambda: one.stats().memory_used == 0, "given back at the owner")
+        assert np.array_equal(batch["x"].numpy(), pattern(1, size, 4))
+        del batch
+        eventually(lambda: other.stats().memory_used == 0, "given back where it was read")
+        for plane in planes:
+            with pytest.raises(dp.Freed):
+                plane.get(ref)
+            plane.free(ref)
+    assert two[1].facts()["copies"] == 0
+
+
+def test_rows_freed_by_who_did_not_read_them(planes: Planes) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, 2 * MIB, 4)})
+    other.free(ref[:3])
+    for plane in planes:
+        with pytest.raises(dp.Freed):
+            plane.get(ref[:1])
+        assert np.array_equal(plane.get(ref[3:])["x"].numpy(), pattern(1, 2 * MIB, 4)[3:])
+    other.free(ref[3:])
+    eventually(lambda: one.stats().memory_used == 0, "given back at the owner")
+
+
+# Memory
+
+
+def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
+    """Without a disk: the memory of copies is taken for others, and they are fetched again."""
+    with (
+        Host(tmp_path / "one", memory="64MiB") as host,
+        Host(tmp_path / "two", host, memory="8MiB") as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        refs = [one.put({"x": pattern(seed, 2 * MIB)}) for seed in range(16)]
+        own = other.put({"x": pattern(99, 2 * MIB)})
+        for _ in range(2):
+            for seed, ref in enumerate(refs):
+                assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB))
+            stats = other.stats()
+            assert stats.memory_peak <= stats.memory_budget == 8 * MIB
+            assert stats.disk_used == 0
+        assert np.array_equal(other.get(own)["x"].numpy(), pattern(99, 2 * MIB))
+        big = other.put({"x": pattern(98, 5 * MIB)}, timeout=5)  # what copies have is there for it
+        with pytest.raises(dp.LimitExceeded):
+            other.get(dp.concat(refs))
+        other.free(big)
+        held = [other.get(ref) for ref in refs[:3]]
+        with pytest.raises(dp.Backpressure):
+            other.get(refs[3], timeout=0.2)
+        del held
+        assert np.array_equal(other.get(refs[3], timeout=2)["x"].numpy(), pattern(3, 2 * MIB))
+
+
+# Who is there
+
+
+def test_members_are_told(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    for plane, host in zip(planes, two, strict=True):
+        figures = plane.members()
+        own = figures["members"][plane.stats().node]
+        assert own["self"]
+        assert own["address"] == host.listens
+        assert list(own["transports"]) == ["tcp"]
+        assert sum(member["self"] for member in figures["members"].values()) == 1
+        assert figures["epoch"] >= 2
+    assert members(one) == members(other)
+
+
+def test_a_reference_of_nobody_known(tmp_path: Path, planes: Planes) -> None:
+    with Host(tmp_path / "stranger") as host, dp.connect(host.address) as stranger:
+        assert members(stranger) == {stranger.stats().node}
+        ref = stranger.put({"x": [1]})
+        with pytest.raises(dp.OwnerDied) as caught:
+            planes[0].get(ref)
+        assert caught.value.node == stranger.stats().node
+        planes[0].free(ref)
+        assert stranger.get(ref)["x"].to_list() == [1]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    auth.generate(tmp_path / "key")
+    return tmp_path / "key"
+
+
+def test_with_a_key(tmp_path: Path, key: Path, kinds: Any) -> None:
+    with (
+        Host(tmp_path / "one", key=key) as host,
+        Host(tmp_path / "two", host, key=key) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        ref = one.put(kinds.columns())
+        kinds.check(other.get(ref), list(range(6)))
+
+
+@pytest.mark.parametrize("what", ["another key", "no key"])
+def test_without_the_key_nobody_becomes_a_member(tmp_path: Path, key: Path, what: str) -> None:
+    """Nor learns of any: not by greeting, and not by being greeted."""
+    auth.generate(tmp_path / "other key")
+    theirs = tmp_path / "other key" if what == "another key" else None
+    with (
+        Host(tmp_path / "stranger", key=theirs) as third,
+        Host(tmp_path / "one", third, key=key) as host,
+        Host(tmp_path / "stranger 2", host, third, key=theirs) as fourth,
+        Host(tmp_path / "two", host, key=key) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+        dp.connect(third.address) as stranger,
+        dp.connect(fourth.address) as strange_too,
+    ):
+        together(one, other)
+        together(stranger, strange_too)  # who has had as much time, among those of his own
+        ref = one.put({"x": [1]})
+        with pytest.raises(dp.OwnerDied):
+            stranger.get(ref)
+        assert members(one) == {one.stats().node, other.stats().node}
+
+
+# The command
+
+
+def test_the_members_by_the_command(two: Hosts, planes: Planes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["members", two[0].address]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert [two[0].listens in line for line in lines if "(this one)" in line] == [True]
+    assert any(two[1].listens in line and "tcp" in line for line in lines)
+    assert cli.main(["members", "--json", two[0].address]) == 0
+    assert set(json.loads(capsys.readouterr().out)["members"]) == members(planes[0])
+
+
+def test_the_members_of_a_node_that_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = NodeConfig(memory="1MiB", spill=0, prewarm=0, spill_dir=tmp_path)
+    with dp.connect(config=config) as plane:
+        assert plane.members() == {}
+        assert cli.main(["members", plane.address]) == 0
+        assert "alone" in capsys.readouterr().out
+        assert cli.main(["members", "--json", plane.address]) == 0
+        assert json.loads(capsys.readouterr().out) == {}
+
+
+def test_members_of_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["members", f"unix://{tmp_path}/none.sock"]) == 1
+    assert "dataplane members: " in capsys.readouterr().err
+
+
+def test_a_key_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.key"
+    assert cli.main(["keygen", str(path)]) == 0
+    said = capsys.readouterr()
+    key = auth.load(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key.secret.decode() not in said.out + said.err
+    before = path.read_bytes()
+    assert cli.main(["keygen", str(path)]) == 1
+    assert path.read_bytes() == before
+    assert cli.main(["keygen", str(tmp_path / "none" / "key")]) == 1
+
+
+def node_command(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    where = ["--socket", str(tmp_path / "node.sock"), "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
+    command = [sys.executable, "-m", "dataplane.cli", "node", *where, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=os.getcwd())
+
+
+def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
+    with (
+        Host(tmp_path / "one", key=key) as host,
+        dp.connect(host.address) as one,
+        node_command(tmp_path, "--listen", ANY, "--key", str(key), "--join", f"static://{host.listens[6:]}") as started,
+    ):
+        try:
+            assert started.stdout is not None
+            address = started.stdout.readline().strip().removeprefix("DATAPLANE_ADDRESS=")
+            with dp.connect(address) as other:
+                together(one, other)
+                assert other.get(one.put({"x": [1, 2]}))["x"].to_list() == [1, 2]
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(WAIT_S) == 0
+        finally:
+            started.kill()
+
+
+WRONG = {
+    "join without listen": (["--join", "static://127.0.0.1:1"], 2),
+    "key without listen": (["--key", "k"], 2),
+    "beyond loopback without a key": (["--listen", "tcp://0.0.0.0:0"], 2),
+    "no address": (["--listen", "127.0.0.1:0"], 2),
+    "no such key": (["--listen", ANY, "--key", "/nowhere/key"], 1),
+    "another host's address": (["--listen", "tcp://192.0.2.1:0", "--key", "KEY"], 1),
+    "a port that is taken": (["--listen", "TAKEN"], 1),
+    "a name that is none": (["--listen", "tcp://no-such-host.invalid:0", "--key", "KEY"], 1),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_node_that_can_not_start_says_why(tmp_path: Path, key: Path, two: Hosts, what: str) -> None:
+    arguments, code = WRONG[what]
+    arguments = [{"KEY": str(key), "TAKEN": two[0].listens}.get(each, each) for each in arguments]
+    with node_command(tmp_path, *arguments) as started:
+        try:
+            _, said = started.communicate(timeout=WAIT_S)
+        finally:
+            started.kill()
+    assert "Traceback" not in said
+    assert "dataplane" in said
+    assert started.returncode == code
+    assert not (tmp_path / "node.sock").exists()
