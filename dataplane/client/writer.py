@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from contextlib import suppress
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +22,7 @@ from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
 from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
+from dataplane.threads import stopped
 from dataplane.wire import messages as m
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Writer:
         try:
             return await asyncio.wrap_future(running)
         except BaseException:
-            await _stopped([running])
+            await stopped([running])
             raise
 
     async def plan(self, columns: Any, dedupe: Collection[str]) -> Plan:
@@ -134,20 +134,8 @@ class Writer:
         try:
             await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException:
-            await _stopped(running)  # they write into memory that is about to be given back
+            await stopped(running)  # they write into memory that is about to be given back
             raise
-
-
-async def _stopped(running: Sequence[Future[Any]]) -> None:
-    """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile."""
-    for future in running:
-        future.cancel()
-    # Futures of our own: cancelling those that were waited for before has marked them done, and stopped no thread.
-    left = [asyncio.wrap_future(future) for future in running if not future.done()]
-    while left:
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait(left)
-        left = [future for future in left if not future.done()]
 
 
 def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:

@@ -25,11 +25,12 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 
 STREAMS = 4
@@ -184,7 +185,7 @@ class Tcp(Transport):
             for stream in list(sockets):
                 with suppress(OSError):
                     stream.shutdown(socket.SHUT_RDWR)
-            await _ended(running)
+            await stopped(running)
             if isinstance(error, OSError | EOFError | TimeoutError | ValueError | OverflowError):
                 raise TransportError(f"tcp from {address}: {str(error) or 'too slow'}") from error
             raise
@@ -279,15 +280,3 @@ def _exactly(stream: socket.socket, count: int) -> bytes:
             raise EOFError("the stream ended")
         data += more
     return data
-
-
-async def _ended(running: Sequence[Future[None]]) -> None:
-    """Wait until no thread is at it any more, also if this is cancelled meanwhile."""
-    for future in running:
-        future.cancel()
-    # Futures of our own: those that were waited for before are done as soon as they are cancelled, and no thread is.
-    left = [asyncio.wrap_future(future) for future in running if not future.done()]
-    while left:
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait(left)
-        left = [future for future in left if not future.done()]
