@@ -1,0 +1,56 @@
+"""Which node is the home of what: the one with the highest hash of both (rendezvous hashing, Thaler and Ravishankar
+1998).
+
+What always holds: all who know the same nodes give the same answer, in whatever order they came to know them; when a
+node comes or goes, only what it wins or had won moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+Index = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+_AT_ONCE = 1 << 20  # weights in memory at a time
+
+
+class Placement:
+    """The homes among these nodes, of which there is at least one."""
+
+    def __init__(self, nodes: Iterable[bytes]) -> None:
+        self.nodes = sorted(nodes)
+        self._seeds = np.array([xxhash.xxh3_64_intdigest(node) for node in self.nodes], np.uint64)
+
+    def homes(self, stream: str, groups: Sequence[str | int]) -> Index:
+        """Of each of these groups of the stream the position in `nodes` of its home."""
+        if len(self.nodes) == 1:
+            return np.zeros(len(groups), np.int64)
+        seed = xxhash.xxh3_64_intdigest(stream.encode())
+        keys = np.fromiter((xxhash.xxh3_64_intdigest(_encoded(g), seed) for g in groups), np.uint64, len(groups))
+        step = max(1, _AT_ONCE // len(self.nodes))
+        found = [_mixed(keys[i : i + step, None] ^ self._seeds).argmax(axis=1) for i in range(0, len(keys), step)]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def home(self, stream: str, group: str | int) -> bytes:
+        """The home of one group."""
+        return self.nodes[int(self.homes(stream, [group])[0])]
+
+
+def _encoded(group: str | int) -> bytes:
+    return f"#{group}".encode() if isinstance(group, int) else b'"' + group.encode("utf-8", "surrogatepass")
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014), by which each bit of what goes in changes half of the
+    bits of what comes out: hashes that were merely combined would leave pairs of nodes with related weights."""
+    values ^= values >> np.uint64(30)
+    values *= np.uint64(0xBF58476D1CE4E5B9)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(0x94D049BB133111EB)
+    values ^= values >> np.uint64(31)
+    return values
