@@ -360,6 +360,21 @@ class BatchRef:
         rows = np.concatenate(listed) if len(listed) > 1 else listed[0]
         return streams.pop(), rows if self._origin.order is None else rows[self._origin.order.array()]
 
+    def origins(self) -> list[tuple[bytes, Index, Index]]:
+        """As `origin`, of several streams, or parts of one that is over several hosts: of each (8 bytes) which of our
+        rows (positions, ascending) are its, and their numbers in it."""
+        if self._origin is None or not self._rows:
+            return []
+        streams = [part.cells[0].shard.node for part in self._origin.parts]
+        order = None if self._origin.order is None else self._origin.order.array()
+        rows = np.concatenate([part.rows.array() for part in self._origin.parts])
+        known = list(dict.fromkeys(streams))
+        of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in self._origin.parts])
+        if order is not None:
+            rows, of = rows[order], of[order]
+        found = [(stream, np.flatnonzero(of == number)) for number, stream in enumerate(known)]
+        return [(stream, at, rows[at]) for stream, at in found]
+
     def holds(self) -> Index:
         """The numbers under which a stream delivered the rows, in order, int64; none where no stream did."""
         if self._origin is None or not self._rows:

@@ -56,8 +56,8 @@ class Delivery:
     @cached_property
     def keys(self) -> list[str]:
         """The keys of the rows."""
-        origin = self.ref.origin()
-        return self._keys or ([] if origin is None else unnamed(self._mark, origin[1].tolist()))
+        origin = None if self._keys else self.ref.origin()
+        return self._keys if origin is None else unnamed(self._mark, origin[1].tolist())
 
     def __len__(self) -> int:
         return len(self.ref)

@@ -55,6 +55,7 @@ class AsyncStream:
         self._getter = getter
         self._token = opened.stream
         self._mark = opened.mark
+        self._spread = opened.spread
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
@@ -109,6 +110,7 @@ class AsyncStream:
             named[0] if named else "",
             digest,
             deadline.remaining_s,
+            (groups or [*named]) if self._spread else [],
         )
         self._connection.reserved(+1)  # signs of life, without which the admission is given up
         staged, ticket = "" if planned is None else f"{self._staging}-{next(self._appends)}", 0
@@ -141,7 +143,7 @@ class AsyncStream:
             raise
         finally:
             self._connection.reserved(-1)
-        return named or unnamed(self._mark, range(reply.first, reply.first + rows))
+        return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
 
     async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
         """What two appends have in common only if they are the same: xxh3-128 over all that is said and all bytes."""
@@ -181,7 +183,7 @@ class AsyncStream:
         reference have gone to others, or are about to), SchemaMismatch, Backpressure (no room in the node).
         """
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        numbers, holds, keys = self._named(rows)
+        numbers, holds, keys, origins = self._named(rows)
         staged, lengths = "", {}
         if isinstance(columns, BatchRef):
             ref, lengths = columns, await self._lengths_of(columns)
@@ -211,25 +213,29 @@ class AsyncStream:
                 keys,
                 lengths,
                 bool(replace),
+                origins,
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
             self._unstage(staged)
             raise
 
-    def _named(self, rows: BatchRef | Sequence[str]) -> tuple[bytes, bytes, list[str]]:
-        """Rows by number, and under which numbers they were delivered; or by key."""
+    def _named(self, rows: BatchRef | Sequence[str]) -> tuple[bytes, bytes, list[str], list[tuple[bytes, bytes]]]:
+        """Rows by number, under which numbers they were delivered, and by which parts of the stream, where it is over
+        several hosts; or by key."""
         if isinstance(rows, BatchRef):
-            origin = rows.origin()
-            if origin is None and len(rows):
+            origins = rows.origins()
+            if not origins and len(rows):
                 raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
-            if origin is None:
-                return b"", b"", []
-            if origin[0] != self._token:
+            if not self._spread and any(token != self._token for token, _, _ in origins):
                 raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
-            return origin[1].tobytes(), rows.holds().tobytes(), []
+            numbers = np.empty(len(rows), np.int64)
+            for _, at, of in origins:
+                numbers[at] = of
+            named = [(token, at.tobytes()) for token, at, _ in origins] if self._spread else []
+            return numbers.tobytes(), rows.holds().tobytes(), [], named
         keys = arguments.listed("rows", rows)
-        return b"", b"", arguments.keys_of(keys, len(keys))
+        return b"", b"", arguments.keys_of(keys, len(keys)), []
 
     # consuming
 
@@ -392,11 +398,11 @@ class AsyncStream:
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
         """No task is to see these rows, and all rows of these groups, any more; groups are complete without them. Who
         holds them may finish. Raises Misuse for a row or group that is not there."""
-        numbers, _, keys = self._named(rows)
+        numbers, _, keys, origins = self._named(rows)
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
-            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named)
+            request = m.DropRows(self._connection.next_id(), self._token, numbers, keys, named, origins)
             await self._connection.request(request, m.Done, 0.0)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:

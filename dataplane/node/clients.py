@@ -64,7 +64,9 @@ class Client:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
         self._store = store
-        self._streams = Streaming(self, homes, store)
+        streams = Streaming(self, homes)
+        spread = None if hosts is None else hosts.spread
+        self._streams = streams if spread is None else spread.client(streams)
         self._hosts = hosts
         self._node = node
         self._figures = figures

@@ -14,11 +14,13 @@ from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, NotReady
 from dataplane.node.homes import Homes, Stream
 from dataplane.node.packed import bound, int64
-from dataplane.stream.choosing import Demand, candidates, needed
+from dataplane.stream.choosing import Demand, candidates, choose, needed
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
-from dataplane.stream.sampler import TokenBalanced
+from dataplane.stream.sampler import Fifo, TokenBalanced
 from dataplane.wire import messages as m
+
+_NONE = np.empty(0, np.int64)
 
 MAX_LEASE_S = 7 * 86400.0
 _BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
@@ -88,6 +90,36 @@ class Delivering:
         )
         return demand, served
 
+    async def watch(self, request: m.Watch, stream: Stream, deadline: Deadline) -> m.Reply:
+        """How many rows there are to be given, once there are so many or the stream is at its end. Raises Misuse,
+        Closed."""
+        home, ready = stream.home, _NONE
+        probe = self._probe(request, stream)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining_s):
+                while True:
+                    ready = choose(home.books, probe, stream.clock(), closed=home.closed)
+                    left = home.books.progress.is_left(probe.task)
+                    if len(ready) >= request.least or (home.closed and left != request.left):
+                        break
+                    await stream.changed()
+                    self._homes.find(stream.token)
+        version, age_s = 0, 0.0
+        if len(ready):
+            places = home.books.rows.places(ready)
+            version = int(home.books.facts.versions(places).min())
+            age_s = stream.clock() - float(home.books.facts.arrived(places).min())
+        left = home.books.progress.is_left(probe.task)
+        return m.Watched(request.id, len(ready), version, age_s, left, home.closed)
+
+    def _probe(self, request: m.Watch, stream: Stream) -> Demand:
+        """A demand that is never served, to see what it would be given."""
+        bound("rows of a delivery", m.MAX_ROWS, request.rows)
+        task, columns = stream.home.settings.task(request.task), tuple(request.columns)
+        return Demand(
+            task, request.rows, 1, columns, request.sampler or Fifo(), Who(self._client), 1.0, _unserved, _unserved
+        )
+
     async def look(self, request: m.Look, stream: Stream, deadline: Deadline) -> m.Reply:
         """What there is to choose from, once there is something new. Raises NotReady, Closed, Misuse."""
         home, wants = stream.home, _Wants(tuple(request.lengths), tuple(request.tags))
@@ -124,6 +156,10 @@ class Delivering:
             whole=shown.whole,
             left=home.books.progress.is_left(task),
         )
+
+
+def _unserved(_: object) -> None:
+    raise AssertionError("nobody waits")
 
 
 class _Wants:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
@@ -23,12 +24,15 @@ from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
 from dataplane.store.store import Store
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
-from dataplane.stream.rows import Patch
+from dataplane.stream.rows import Index, Patch
 from dataplane.stream.settings import Settings
+
+if TYPE_CHECKING:
+    from dataplane.node.telling import Telling
 
 MAX_STREAMS = 4096
 _MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
-_MARK = 3  # bytes of a stream's mark
+_MARK = 5  # bytes of a stream's mark
 _LOOK_S = 0.5  # how often samplers that judge by age are asked again
 
 
@@ -91,6 +95,10 @@ class Homes:
         self._node = node
         self._store = store
         self._clock = clock
+        self.elsewhere: Callable[[bytes], bool] = lambda _: False
+        """Whether this is another node of the cluster, which keeps itself what it has of a stream's rows."""
+        self.telling: Telling | None = None
+        """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}
         self._by_token: dict[bytes, Stream] = {}
         self._needed: Counter[ShardKey] = Counter()
@@ -117,8 +125,28 @@ class Homes:
         if len(self._by_token) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
         stream = Stream(name, settings, mark, self, self._clock)
+        if self.telling is not None:
+            stream.home.books.tell = partial(self._tell, self.telling, stream)
         self._by_token[stream.token] = stream
         return stream
+
+    def _tell(self, telling: Telling, stream: Stream, task: int, rows: Index, state: int) -> None:
+        telling.note(stream.token, stream.home.books.rows, task, rows, state)
+
+    @property
+    def noted(self) -> int:
+        """How many times something came up that other nodes are to be told."""
+        return 0 if self.telling is None else self.telling.noted
+
+    async def told(self) -> None:
+        """When this returns, they have been told what had come up."""
+        if self.telling is not None:
+            await self.telling.told()
+
+    def lose(self, node: bytes) -> None:
+        """What that node stored is gone."""
+        for stream in list(self._by_token.values()):
+            stream.home.lose(node, stream.clock())
 
     def check_free(self, name: str) -> None:
         """Raises Misuse where there is a stream of this name."""
@@ -159,6 +187,8 @@ class Homes:
             raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
+                if self.elsewhere(node):
+                    continue
                 raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
@@ -177,7 +207,8 @@ class Homes:
         """No row needs these any more."""
         for patch in patches:
             for key, selected in patch.ref.footprint().items():
-                self._spent[key].extend(selected)
+                if key[0] == self._node:
+                    self._spent[key].extend(selected)
             self._needed.subtract(patch.ref.shards())
             self._free(patch.ref.shards())
 
@@ -191,6 +222,10 @@ class Homes:
                     self._store.free([key[1]])
                 for columns, rows in spent:
                     self._store.free_part(key[1], columns, rows)
+
+    def unscope(self, ref: BatchRef) -> None:
+        """What `ref` means is under no scope any more: rows of streams keep it."""
+        self._store.unscope(number for node, number in ref.shards() if node == self._node)
 
     def free_scope(self, scope: str) -> None:
         """Free what was put under a scope; what rows of streams need of it, when they do no more."""

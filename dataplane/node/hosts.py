@@ -20,6 +20,8 @@ from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
 from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.node.fetch import Fetcher
+from dataplane.node.homes import Homes
+from dataplane.node.spread import Spread
 from dataplane.store.store import Store
 from dataplane.transport.base import Memory, Transport
 from dataplane.transport.tcp import Tcp
@@ -55,8 +57,9 @@ class _Offer:
 class Hosts:
     """The other hosts, for one node. `start`, `run` and `aclose` are called by it."""
 
-    def __init__(self, config: ClusterConfig, node: bytes, store: Store) -> None:
+    def __init__(self, config: ClusterConfig, node: bytes, store: Store, homes: Homes) -> None:
         """Raises OSError or ValueError for a key that can not be used."""
+        self._homes = homes
         self._config = config
         self._node = node
         self._store = store
@@ -67,6 +70,7 @@ class Hosts:
         self._tasks: set[asyncio.Task[None]] = set()
         self.membership: StaticMembership | None = None
         self.fetcher: Fetcher | None = None
+        self.spread: Spread | None = None
 
     @property
     def address(self) -> str:
@@ -81,6 +85,7 @@ class Hosts:
         me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
         self.membership = membership = StaticMembership(self._peers, me, self._config.addresses)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
+        self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
         membership.watch(self._changed)
 
@@ -97,6 +102,8 @@ class Hosts:
             self._peers.forget(before[node].address)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in gone]:
             self._withdraw_soon(ticket)
+        if self.spread is not None:
+            self.spread.changed(gone)
 
     # what others ask
 
@@ -121,6 +128,10 @@ class Hosts:
                         self._store.free_part(shard, columns, Rows.decode(rows))
                     except (ValueError, IndexError) as error:
                         raise ProtocolMismatch(f"no part of a shard: {error}") from None
+            case _:
+                answer = None if self.spread is None else self.spread.answer(request)
+                if answer is not None:
+                    return answer
         return Done(request.id)
 
     def _describe(self, request: pm.Describe) -> pm.Described:
@@ -174,6 +185,8 @@ class Hosts:
         """Leave. Idempotent."""
         for ticket in list(self._offers):
             await self._withdraw(ticket)
+        if self.spread is not None:
+            await self.spread.aclose()
         await self._peers.aclose()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for transport in self._transports:

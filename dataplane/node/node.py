@@ -59,7 +59,7 @@ class Node:
         if cluster is not None:
             from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
-            self.hosts = Hosts(cluster, self.id, self._store)
+            self.hosts = Hosts(cluster, self.id, self._store, self._homes)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
         self._started = time.monotonic()
@@ -73,10 +73,10 @@ class Node:
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Answer clients until `stop` is set. `ready` is called once they can connect."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._listener.fileno(), self._accept)
         try:
             if self.hosts is not None:
                 await self.hosts.start()
+            loop.add_reader(self._listener.fileno(), self._accept)
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(self._store.run()), group.create_task(self._watch_leases())]
                 if self.hosts is not None:

@@ -16,6 +16,8 @@ Index = npt.NDArray[np.int64]
 T = TypeVar("T")
 S = TypeVar("S", bound=Sized)
 
+NOTHING: Index = np.empty(0, np.int64)
+
 MAX_TAGS = 64
 _MAX_LENGTH = 1 << 40  # of a row: what 65,536 of them add up to stays within 63 bits
 

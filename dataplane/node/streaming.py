@@ -21,7 +21,6 @@ from dataplane.node import packed
 from dataplane.node.delivering import Delivering, dead_letters
 from dataplane.node.homes import Homes, Stream
 from dataplane.node.snapshots import Snapshots
-from dataplane.store.store import Store
 from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
@@ -40,6 +39,8 @@ StreamRequest = (
     | m.Extend
     | m.Consume
     | m.Look
+    | m.Watch
+    | m.Where
     | m.Ack
     | m.Renew
     | m.DropRows
@@ -60,10 +61,9 @@ StreamRequest = (
 class Streaming:
     """The streams as one client uses them, to whom `client` is the key."""
 
-    def __init__(self, client: object, homes: Homes, store: Store) -> None:
+    def __init__(self, client: object, homes: Homes) -> None:
         self._client = client
         self._homes = homes
-        self._store = store
         self._staged: set[str] = set()
         self._tickets: set[tuple[bytes, int]] = set()  # by stream: what was admitted and has not come
         self._delivering = Delivering(client, homes)
@@ -79,9 +79,12 @@ class Streaming:
         self._homes.free_scope(scope)
         self._staged.discard(scope)
 
-    def untold(self, request: m.Consume, reply: m.Reply) -> None:
-        """The reply is larger than a message: what it granted is given back."""
-        self._delivering.untold(request, reply)
+    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+        """The reply can not be told: what it gave is given back."""
+        if isinstance(request, m.Consume):
+            self._delivering.untold(request, reply)
+        elif isinstance(reply, m.Admitted):
+            self._give_back(reply.stream, reply.ticket)
 
     def leave(self) -> None:
         """The client has gone."""
@@ -124,11 +127,19 @@ class Streaming:
                 return partial(self._delivering.consume, request, stream, deadline)
             case m.Look():
                 return partial(self._delivering.look, request, stream, deadline)
+            case m.Watch():
+                return partial(self._delivering.watch, request, stream, deadline)
+            case m.Where():
+                found = stream.home.books.keys.known_rows(request.keys)
+                return m.Placed(request.id, np.where(stream.home.books.rows.there(found), found, -1).tobytes())
             case m.Ack():
+                noted = self._homes.noted
                 if request.done:
                     stream.home.ack(request.grant, self._client, request.replica, now)
                 else:
                     stream.home.nack(request.grant, self._client, request.replica, now, seen=request.seen)
+                if self._homes.noted != noted:
+                    return partial(self._told, request)
             case m.Renew():
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
@@ -150,9 +161,14 @@ class Streaming:
             case m.PutBack():
                 self._snapshots.put_back(request, stream)
             case m.PutColumns():
-                self._kept(request.staged, self._snapshots.put_columns(request, stream))
+                self.kept(request.staged, self._snapshots.put_columns(request, stream))
             case m.Restored():
                 self._snapshots.finish(stream)
+        return m.Done(request.id)
+
+    async def _told(self, request: m.Ack) -> m.Reply:
+        """An ack is answered once those know of it who could deliver the rows again, were this node to die."""
+        await self._homes.told()
         return m.Done(request.id)
 
     # appending
@@ -224,7 +240,8 @@ class Streaming:
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         home = stream.home
         ref, kept = BatchRef.decode(request.ref), False
-        if not self._owns(stream.token, request.ticket):
+        ticket = request.ticket or self._let_in(request, ref, stream)
+        if not self._owns(stream.token, ticket):
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
         staged = request.staged if request.staged in self._staged else ""
         try:
@@ -237,17 +254,30 @@ class Streaming:
             packed.one_a_row("keys", request.keys, len(ref))
             self._homes.keep(ref)
             kept = True
-            first, new = home.append(request.ticket, ref, request.keys, request.digest, arrival, stream.clock())
+            first, new = home.append(ticket, ref, request.keys, request.digest, arrival, stream.clock())
         except BaseException:
-            home.admission.give_back(request.ticket)
+            home.admission.give_back(ticket)
             if kept:
                 self._homes.forget(ref)
             raise
         if not new:
             self._homes.forget(ref)
             self._homes.free_scope(staged)
-        self._kept(staged, ref)
+        self.kept(staged, ref)
         return m.Appended(request.id, first, new)
+
+    def _let_in(self, request: m.Append, ref: BatchRef, stream: Stream) -> int:
+        """A ticket for an append that nobody asked leave for, as no limit holds it back, or does now. Raises
+        Backpressure."""
+        tickets: list[int] = []
+        version = int(packed.int64("versions", request.versions).max(initial=0))
+        entry = Entry(self._client, len(ref), ref.stored_nbytes, version, tickets.append, lambda error: None)
+        stream.home.admit(entry)
+        if not tickets:
+            why = stream.home.withdraw(entry)
+            raise Backpressure(f"the stream {stream.name!r} is full ({why})", needed=ref.stored_nbytes)
+        self._tickets.add((stream.token, tickets[0]))
+        return tickets[0]
 
     def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
         ref = BatchRef.decode(request.ref)
@@ -260,11 +290,11 @@ class Streaming:
         except BaseException:
             self._homes.forget(ref)
             raise
-        self._kept(request.staged, ref)
+        self.kept(request.staged, ref)
         return m.Done(request.id)
 
-    def _kept(self, staged: str, ref: BatchRef) -> None:
+    def kept(self, staged: str, ref: BatchRef) -> None:
         """What was staged is a stream's; what it does not mean goes."""
         if staged in self._staged:
-            self._store.unscope(number for _, number in ref.shards())
+            self._homes.unscope(ref)
             self.free_scope(staged)

@@ -20,7 +20,7 @@ from dataplane.errors import Misuse
 from dataplane.stream.facts import Arrival, Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, Progress
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
 from dataplane.stream.rows import Hold, Index, Patch, Rows
 from dataplane.stream.settings import Settings
 
@@ -34,6 +34,9 @@ class Books:
         self.nbytes = 0
         self.appended = 0
         """Rows that ever were."""
+        self.tell: Callable[[int, Index, int], None] = lambda task, rows, state: None
+        """Called with a task, rows that it is done with, and the state that they have come to for it; or with -1 and
+        rows that are about to go whatever tasks have done."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -119,6 +122,7 @@ class Books:
             return
         places = self.rows.places(rows)
         finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
+        self.tell(task, rows, state)
         groups = self.facts.groups(places)
         self.groups.done(task, groups[~dropped] if dropped.any() else groups)
         self._remove(rows[finished & ~dropped])
@@ -144,13 +148,35 @@ class Books:
         """Those of these dropped rows that nobody holds go."""
         if len(rows):
             places = self.rows.places(rows)
-            self._remove(rows[self.progress.let_go(places, self.facts.versions(places))])
+            free = rows[self.progress.let_go(places, self.facts.versions(places))]
+            if len(free):
+                self.tell(-1, free, EXPIRED)
+            self._remove(free)
+
+    def lose(self, rows: Index) -> Index:
+        """These rows are gone as if they had never come; those that somebody holds are dropped. Those that were not."""
+        places = self.rows.places(rows)
+        states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
+        held = (states == LEASED).any(axis=0)
+        if held.any():
+            self.drop_rows(rows[held])
+        free = rows[~held & ~before]
+        if len(free):
+            self.tell(-1, free, EXPIRED)
+            places, states = self.rows.places(free), states[:, ~held & ~before]
+            self.progress.lose(places, self.facts.versions(places))
+            self.groups.lose(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
+            self._forget(free)
+        return rows[~before]
 
     def _remove(self, rows: Index) -> None:
         if not len(rows):
             return
         places = self.rows.places(rows)
         self.groups.gone(self.facts.groups(places), self.progress.dropped(places, len(rows)))
+        self._forget(rows)
+
+    def _forget(self, rows: Index) -> None:
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
         self.facts.tidy()

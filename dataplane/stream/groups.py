@@ -111,6 +111,18 @@ class Groups:
         np.add.at(self._members, finished, -1)
         for done in self._done:
             np.add.at(done, finished, -1)
+        self._leave(numbers)
+
+    def lose(self, numbers: Index, done: Flags, dead: Flags) -> None:
+        """A row of each of these groups is gone, as if it had never come; `done` and `dead` as for `drop`."""
+        named = numbers >= 0
+        np.add.at(self._members, numbers[named], -1)
+        for counts, flags in ((self._done, done), (self._dead, dead)):
+            for task, of in enumerate(flags):
+                np.add.at(counts[task], numbers[named & of], -1)
+        self._leave(numbers[named])
+
+    def _leave(self, numbers: Index) -> None:
         np.add.at(self._left, numbers, -1)
         for number in np.unique(numbers[self._left[numbers] == 0]).tolist():
             del self._numbers[self._names.pop(number)]

@@ -28,6 +28,9 @@ from dataplane.stream.settings import MAX_TASKS, Settings
 
 Index = npt.NDArray[np.int64]
 
+MAX_LOST = 1 << 16
+"""Lost rows of a stream that are remembered, the last ones."""
+
 
 class Home:
     """The home of one stream. To be used from one event loop alone."""
@@ -41,15 +44,17 @@ class Home:
     ) -> None:
         """`released(patches)` is told whose bytes nobody needs any more, `changed()` when rows may be ready. `mark` is
         what the keys of rows that have none begin with."""
-        self.settings = settings
+        self.settings: Settings = settings
         self.changes = 0
         self.closed = False
-        self.books = Books(settings, released, mark)
+        self.books: Books = Books(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
         self.demands: list[Demand] = []
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
+        self.lost: list[tuple[str, str | int | None, int]] = []
+        """Keys, groups and policy versions of rows that were lost, until somebody is told."""
         self._changed = changed
         self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
 
@@ -62,7 +67,7 @@ class Home:
 
     def admit(self, entry: Entry) -> None:
         """Let the entry in as soon as the limits allow it, in turn. Raises Closed, LimitExceeded."""
-        self._check_open()
+        self.check_open()
         self.admission.enter(entry)
 
     def withdraw(self, entry: Entry) -> str:
@@ -88,7 +93,7 @@ class Home:
         try:
             if not 1 <= len(ref) <= admitted.rows:
                 raise Misuse(f"an append of {len(ref)} rows, where {admitted.rows} were admitted")
-            self._check_open()
+            self.check_open()
             said = self.books.keys.retried(keys, digest)
             if said is not None:
                 return said, False
@@ -151,7 +156,8 @@ class Home:
         # A replica that was restarted is given the same grant again.
         return bool(((others >= 0) & (others % MAX_TASKS == task) & ((others != hold) | grant.shared)).all())
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises Closed where nothing is appended any more."""
         if self.closed:
             raise Closed("the stream is closed: nothing is appended any more")
 
@@ -197,6 +203,21 @@ class Home:
                 f" {', '.join(grant.columns)}, and this one for {', '.join(demand.columns)}"
             )
         return grant
+
+    def adopted(self, now: float) -> None:
+        """Rows or columns have come from elsewhere (`stream.moving`)."""
+        self._tell(now)
+
+    def lose(self, node: bytes, now: float) -> None:
+        """What that node stored is gone, and with it the rows that need some of it; those that somebody holds go when
+        he is done. What is known of them is in `lost`."""
+        rows = self.books.rows.of_node(node)
+        if len(rows):
+            keys, told = self.books.keys.names(rows), self.books.told(rows)
+            self.lost += list(zip(keys, told[0], told[1], strict=True))
+            del self.lost[:-MAX_LOST]
+            self.books.lose(rows)
+            self._tell(now)
 
     def _tell(self, now: float) -> None:
         """Something has changed: see what goes, who is let in, and who can be served."""

@@ -81,6 +81,10 @@ class Keys:
                 del self._rows[key]
                 self._calls.pop(key, None)
 
+    def has(self, key: str) -> bool:
+        """Whether a row has this key, given by a user."""
+        return key in self._rows
+
     @property
     def given(self) -> bool:
         """Whether any row has a key that a user gave."""
@@ -96,15 +100,23 @@ class Keys:
 
     def numbers(self, keys: Sequence[str]) -> Index:
         """The rows of these keys; a number for one that was appended without. Raises Misuse for what is no key."""
-        found = list(map(self._rows.get, keys))
-        own = f"{_UNNAMED}{self.mark}."
-        for i, (key, row) in enumerate(zip(keys, found, strict=True)):
-            if row is None:
-                number = key[len(own) :] if key.startswith(own) else ""
-                if not number.isascii() or not number.isdigit() or len(number) > 18 or int(number) in self._keys:
-                    raise Misuse(f"there is no row {key!r}: it was never appended here, or each task is done with it")
-                found[i] = int(number)
+        found = self.known_rows(keys)
+        if (found < 0).any():
+            key = keys[int(np.flatnonzero(found < 0)[0])]
+            raise Misuse(f"there is no row {key!r}: it was never appended here, or each task is done with it")
+        return found
+
+    def known_rows(self, keys: Sequence[str]) -> Index:
+        """As `numbers`, with -1 for what is no key here."""
+        found = [row if (row := self._rows.get(key)) is not None else self._unnamed(key) for key in keys]
         return np.array(found, np.int64)
+
+    def _unnamed(self, key: str) -> int:
+        own = f"{_UNNAMED}{self.mark}."
+        number = key[len(own) :] if key.startswith(own) else ""
+        if not number.isascii() or not number.isdigit() or len(number) > 18 or int(number) in self._keys:
+            return -1
+        return int(number)
 
     # a copy, and from one
 

@@ -195,6 +195,12 @@ class Progress:
                 self._done(task, versions[chosen[pending]], EXPIRED)
         return free
 
+    def lose(self, places: Places, versions: Index) -> None:
+        """These rows, which nobody holds, go without any task having done them."""
+        for page, inside, chosen in places:
+            for left, state in zip(self.left, self._sheet(page).state[:, inside], strict=True):
+                _less(left, versions[chosen[state == PENDING]])
+
     def dropped(self, places: Places, count: int) -> Flags:
         """Which of these rows are dropped."""
         flags = np.zeros(count, np.bool_)

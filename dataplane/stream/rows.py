@@ -49,6 +49,11 @@ class Patch:
     ref: BatchRef
     left: int
     hold: Hold = -1
+    nodes: tuple[bytes, ...] = ()
+    """Those that its columns are stored on."""
+
+    def __post_init__(self) -> None:
+        self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
 
 @dataclass(slots=True, eq=False)
@@ -320,6 +325,32 @@ class Rows:
         back[order] = np.arange(len(order))
         return together[back]
 
+    def all(self) -> Index:
+        """The numbers of all rows."""
+        found = [page.first + np.flatnonzero(page.present) for page in self.pages.values()]
+        return np.concatenate(found) if found else _NONE
+
+    def by_node(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows have columns stored on which node."""
+        found: dict[bytes, list[Index]] = {}
+        for page, inside, chosen in self.by_page(rows):
+            for layer in page.layers.values():
+                patches = layer.patch[inside]
+                for number in np.unique(patches[patches >= 0]).tolist():
+                    for node in self._patches[number].nodes:
+                        found.setdefault(node, []).append(rows[chosen[patches == number]])
+        return {node: np.unique(np.concatenate(several)) for node, several in found.items()}
+
+    def of_node(self, node: bytes) -> Index:
+        """The rows that have a column stored on this node."""
+        there = [number for number, patch in self._patches.items() if node in patch.nodes]
+        found = [
+            page.first + np.flatnonzero(np.isin(layer.patch[: page.count], there) & page.present)
+            for page in (self.pages.values() if there else ())
+            for layer in page.layers.values()
+        ]
+        return np.unique(np.concatenate(found)) if found else _NONE
+
     def have(self, rows: Index, column: str) -> bool:
         """Whether each of these rows has the column."""
         need = self.mask([column])
@@ -353,13 +384,13 @@ class Rows:
         return [patch.ref for patch in self._patches.values()]
 
     def put_back(self, rows: Index) -> None:
-        """These rows, ascending, below `next` and after all that were put back before, are there again, without
-        columns; those between are gone."""
+        """These rows, ascending and not there, are there, without columns; those between were never."""
+        self.next = max(self.next, int(rows[-1]) + 1) if len(rows) else self.next
         for number in np.unique(rows // PAGE).tolist():
-            if number not in self.pages:
-                page = self.pages[number] = Page(number * PAGE)
-                page.count = min(self.next - page.first, PAGE)
-                page.gone[: page.count] = True
+            page = self.pages.setdefault(number, Page(number * PAGE))
+            count = min(self.next - page.first, PAGE)
+            page.gone[page.count : count] = True
+            page.count = count
         for page, inside, _ in self.by_page(rows):
             page.gone[inside] = False
             page.left += len(inside)

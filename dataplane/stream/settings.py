@@ -26,6 +26,11 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
         if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
             raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
 
+    @property
+    def limited(self) -> bool:
+        """Whether anything holds appends back."""
+        return bool(self.max_bytes or self.max_rows or self.max_lag >= 0)
+
     def task(self, name: str) -> int:
         """The number of a task. Raises Misuse."""
         if name not in self.tasks:

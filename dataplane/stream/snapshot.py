@@ -11,16 +11,21 @@ dropped are not there. Times are told as ages, since no clock outlives its proce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.stream.block import Block, Head
+from dataplane.stream.books import Books
+from dataplane.stream.facts import Facts
+from dataplane.stream.groups import Groups
 from dataplane.stream.home import Home
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED
-from dataplane.stream.rows import PAGE, Index
-from dataplane.stream.settings import MAX_TASKS
+from dataplane.stream.keys import Keys
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
+from dataplane.stream.rows import PAGE, Index, Rows
+from dataplane.stream.settings import MAX_TASKS, Settings
 
 _COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
 _MOST_ROWS = 1 << 46  # and so many numbers at most
@@ -28,24 +33,43 @@ _MOST_EVER = 1 << 62  # so that adding to it gives a number that a message holds
 _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
 
 
+class Holder(Protocol):
+    """What blocks are put back into: a home, for one."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def books(self) -> Books: ...
+
+
+class Copy(NamedTuple):
+    """The parts of the books that blocks are made of, as they were."""
+
+    rows: Rows
+    facts: Facts
+    progress: Progress
+    keys: Keys
+    groups: Groups
+
+
 class Snapshot:
     """A home as it is now, at `now` of its clock."""
 
     def __init__(self, home: Home, now: float) -> None:
         self._now = now
-        self._rows = home.books.rows.copy()
-        self._facts = home.books.facts.copy(self._rows)
-        self._progress = home.books.progress.copy(self._rows)
-        self._keys = home.books.keys.copy()
-        self._groups = home.books.groups.copy()
-        counts = [[of[what] for what in _COUNTS] for of in home.books.progress.counts]
-        pages = [number for number, page in self._rows.pages.items() if page.left]
+        books, rows = home.books, home.books.rows.copy()
+        self._books = Copy(
+            rows, books.facts.copy(rows), books.progress.copy(rows), books.keys.copy(), books.groups.copy()
+        )
+        counts = [[of[what] for what in _COUNTS] for of in books.progress.counts]
+        pages = [number for number, page in rows.pages.items() if page.left]
         self.head = Head(
             home.settings,
-            home.books.keys.mark,
-            home.books.rows.next,
-            home.books.appended,
-            home.books.facts.latest,
+            books.keys.mark,
+            books.rows.next,
+            books.appended,
+            books.facts.latest,
             home.closed,
             counts,
             pages,
@@ -54,45 +78,54 @@ class Snapshot:
     @property
     def refs(self) -> list[BatchRef]:
         """All that its columns need, to be kept as long as they are read."""
-        return self._rows.patches
+        return self._books.rows.patches
 
     def _there(self, first: int, count: int) -> Index:
-        rows = np.arange(first, first + count)
-        rows = rows[self._rows.there(rows)]
-        return rows[~self._progress.dropped(self._rows.places(rows), len(rows))]
+        rows, books = np.arange(first, first + count), self._books
+        rows = rows[books.rows.there(rows)]
+        return rows[~books.progress.dropped(books.rows.places(rows), len(rows))]
 
     def block(self, first: int, count: int) -> Block:
         """What is known of the rows from number `first` on, `count` numbers."""
-        rows = self._there(first, count)
-        places = self._rows.places(rows)
-        groups = self._facts.groups(places)
-        states, tries = self._progress.states(places, len(rows)), self._progress.tries(places, len(rows))
-        held = states == LEASED
-        tries[held] -= 1
-        states[held] = PENDING
-        return Block(
-            rows=rows.tobytes(),
-            groups=self._groups.names(groups),
-            versions=self._facts.versions(places).tobytes(),
-            ages_s=(self._now - self._facts.arrived(places)).tobytes(),
-            tags={name: values.tolist() for name, values in self._facts.tags(places).items()},
-            keys=self._keys.named(rows),
-            calls=self._keys.calls(rows),
-            states=states.tobytes(),
-            tries=tries.tobytes(),
-            dropped=self._groups.dropped(groups),
-        )
+        return block_of(self._books, self._there(first, count), self._now)
 
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
         """The columns of the same rows: which rows, for which task they were held by who brought them (-1: none), and a
         reference to them."""
-        found = []
-        for names, rows, holds in self._rows.by_columns(self._there(first, count)):
-            tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
-            for task in np.unique(tasks).tolist():
-                of = rows[tasks == task]
-                found.append((of, int(task), self._rows.ref(of, names)))
-        return found
+        return columns_of(self._books.rows, self._there(first, count))
+
+
+def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
+    """What is known of these rows, which are there and not dropped."""
+    places = books.rows.places(rows)
+    groups = books.facts.groups(places)
+    states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
+    held = states == LEASED
+    tries[held] -= 1
+    states[held] = PENDING
+    return Block(
+        rows=rows.tobytes(),
+        groups=books.groups.names(groups),
+        versions=books.facts.versions(places).tobytes(),
+        ages_s=(now - books.facts.arrived(places)).tobytes(),
+        tags={name: values.tolist() for name, values in books.facts.tags(places).items()},
+        keys=books.keys.named(rows),
+        calls=books.keys.calls(rows),
+        states=states.tobytes(),
+        tries=tries.tobytes(),
+        dropped=books.groups.dropped(groups),
+    )
+
+
+def columns_of(stored: Rows, rows: Index) -> list[tuple[Index, int, BatchRef]]:
+    """The columns of these rows, as `Snapshot.columns`."""
+    found = []
+    for names, having, holds in stored.by_columns(rows):
+        tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
+        for task in np.unique(tasks).tolist():
+            of = having[tasks == task]
+            found.append((of, int(task), stored.ref(of, names)))
+    return found
 
 
 def begin(home: Home, head: Head) -> None:
@@ -111,8 +144,14 @@ def begin(home: Home, head: Head) -> None:
         counts.update(dict(zip(_COUNTS, of, strict=True)))
 
 
-def put_back(home: Home, block: Block, now: float) -> None:
-    """The rows of a block are there again, without columns. Raises Corrupt, LimitExceeded.
+def block_rows(block: Block) -> Index:
+    """The numbers of the rows of a block. Raises Corrupt."""
+    return _array("rows", block.rows, "<i8", len(block.keys))
+
+
+def put_back(home: Holder, block: Block, now: float, *, anew: bool = False) -> None:
+    """The rows of a block are there again, without columns; with `anew`, under numbers that were not given yet. Raises
+    Corrupt, LimitExceeded.
 
     Blocks come in the order of their rows.
     """
@@ -120,8 +159,11 @@ def put_back(home: Home, block: Block, now: float) -> None:
     count = len(rows)
     if not count:
         return
-    in_order = (rows[1:] > rows[:-1]).all() and max(0, max(home.books.rows.pages, default=0) * PAGE) <= rows[0]
-    if not in_order or rows[-1] >= home.books.rows.next or home.books.rows.there(rows).any():
+    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < _MOST_ROWS
+    if not anew:
+        in_order = in_order and max(home.books.rows.pages, default=0) * PAGE <= rows[0]
+        in_order = in_order and rows[-1] < home.books.rows.next
+    if not in_order or home.books.rows.there(rows).any():
         raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
     versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
     states = _array("states", block.states, "u1", tasks * count).reshape(tasks, count)
@@ -151,7 +193,7 @@ def put_back(home: Home, block: Block, now: float) -> None:
         home.books.groups.dead(task, groups[of == DEAD])
 
 
-def put_columns(home: Home, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
+def put_columns(home: Holder, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
     """Rows that were put back have these columns, brought by who held them for the task. Raises Corrupt,
     SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):

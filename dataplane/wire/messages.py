@@ -188,7 +188,8 @@ class Open(Message, frozen=True, tag="open"):
 
 class Admit(Message, frozen=True, tag="admit"):
     """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
-    the `digest` of the append. Answered by `Admitted`."""
+    the `digest` of the append. `places`: by what the rows of a stream that is over several hosts find their homes, a
+    group or key a row; empty where they have none. Answered by `Admitted`."""
 
     id: int
     stream: bytes
@@ -198,6 +199,7 @@ class Admit(Message, frozen=True, tag="admit"):
     key: str
     digest: bytes
     timeout_s: float
+    places: list[str | int] = []
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
@@ -226,7 +228,8 @@ class Append(Message, frozen=True, tag="append"):
 
 class Extend(Message, frozen=True, tag="extend"):
     """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
-    Answered by `Done`."""
+    `origins`: of rows by number, which of them (their positions, int64) are of which stream, as deliveries named it;
+    empty: all are of `stream`. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -237,6 +240,7 @@ class Extend(Message, frozen=True, tag="extend"):
     keys: list[str]
     lengths: dict[str, bytes]
     replace: bool
+    origins: list[tuple[bytes, bytes]] = []
 
 
 class Consume(Message, frozen=True, tag="consume"):
@@ -277,6 +281,29 @@ class Look(Message, frozen=True, tag="look"):
     timeout_s: float
 
 
+class Watch(Message, frozen=True, tag="watch"):
+    """How many rows a `Consume` like this would be given, as soon as they are `least` or more, or the stream is closed
+    and not `left` rows are left of it for the task; and in any case when the time is over. Answered by `Watched`."""
+
+    id: int
+    stream: bytes
+    task: str
+    rows: int
+    columns: list[str]
+    sampler: BuiltIn | None
+    least: int
+    left: int
+    timeout_s: float
+
+
+class Where(Message, frozen=True, tag="where"):
+    """Which rows have these keys. Answered by `Placed`."""
+
+    id: int
+    stream: bytes
+    keys: list[str]
+
+
 class Ack(Message, frozen=True, tag="ack"):
     """The rows of a grant are done (`done`), or given back, by somebody who had them in hand or, unless `seen`, nobody
     has. Answered by `Done`."""
@@ -299,13 +326,15 @@ class Renew(Message, frozen=True, tag="renew"):
 
 
 class DropRows(Message, frozen=True, tag="drop-rows"):
-    """No task is to see these rows, and those of these groups, any more. Answered by `Done`."""
+    """No task is to see these rows, and those of these groups, any more; `origins` as in `Extend`. Answered by
+    `Done`."""
 
     id: int
     stream: bytes
     rows: bytes
     keys: list[str]
     groups: list[str | int]
+    origins: list[tuple[bytes, bytes]] = []
 
 
 class End(Message, frozen=True, tag="end"):
@@ -423,6 +452,8 @@ Request = (
     | Extend
     | Consume
     | Look
+    | Watch
+    | Where
     | Ack
     | Renew
     | DropRows
@@ -495,12 +526,14 @@ class Found(Message, frozen=True, tag="found"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes."""
+    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes. `spread`: it is over several
+    hosts, and each has a part of it."""
 
     id: int
     stream: bytes
     settings: Settings
     mark: str
+    spread: bool = False
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
@@ -512,11 +545,13 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 
 class Appended(Message, frozen=True, tag="appended"):
-    """The number of the first row, and whether the rows are new: else they were there by an earlier call."""
+    """The number of the first row, and whether the rows are new: else they were there by an earlier call. `keys`: those
+    of the rows, where their numbers do not tell them."""
 
     id: int
     first: int
     new: bool
+    keys: list[str] = []
 
 
 class Delivered(Message, frozen=True, tag="delivered"):
@@ -552,6 +587,25 @@ class Shown(Message, frozen=True, tag="shown"):
     closed: bool
     whole: bool
     left: int
+
+
+class Watched(Message, frozen=True, tag="watched"):
+    """So many rows would be given, the oldest of this policy version, which came `age_s` ago; `left` are left for the
+    task."""
+
+    id: int
+    ready: int
+    version: int
+    age_s: float
+    left: int
+    closed: bool
+
+
+class Placed(Message, frozen=True, tag="placed"):
+    """The rows, int64; -1 for a key that no row has."""
+
+    id: int
+    rows: bytes
 
 
 class SnapshotTaken(Message, frozen=True, tag="snapshot-taken"):
@@ -604,6 +658,8 @@ Reply = (
     | Appended
     | Delivered
     | Shown
+    | Watched
+    | Placed
     | SnapshotTaken
     | SnapshotRows
     | Done

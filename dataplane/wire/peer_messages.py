@@ -5,6 +5,8 @@ A request carries an `id`, and gets one reply with the same; `Failure` is that o
 
 from __future__ import annotations
 
+from dataplane.stream.block import Block
+from dataplane.stream.settings import Settings
 from dataplane.wire.messages import Done, Failure, Message
 
 MAJOR, MINOR = 1, 0
@@ -60,7 +62,107 @@ class FreeParts(Message, frozen=True, tag="free-parts"):
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-PeerRequest = Greet | Describe | Offer | Withdraw | FreeParts
+class Ask(Message, frozen=True, tag="ask"):
+    """What a client of the node `node` asks of a stream: an encoded request of `wire.messages`. `number` is the asker's
+    for it: asked again under the same, since the answer did not come, it is done once. `answered`: the numbers of
+    requests whose answers have come, and can be forgotten. Answered by `Answer`."""
+
+    id: int
+    node: bytes
+    client: int
+    number: int
+    answered: list[int]
+    request: bytes
+
+
+class NotAsked(Message, frozen=True, tag="not-asked"):
+    """Nobody waits any more for the answer to this. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    number: int
+
+
+class ClientGone(Message, frozen=True, tag="client-gone"):
+    """This client of that node has gone. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    client: int
+
+
+class OpenPart(Message, frozen=True, tag="open-part"):
+    """Have a part of the stream of this name. Without settings: if there is such a stream. `generation`: how many times
+    the name was used; 0 for the present one. Answered by `Part`."""
+
+    id: int
+    name: str
+    settings: Settings | None
+    generation: int
+    closed: bool
+
+
+class DropStream(Message, frozen=True, tag="drop-stream"):
+    """The stream of this name was dropped, in this generation. Answered by `Done`."""
+
+    id: int
+    name: str
+    generation: int
+
+
+class Locate(Message, frozen=True, tag="locate"):
+    """Which stream has a part of this token here. Answered by `Located`."""
+
+    id: int
+    token: bytes
+
+
+class Settled(Message, frozen=True, tag="settled"):
+    """What has become of rows, to a node that columns of them are stored on: of which part (its token) they are, the
+    task that is done with them, the rows (int64), and the state; task -1: they are gone. Answered by `Done`."""
+
+    id: int
+    settled: list[tuple[bytes, int, bytes, int]]
+
+
+class Announce(Message, frozen=True, tag="announce"):
+    """Rows whose home, the part of this token, has died, to their home now; with columns: which rows, for which task
+    they were held by who brought them, a reference, and lengths as in `Append`. Answered by `Announced`."""
+
+    id: int
+    name: str
+    settings: Settings
+    generation: int
+    token: bytes
+    block: Block
+    columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
+
+
+class AnnounceColumns(Message, frozen=True, tag="announce-columns"):
+    """More columns of such rows, wherever they have come to. Answered by `Announced`."""
+
+    id: int
+    name: str
+    token: bytes
+    columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
+
+
+PeerRequest = (
+    Greet
+    | Describe
+    | Offer
+    | Withdraw
+    | FreeParts
+    | Ask
+    | NotAsked
+    | ClientGone
+    | OpenPart
+    | DropStream
+    | Locate
+    | Settled
+    | Announce
+    | AnnounceColumns
+)
 
 
 class Greeted(Message, frozen=True, tag="greeted"):
@@ -89,4 +191,38 @@ class Offered(Message, frozen=True, tag="offered"):
     ticket: bytes
 
 
-PeerReply = Greeted | Described | Offered | Done | Failure
+class Answer(Message, frozen=True, tag="answer"):
+    """An encoded reply of `wire.messages`."""
+
+    id: int
+    reply: bytes
+
+
+class Part(Message, frozen=True, tag="part"):
+    """The part of a stream that is here: its token, that by which the whole stream is asked for here, and its mark."""
+
+    id: int
+    token: bytes
+    whole: bytes
+    mark: str
+    settings: Settings
+    generation: int
+    closed: bool
+
+
+class Located(Message, frozen=True, tag="located"):
+    """The name of a stream; empty for none."""
+
+    id: int
+    name: str
+
+
+class Announced(Message, frozen=True, tag="announced"):
+    """Which of the rows have come, by their numbers before and by their numbers now, int64."""
+
+    id: int
+    were: bytes
+    rows: bytes
+
+
+PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Part | Located | Announced

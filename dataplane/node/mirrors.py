@@ -1,0 +1,234 @@
+"""What this node holds for homes elsewhere (`stream.mirror`), and what becomes of it when one of them dies: its rows
+are announced to the homes that take its place, and go on there.
+
+What always holds: what was brought to a home is kept here from before the home is asked until the home has said that it
+is over, or the stream is dropped; what a home says of rows is not applied before the answers are, that tell their
+numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import DataplaneError
+from dataplane.node import packed
+from dataplane.node.adopting import Adopting
+from dataplane.node.asking import Asking
+from dataplane.node.homes import Homes
+from dataplane.node.wholes import Part, Whole, Wholes
+from dataplane.stream.facts import Arrival
+from dataplane.stream.mirror import Mirror
+from dataplane.stream.moving import Columns, renumbered, some_columns
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+
+log = logging.getLogger(__name__)
+
+_ROWS = 1024  # that one message announces
+_TRIES = 5
+_BETWEEN_S = 0.5
+
+
+class _Held:
+    """A part elsewhere, and what is here of its rows."""
+
+    def __init__(self, whole: Whole, part: Part, homes: Homes) -> None:
+        self.whole = whole
+        self.part = part
+        self.mirror = Mirror(whole.settings, part.mark, homes.released)
+        self.flying: set[asyncio.Future[None]] = set()
+
+
+class Brought:
+    """What a home is being asked to take. One of the methods is called once it has."""
+
+    def __init__(self, held: _Held, ref: BatchRef) -> None:
+        self._held = held
+        self._ref = ref
+        self.kept = False
+
+    def append(self, first: int, request: m.Append) -> None:
+        """The home has taken the rows, as from this number on."""
+        self.kept = True
+        arrival = Arrival(
+            request.groups or None,
+            packed.int64("versions", request.versions),
+            request.tags,
+            packed.lengths(request.lengths, self._ref),
+        )
+        now = self._held.whole.stream.clock()
+        self._held.mirror.append(first, self._ref, request.keys, request.digest, arrival, now)
+
+    def extend(self, rows: packed.Index, request: m.Extend) -> None:
+        """The home has taken the columns."""
+        self.kept = True
+        holds = packed.int64("holds", request.holds)
+        lengths = packed.lengths(request.lengths, self._ref)
+        self._held.mirror.extend(rows, self._ref, lengths, np.where(holds > 0, holds, -1) if len(holds) else -1)
+
+
+class Mirrors:
+    """Those of one node."""
+
+    def __init__(self, homes: Homes, wholes: Wholes, asking: Asking, adopting: Adopting) -> None:
+        self._homes = homes
+        self._wholes = wholes
+        self._asking = asking
+        self._adopting = adopting
+        self._held: dict[bytes, _Held] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def bringing(self, whole: Whole, part: Part, ref: BatchRef) -> Iterator[Brought]:
+        """While the home of this part is asked to take what `ref` means. Raises Freed, Corrupt where it is gone."""
+        self._homes.keep(ref)
+        held = self._of(whole, part)
+        flying: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        held.flying.add(flying)
+        brought = Brought(held, ref)
+        try:
+            yield brought
+        finally:
+            held.flying.discard(flying)
+            flying.set_result(None)
+            if not brought.kept:
+                self._homes.forget(ref)
+            elif not self._wholes.alive(part) and not held.flying:
+                self._announce_soon(held)
+
+    async def settled(self, request: pm.Settled) -> m.Done:
+        """A home says what became of rows. Raises ProtocolMismatch."""
+        tokens = {token for token, _, _, _ in request.settled}
+        flying = [f for token in tokens if token in self._held for f in self._held[token].flying]
+        if flying:
+            await asyncio.wait(flying)
+        for token, task, rows, state in request.settled:
+            held = self._held.get(token)
+            if held is None:
+                continue
+            numbers = packed.int64("rows", rows)
+            if task < 0:
+                held.mirror.over(numbers)
+            else:
+                held.mirror.settle(task, numbers, state)
+            self._tidy(held)
+        return m.Done(request.id)
+
+    def _tidy(self, held: _Held) -> None:
+        if not len(held.mirror) and not held.flying and self._held.get(held.part.token) is held:
+            del self._held[held.part.token]
+
+    def dropped(self, whole: Whole) -> None:
+        """The stream was dropped."""
+        for held in [held for held in self._held.values() if held.whole is whole]:
+            held.mirror.clear()
+            self._tidy(held)
+
+    # when a home dies
+
+    def gone(self, node: bytes) -> None:
+        """The node is no member any more: its homes are others now."""
+        for held in [held for held in self._held.values() if held.part.node == node]:
+            if not held.flying:  # else who brings something sees to it
+                self._announce_soon(held)
+
+    def _announce_soon(self, held: _Held) -> None:
+        if self._held.get(held.part.token) is held:
+            del self._held[held.part.token]
+            task = asyncio.get_running_loop().create_task(self._announce(held))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _announce(self, held: _Held) -> None:
+        for again in range(_TRIES):
+            try:
+                await self._announce_rows(held)
+                await self._announce_columns(held)
+                break
+            except DataplaneError as error:
+                log.warning("rows of stream %r could not be announced to a new home: %s", held.whole.name, error)
+                if not self._wholes.there(held.whole):
+                    break
+                await asyncio.sleep(_BETWEEN_S * (again + 1))
+        held.mirror.clear()  # what has come to another home is kept for that
+
+    async def _announce_rows(self, held: _Held) -> None:
+        rows, places = held.mirror.places()
+        if not len(rows):
+            return
+        for node, positions in self._wholes.homes(held.whole, places).items():
+            for first in range(0, len(positions), _ROWS):
+                await self._announce_some(held, node, rows[positions[first : first + _ROWS]])
+
+    async def _announce_some(self, held: _Held, node: bytes, rows: packed.Index) -> None:
+        whole, now = held.whole, held.whole.stream.clock()
+        block, columns = held.mirror.block(rows, now), held.mirror.columns(rows)
+        asked = pm.Announce(
+            self._asking.next_id(),
+            whole.name,
+            whole.settings,
+            whole.generation,
+            held.part.token,
+            block,
+            _encoded(columns),
+        )
+        if node == self._wholes.node:
+            self._adopting.rows(asked)
+        else:
+            part = await self._wholes.part(whole, node)
+            reply = await self._asking.tell(node, asked, pm.Announced)
+            were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
+            taken = some_columns(columns, were, came)
+            for _, _, ref, _ in taken:
+                self._homes.keep_too(ref)
+            self._of(whole, part).mirror.take(renumbered(block, were, came), taken, now)
+        held.mirror.over(rows)
+
+    async def _announce_columns(self, held: _Held) -> None:
+        """Columns of rows that were appended from elsewhere: whoever has the rows now takes them."""
+        columns = held.mirror.added()
+        if not columns:
+            return
+        asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, _encoded(columns))
+        parts = await self._wholes.parts(held.whole)
+        answers = await asyncio.gather(
+            *(
+                self._adopting.columns(asked)
+                if part.node == self._wholes.node
+                else self._asking.tell(part.node, asked, pm.Announced)
+                for part in parts
+            ),
+            return_exceptions=True,
+        )
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, pm.Announced) and part.node != self._wholes.node:
+                were, came = packed.int64("rows", answer.were), packed.int64("rows", answer.rows)
+                for rows, task, ref, lengths in some_columns(columns, were, came):
+                    self._homes.keep_too(ref)
+                    self._of(held.whole, part).mirror.extend(rows, ref, lengths, task)
+
+    def _of(self, whole: Whole, part: Part) -> _Held:
+        held = self._held.get(part.token)
+        if held is None:
+            held = self._held[part.token] = _Held(whole, part, self._homes)
+        return held
+
+    async def aclose(self) -> None:
+        """The node stops."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _encoded(columns: Columns) -> list[tuple[bytes, int, bytes, dict[str, bytes]]]:
+    return [
+        (rows.tobytes(), task, ref.encode(), {name: values.tobytes() for name, values in lengths.items()})
+        for rows, task, ref, lengths in columns
+    ]

@@ -1,0 +1,87 @@
+"""Streams over hosts, put together for one node: what its clients need to reach all homes, what other nodes ask of it,
+and what happens when members come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from dataplane.cluster.membership import Membership
+from dataplane.node.adopting import Adopting
+from dataplane.node.asking import Asking
+from dataplane.node.far import Far, FarClient
+from dataplane.node.homes import Homes
+from dataplane.node.mirrors import Mirrors
+from dataplane.node.reach import Reach
+from dataplane.node.spreading import Spreading
+from dataplane.node.streaming import Streaming
+from dataplane.node.telling import Telling
+from dataplane.node.wholes import Wholes
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
+
+
+class Spread:
+    """The streams of one node, which others have parts of."""
+
+    def __init__(self, node: bytes, homes: Homes, peers: Peers, membership: Membership) -> None:
+        self._homes = homes
+        asking = Asking(node, peers, membership)
+        homes.elsewhere = asking.knows
+        homes.telling = self._telling = Telling(node, asking)
+        self._wholes = Wholes(node, homes, asking, membership)
+        self._adopting = Adopting(homes, self._wholes)
+        self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
+        self._far = Far(self._for)
+        self._wholes.watch(self._adopting.forget)
+        self._wholes.watch(self._mirrors.dropped)
+
+    def _for(self, client: FarClient) -> Spreading:
+        return self.client(Streaming(client, self._homes))
+
+    def client(self, streams: Streaming) -> Spreading:
+        """All streams as one client uses them, given those that are here."""
+        return Spreading(streams, Reach(streams, self._wholes, self._mirrors))
+
+    def answer(self, request: Any) -> Message | Awaitable[Message] | None:
+        """What another node's message is answered; None for what is not about streams."""
+        match request:
+            case pm.Ask():
+                return self._far.asked(request)
+            case pm.NotAsked():
+                self._far.not_asked(request.node, request.number)
+            case pm.ClientGone():
+                self._far.leave(FarClient(request.node, request.client))
+            case pm.OpenPart():
+                return self._wholes.opened(request)
+            case pm.DropStream():
+                self._wholes.dropped(request.name, request.generation)
+            case pm.Locate():
+                return pm.Located(request.id, self._wholes.locate(request.token))
+            case pm.Settled():
+                return self._mirrors.settled(request)
+            case pm.Announce():
+                return self._adopting.rows(request)
+            case pm.AnnounceColumns():
+                return self._adopting.columns(request)
+            case _:
+                return None
+        return Done(request.id)
+
+    def changed(self, gone: Iterable[bytes]) -> None:
+        """Members have come, or these have gone."""
+        for node in gone:
+            self._far.gone(node)
+            self._homes.lose(node)
+            self._wholes.gone(node)
+            self._mirrors.gone(node)
+        self._wholes.moved()
+
+    async def aclose(self) -> None:
+        """The node stops."""
+        await self._far.aclose()
+        await self._mirrors.aclose()
+        await self._wholes.aclose()
+        await self._telling.aclose()

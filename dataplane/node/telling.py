@@ -1,0 +1,90 @@
+"""What the homes here tell the nodes that rows' columns are stored on: which task is done with which rows.
+
+What always holds: each node is told in order, one message at a time, what has come up meanwhile together in the next;
+who waits until it was told waits no longer than that node is a member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.node.asking import Asking
+from dataplane.stream.rows import Index, Rows
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+
+_TOLD = 4096  # entries of one message
+_AGAIN_S = 2.0
+
+Entry = tuple[bytes, int, bytes, int]
+
+
+class Telling:
+    """What the homes of one node tell the others."""
+
+    def __init__(self, node: bytes, asking: Asking) -> None:
+        self._node = node
+        self._asking = asking
+        self._queues: dict[bytes, list[Entry]] = {}
+        self._waiting: dict[bytes, list[tuple[int, asyncio.Future[None]]]] = {}
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self.noted = 0
+        """How many times something was noted that others are to be told."""
+
+    def note(self, token: bytes, stored: Rows, task: int, rows: Index, state: int) -> None:
+        """Tell the nodes that columns of these rows are on, of the part of this token, what became of them."""
+        for node, of in stored.by_node(rows).items():
+            if node != self._node and self._asking.knows(node):
+                self.noted += 1
+                self._queues.setdefault(node, []).append((token, task, of.tobytes(), state))
+                if node not in self._tasks:
+                    self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
+
+    async def told(self) -> None:
+        """When this returns, all nodes were told what was noted before, or are no members any more."""
+        loop, waits = asyncio.get_running_loop(), []
+        for node, queue in self._queues.items():
+            waits.append(loop.create_future())
+            self._waiting.setdefault(node, []).append((len(queue), waits[-1]))
+        await asyncio.gather(*waits)
+
+    async def _tell(self, node: bytes) -> None:
+        queue = self._queues[node]
+        try:
+            while queue:
+                entries = queue[:_TOLD]
+                message = pm.Settled(self._asking.next_id(), entries)
+                try:
+                    await self._asking.tell(node, message, m.Done, _AGAIN_S)
+                except PeerUnavailable:
+                    if not self._asking.knows(node):
+                        return
+                    continue
+                except DataplaneError:
+                    pass  # it has no use for it
+                del queue[: len(entries)]
+                self._served(node, len(entries))
+        finally:
+            self._tasks.pop(node, None)
+            self._queues.pop(node, None)
+            self._served(node, 1 << 62)
+
+    def _served(self, node: bytes, count: int) -> None:
+        """So many entries of the queue were told."""
+        left = []
+        for due, future in self._waiting.pop(node, []):
+            if due - count <= 0:
+                if not future.done():
+                    future.set_result(None)
+            else:
+                left.append((due - count, future))
+        if left:
+            self._waiting[node] = left
+
+    async def aclose(self) -> None:
+        """Nobody is told anything more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

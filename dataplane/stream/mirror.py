@@ -1,0 +1,130 @@
+"""What one node holds of the rows of a stream that have their home on another: the columns that are in its store, and
+what is known of the rows that were appended from it.
+
+It is kept so that the columns stay as long as the home needs them, and so that another home can be told of the rows,
+should theirs die. Rows have the numbers that they have at their home, which says what becomes of them.
+
+What always holds: what is here of a row goes when the home says that it is over, or all tasks are done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.field import MEASURED
+from dataplane.batch.ref import BatchRef
+from dataplane.stream.block import Block
+from dataplane.stream.books import Books
+from dataplane.stream.facts import Arrival
+from dataplane.stream.keys import unnamed
+from dataplane.stream.moving import Columns
+from dataplane.stream.progress import ACKED, EXPIRED
+from dataplane.stream.rows import Hold, Index, Patch
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot import block_of, columns_of, put_back, put_columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    settings: Settings
+    books: Books
+
+
+class Mirror:
+    """What is here of the rows of one part. To be used from one event loop alone."""
+
+    def __init__(self, settings: Settings, mark: str, released: Callable[[list[Patch]], None]) -> None:
+        self.settings = settings
+        self._mark = mark
+        self._brought = Books(settings, released, mark)  # rows that were appended from here
+        self._added = Books(settings, released, mark)  # columns of any rows that were brought later
+
+    def __len__(self) -> int:
+        return self._brought.rows.count + self._added.rows.count
+
+    def append(
+        self, first: int, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
+    ) -> None:
+        """Rows that were appended from here, of which the first got this number."""
+        books, rows = self._brought, np.arange(first, first + len(ref))
+        books.rows.put_back(rows)
+        books.rows.extend(rows, ref, replace=False)
+        books.keys.add(keys, first, digest)
+        places = books.rows.places(rows)
+        groups = books.groups.enter(arrival.groups, rows)
+        books.facts.enter(places, groups, arrival.versions, now, arrival.tags)
+        books.facts.measure(places, arrival.lengths)
+        books.progress.enter(arrival.versions)
+
+    def extend(self, rows: Index, ref: BatchRef, lengths: Mapping[str, Index], hold: Hold) -> None:
+        """Columns that were brought from here to these rows; `hold` as in `Patch`."""
+        books = self._added
+        new = np.unique(rows[~books.rows.there(rows)])
+        books.rows.put_back(new)
+        books.progress.enter(np.zeros(len(new), np.int64))
+        places = books.rows.places(new)
+        books.facts.enter(places, -1 - new, np.zeros(len(new), np.int64), 0.0, {})
+        books.extend(rows, ref, lengths, replace=True, hold=hold)
+
+    # what the home says
+
+    def take(self, block: Block, columns: Columns, now: float) -> None:
+        """Rows and columns that another home has come to have, by their numbers there."""
+        half = _Half(self.settings, self._brought)
+        put_back(half, block, now, anew=True)
+        for rows, task, ref, lengths in columns:
+            put_columns(half, rows, task, ref, lengths)
+
+    def settle(self, task: int, rows: Index, state: int) -> None:
+        """The task is done with these rows, which are ACKED or EXPIRED."""
+        for books in (self._brought, self._added):
+            there = rows[books.rows.there(rows)]
+            states = books.progress.states(books.rows.places(there), len(there))[task]
+            books.settle(task, there[(states != ACKED) & (states != EXPIRED)], state)
+
+    def over(self, rows: Index) -> None:
+        """These rows are gone, whatever tasks have done."""
+        for books in (self._brought, self._added):
+            books.lose(rows[books.rows.there(rows)])
+
+    def clear(self) -> None:
+        """Nothing is needed any more."""
+        self._brought.clear()
+        self._added.clear()
+
+    # what another home is told
+
+    def places(self) -> tuple[Index, list[str | int]]:
+        """The rows that were appended from here, and of each by what it is placed: its group, or its key."""
+        books = self._brought
+        rows = books.rows.all()
+        named = books.groups.names(books.facts.groups(books.rows.places(rows)))
+        keys = books.keys.named(rows)
+        made = unnamed(self._mark, rows.tolist())
+        return rows, [
+            group if group is not None else key or other for group, key, other in zip(named, keys, made, strict=True)
+        ]
+
+    def block(self, rows: Index, now: float) -> Block:
+        """What is known of some of these rows."""
+        return block_of(self._brought, rows, now)
+
+    def columns(self, rows: Index) -> Columns:
+        """Their columns that were brought with them."""
+        return _measured(self._brought, rows)
+
+    def added(self) -> Columns:
+        """All columns that were brought later."""
+        return _measured(self._added, self._added.rows.all())
+
+
+def _measured(books: Books, rows: Index) -> Columns:
+    found: list[Any] = []
+    for of, task, ref in columns_of(books.rows, rows):
+        lengths = {name: books.lengths(of, name) for name, field in ref.schema.items() if field.kind in MEASURED}
+        found.append((of, task, ref, lengths))
+    return found

@@ -1,0 +1,81 @@
+"""Rows that come to a home from elsewhere, with all that is known of them: their own home has died, or is this one now.
+
+What always holds: a row that comes is pending for each task that is not known to have done it, and has a new number
+here; one whose key is here already does not come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.stream.block import Block
+from dataplane.stream.home import Home
+from dataplane.stream.rows import Index
+from dataplane.stream.snapshot import block_rows, put_back
+
+T = TypeVar("T")
+
+Columns = list[tuple[Index, int, BatchRef, dict[str, Index]]]
+"""Rows, for which task they were held by who brought these columns (-1: none), a reference, and lengths by column."""
+
+_NONE: Index = np.empty(0, np.int64)
+
+
+def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
+    """The rows of the block come, without their columns. Which of them have come, by their numbers elsewhere, and by
+    their numbers here. Raises Corrupt for a block that is none, LimitExceeded."""
+    were = block_rows(block)
+    were = were[[not key or not home.books.keys.has(key) for key in block.keys]]
+    came = np.arange(home.books.rows.next, home.books.rows.next + len(were))
+    put_back(home, renumbered(block, were, came), now, anew=True)
+    home.books.appended += len(came)
+    return were, came
+
+
+def renumbered(block: Block, were: Index, came: Index) -> Block:
+    """Those rows of the block that had the numbers `were`, which ascend, with the numbers `came`. An append that is not
+    there as a whole is none that could be made again."""
+    numbers = dict(zip(were.tolist(), came.tolist(), strict=True))
+    calls = [
+        (key, numbers[first], count, digest)
+        for key, first, count, digest in block.calls
+        if all(numbers.get(first + i, -1) == numbers.get(first, -1) + i for i in range(count))
+    ]
+    at, count = np.flatnonzero(np.isin(block_rows(block), were)), len(block.keys)
+
+    def of(packed: bytes, kind: str) -> bytes:
+        return np.frombuffer(packed, kind).reshape(-1, count)[:, at].tobytes() if count else b""
+
+    def picked(values: Sequence[T]) -> list[T]:
+        return [values[i] for i in at.tolist()]
+
+    return Block(
+        rows=came.tobytes(),
+        groups=picked(block.groups),
+        versions=of(block.versions, "<i8"),
+        ages_s=of(block.ages_s, "<f8"),
+        tags={name: picked(values) for name, values in block.tags.items()},
+        keys=picked(block.keys),
+        calls=calls,
+        states=of(block.states, "u1"),
+        tries=of(block.tries, "u1"),
+        dropped=block.dropped,
+    )
+
+
+def some_columns(columns: Columns, were: Index, came: Index) -> Columns:
+    """The columns of those rows that had the numbers `were`, for these rows, with the numbers `came`."""
+    order = np.argsort(were)
+    sorted_were, sorted_came = were[order], came[order]
+    found: Columns = []
+    for rows, task, ref, lengths in columns:
+        at = np.flatnonzero(np.isin(rows, were))
+        if len(at):
+            now = sorted_came[np.searchsorted(sorted_were, rows[at])]
+            part = ref if len(at) == len(rows) else ref[at]
+            found.append((now, task, part, {name: values[at] for name, values in lengths.items()}))
+    return found

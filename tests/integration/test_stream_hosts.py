@@ -1,0 +1,184 @@
+"""Streams over several nodes on loopback: the same calls, wherever a row's home is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.integration.test_hosts import Host, together
+from tests.processes import eventually
+
+GROUPS = [f"prompt-{i}" for i in range(24)]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
+def planes(hosts: list[Host]) -> Iterator[list[Any]]:
+    with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b, dp.connect(hosts[2].address) as c:
+        together(a, b, c)
+        yield [a, b, c]
+
+
+def drained(stream: Any, task: str, columns: list[str], rows: int = 64) -> list[int]:
+    """All that the task is still given, by the column "id"."""
+    found: list[int] = []
+    while True:
+        try:
+            with stream.consume(task, rows=rows, columns=columns, timeout=10) as delivery:
+                found += [int(i) for i in delivery.get()["id"].to_list()]
+        except dp.Closed:
+            return found
+
+
+def nothing_kept(plane: Any) -> bool:
+    """Whether all that was put on the plane's host has been freed."""
+    stats = plane.stats()
+    return bool(stats.put_bytes == stats.freed_bytes)
+
+
+def ids(rows: int, first: int = 0) -> dict[str, Any]:
+    return {"id": np.arange(first, first + rows)}
+
+
+def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    for number, stream in enumerate(streams):
+        keys = stream.append(ids(24, 24 * number), group=GROUPS)
+        assert len(set(keys)) == 24
+    streams[1].close()
+    found = drained(streams[2], "actor", ["id"])
+    assert sorted(found) == list(range(72))
+    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
+
+
+def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS, version=3, tags={"domain": [str(i % 3) for i in range(24)]})
+    delivery = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10).__enter__()
+    got = [int(i) for i in delivery.get()["id"].to_list()]
+    assert sorted(got) == list(range(24))
+    assert delivery.groups == [GROUPS[i] for i in got]
+    assert delivery.versions == [3] * 24
+    assert delivery.tags["domain"] == [str(i % 3) for i in got]
+    assert len(set(delivery.keys)) == 24
+    streams[1].extend(delivery.ref[5:], {"reward": np.array(got[5:], np.float32)})
+    streams[2].extend(delivery.keys[:5], {"reward": np.array(got[:5], np.float32)})
+    delivery.renew()
+    delivery.ack()
+    with pytest.raises(dp.Misuse):
+        streams[0].extend(delivery.keys[:1], {"late": np.zeros(1)})
+
+
+def test_what_one_host_computes_reaches_the_next_task_on_another(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    with streams[1].consume("reward", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 0.5})
+    streams[0].close()
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id", "reward"], timeout=10) as delivery:
+        batch = delivery.get()
+        assert (batch["reward"].numpy() == batch["id"].numpy() * 0.5).all()
+        del batch
+    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
+
+
+def test_a_consumer_that_waits_is_given_rows_that_come_elsewhere(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    found: list[int] = []
+
+    def wait() -> None:
+        with streams[0].consume("actor", rows=48, min_rows=48, columns=["id"], timeout=20) as delivery:
+            found.extend(int(i) for i in delivery.get()["id"].to_list())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    streams[1].append(ids(24), group=GROUPS)
+    streams[2].append(ids(24, 24), group=GROUPS)
+    waiting.join(20)
+    assert sorted(found) == list(range(48))
+
+
+def test_rows_given_back_are_delivered_again_anywhere(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10).__enter__().nack()
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        assert sorted(delivery.get()["id"].to_list()) == list(range(24))
+
+
+def test_groups_are_complete_wherever_their_rows_come_from(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    for number, stream in enumerate(streams):
+        stream.append(ids(24, 24 * number), group=GROUPS)  # one row of each group
+    seen: list[str] = []
+    for _ in range(6):
+        with streams[0].consume(
+            "actor", rows=12, min_rows=12, columns=["id"], sampler=dp.CompleteGroups(3), timeout=10
+        ) as delivery:
+            assert all(delivery.groups.count(group) == 3 for group in delivery.groups)
+            seen += [str(group) for group in delivery.groups[::3]]
+    assert sorted(seen) == sorted(GROUPS)
+
+
+def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    keys = [f"row-{i}" for i in range(24)]
+    for _ in range(2):
+        assert streams[0].append(ids(24), keys=keys) == keys
+    assert streams[1].stats()["rows"] == 24
+    with pytest.raises(dp.Misuse, match="already"):
+        streams[2].append(ids(24, 1), keys=keys)
+    assert nothing_kept(planes[2])
+
+
+def test_dropped_rows_and_groups_are_nobodys(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    keys = streams[0].append(ids(24), group=GROUPS)
+    streams[1].drop_rows(keys[:8])
+    streams[2].drop_rows(groups=GROUPS[8:16])
+    streams[0].close()
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(16, 24))
+
+
+def test_a_stream_made_with_other_settings_elsewhere_is_refused(planes: list[Any]) -> None:
+    planes[0].stream("rollouts", tasks=["actor"])
+    with pytest.raises(dp.Misuse, match="made with"):
+        planes[1].stream("rollouts", tasks=["critic"])
+    assert planes[2].stream("rollouts").settings.tasks == ("actor",)
+    with pytest.raises(dp.Misuse, match="there is no stream"):
+        planes[2].stream("nothing")
+
+
+def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    with streams[1].consume("actor", rows=24, columns=["id"], timeout=10):
+        pass
+    streams[1].drop()
+    for stream in streams:
+        with pytest.raises(dp.Closed):
+            stream.append(ids(1), group=GROUPS[:1])
+    assert all(map(nothing_kept, planes))
+    again = [plane.stream("rollouts", tasks=["critic"]) for plane in planes]
+    again[0].append(ids(24), group=GROUPS)
+    with again[2].consume("critic", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        assert len(delivery) == 24
+
+
+def test_a_limit_holds_for_the_stream_as_a_whole(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"], max_rows=30) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    with pytest.raises(dp.Backpressure):
+        streams[1].append(ids(24), group=GROUPS, timeout=0.2)
+    assert streams[2].stats()["rows"] == 24
