@@ -110,7 +110,7 @@ class AsyncStream:
             named[0] if named else "",
             digest,
             deadline.remaining_s,
-            (groups or [*named]) if self._spread else [],
+            (groups or [*named, ""])[0],
         )
         self._connection.reserved(+1)  # signs of life, without which the admission is given up
         staged, ticket = "" if planned is None else f"{self._staging}-{next(self._appends)}", 0

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import LeaseExpired, Misuse, PeerUnavailable
+from dataplane.errors import LeaseExpired, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.node import packed
 from dataplane.node.reach import Reach, all_of
 from dataplane.node.wholes import Part, Whole
@@ -32,11 +33,28 @@ _HOMES = 3  # that one share is offered to, one after the other
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Rows, by position, that belong to one home, which let them in with this ticket; 0: it has not been asked."""
+    """Rows, by position, that belong to one home."""
 
     part: Part
     rows: packed.Index
-    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """Which rows came to which part, and what that answered."""
+
+    part: Part
+    rows: packed.Index
+    reply: m.Appended
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """Leave to append, by the part whose node keeps the stream's limits; None: there are no limits."""
+
+    whole: Whole
+    part: Part | None = None
+    number: int = 0
 
 
 class Bringing:
@@ -46,37 +64,83 @@ class Bringing:
         self._reach = reach
         self._wholes = reach.wholes
         self._streams = reach.streams
-        self._plans: dict[int, list[_Share] | None] = {}  # None: no limits, so no home was asked
-        self._tickets = itertools.count(1)
+        self._tickets: dict[int, _Ticket] = {}
+        self._numbers = itertools.count(1)
 
     # being let in
 
     async def admit(self, request: m.Admit, whole: Whole, deadline: Deadline) -> m.Reply:
-        """Leave of all homes to append. Raises Backpressure, Closed, LimitExceeded."""
+        """Leave to append, from whoever keeps the limits. Raises Backpressure, Closed, LimitExceeded."""
         packed.bound("rows of an append", m.MAX_ROWS, request.rows)
-        packed.one_a_row("places", request.places, request.rows)
+        if request.rows < 1 or request.nbytes < 0:
+            raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
         whole.stream.home.check_open()
-        plan: list[_Share] | None = None
+        ticket = _Ticket(whole)
         if whole.settings.limited:
-            plan = []
-            try:
-                for share in await self._shares(whole, request.rows, request.places):
-                    nbytes = request.nbytes * len(share.rows) // request.rows
-                    key, digest = (request.key, request.digest) if not share.rows[0] else ("", b"")
-                    asked = m.Admit(
-                        0, share.part.token, len(share.rows), nbytes, request.version, key, digest, deadline.remaining_s
-                    )
-                    admitted = await self._reach.ask(share.part, asked, m.Admitted, deadline)
-                    if not admitted.ticket:  # it was made before
-                        self._give_back(plan)
-                        return m.Admitted(request.id, whole.token, 0)
-                    plan.append(_Share(share.part, share.rows, admitted.ticket))
-            except BaseException:
-                self._give_back(plan)
-                raise
-        ticket = next(self._tickets)
-        self._plans[ticket] = plan
-        return m.Admitted(request.id, whole.token, ticket)
+            if request.key and await self._known(request, whole):
+                return m.Admitted(request.id, whole.token, 0)
+            keeper = self._reach.limits.home(whole)
+            if keeper == self._wholes.node:
+                number = await self._reach.limits.admit(self._reach, request, whole, deadline)
+                ticket = _Ticket(whole, whole.here, number)
+            else:
+                part = await self._wholes.part(whole, keeper)
+                asked = msgspec.structs.replace(
+                    request, id=0, stream=part.whole, key="", timeout_s=deadline.remaining_s
+                )
+                reply = await self._reach.ask(part, asked, m.Admitted, deadline)
+                ticket = _Ticket(whole, part, reply.ticket)
+        number = next(self._numbers)
+        self._tickets[number] = ticket
+        return m.Admitted(request.id, whole.token, number)
+
+    async def _known(self, request: m.Admit, whole: Whole) -> bool:
+        """Whether the very same append was made before."""
+        part = await self._wholes.part(whole, self._wholes.placement.home(whole.name, request.place))
+        reply = await self._reach.ask(part, m.Where(0, part.token, [request.key], request.digest), m.Placed)
+        return bool((packed.numbers("rows", reply.rows, 1) >= 0).all())
+
+    def give_back(self, number: int, brought: Sequence[tuple[bytes, int, int, int]] = ()) -> None:
+        """What was admitted does not come, or was brought to these parts."""
+        ticket = self._tickets.pop(number, None)
+        if ticket is None or ticket.part is None:
+            return
+        if ticket.part.node == self._wholes.node:
+            self._reach.limits.give_back(ticket.whole, ticket.number, list(brought))
+        else:
+            self._reach.soon(ticket.part, m.GiveBack(ticket.part.whole, ticket.number, list(brought)))
+
+    @property
+    def expected(self) -> bool:
+        """Whether something was admitted that has not come."""
+        return bool(self._tickets)
+
+    def revoke(self) -> None:
+        """The client gives no sign of life, or has gone."""
+        for number in list(self._tickets):
+            self.give_back(number)
+
+    # appending
+
+    async def append(self, request: m.Append, whole: Whole) -> m.Reply:
+        """Rows that were admitted come. Raises as `Home.append`, PeerUnavailable, LeaseExpired."""
+        if request.ticket not in self._tickets:
+            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
+        came: list[_Came] = []
+        try:
+            ref = _checked(request)
+            shares = await self._shares(whole, len(ref), request.groups or list(request.keys))
+            await all_of([self._append(request, ref, whole, share, came) for share in shares])
+        finally:
+            brought = [
+                (each.part.node, each.reply.changes, len(each.rows), ref.stored_nbytes * len(each.rows) // len(ref))
+                for each in came
+                if each.reply.new
+            ]
+            self.give_back(request.ticket, brought)
+        self._streams.kept(request.staged, ref)
+        keys = [] if request.keys else _made(came, len(ref))
+        return m.Appended(request.id, 0, any(each.reply.new for each in came), keys)
 
     async def _shares(self, whole: Whole, count: int, places: list[str | int]) -> list[_Share]:
         """Rows by home, in the order of the nodes."""
@@ -85,77 +149,20 @@ class Bringing:
         by_node = self._wholes.homes(whole, places)
         return [_Share(await self._wholes.part(whole, node), by_node[node]) for node in sorted(by_node)]
 
-    def give_back(self, ticket: int) -> None:
-        """What was admitted does not come."""
-        self._give_back(self._plans.pop(ticket, None) or [])
-
-    def _give_back(self, plan: Sequence[_Share]) -> None:
-        for share in plan:
-            self._reach.soon(share.part, m.GiveBack(share.part.token, share.ticket))
-
-    @property
-    def expected(self) -> bool:
-        """Whether something was admitted that has not come."""
-        return bool(self._plans)
-
-    def revoke(self) -> None:
-        """The client gives no sign of life, or has gone."""
-        for ticket in list(self._plans):
-            self.give_back(ticket)
-
-    # appending
-
-    async def append(self, request: m.Append, whole: Whole) -> m.Reply:
-        """Rows that were admitted come. Raises as `Home.append`, PeerUnavailable, LeaseExpired."""
-        if request.ticket not in self._plans:
-            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
-        plan = self._plans.pop(request.ticket)
-        try:
-            ref = BatchRef.decode(request.ref)
-            for what, values in (("groups", request.groups), ("keys", request.keys)):
-                packed.one_a_row(what, values, len(ref))
-            packed.numbers("versions", request.versions, len(ref))
-            packed.tags(request.tags, len(ref))
-            packed.lengths(request.lengths, ref)
-            if plan is None:
-                plan = await self._shares(whole, len(ref), request.groups or list(request.keys))
-            elif sum(len(share.rows) for share in plan) != len(ref):
-                raise Misuse(f"an append of {len(ref)} rows, where others were admitted")
-        except BaseException:
-            self._give_back(plan or [])
-            raise
-        appended = await all_of([self._append(request, ref, whole, share) for share in plan])
-        keys: list[str] = [] if request.keys else [""] * len(ref)
-        new = False
-        for each in appended:
-            for part, rows, reply in each:
-                new = new or reply.new
-                if keys:
-                    for at, key in zip(
-                        rows.tolist(), unnamed(part.mark, range(reply.first, reply.first + len(rows))), strict=True
-                    ):
-                        keys[at] = key
-        self._streams.kept(request.staged, ref)
-        return m.Appended(request.id, 0, new, keys)
-
-    async def _append(
-        self, request: m.Append, ref: BatchRef, whole: Whole, share: _Share
-    ) -> list[tuple[Part, packed.Index, m.Appended]]:
-        """One home's share; of which part its rows became, and what that answered."""
+    async def _append(self, request: m.Append, ref: BatchRef, whole: Whole, share: _Share, came: list[_Came]) -> None:
+        """Bring one home's share; to those that take its place, where it dies meanwhile."""
         for again in range(_HOMES):
             try:
-                return [(share.part, share.rows, await self._bring(request, ref, whole, share))]
+                came.append(_Came(share.part, share.rows, await self._bring(request, ref, whole, share)))
+                return
             except PeerUnavailable:
                 if self._wholes.alive(share.part) or again == _HOMES - 1:
                     raise
-                places = [(request.groups or request.keys)[at] for at in share.rows.tolist()]
-                moved = await self._shares(whole, len(share.rows), list(places))
-                if len(moved) > 1:
-                    several = [_Share(each.part, share.rows[each.rows]) for each in moved]
-                    found = await all_of([self._append(request, ref, whole, each) for each in several])
-                    return [each for one in found for each in one]
-                share = _Share(moved[0].part, share.rows)
-        raise AssertionError("it returns or raises")
+            places = [(request.groups or request.keys)[at] for at in share.rows.tolist()]
+            moved = await self._shares(whole, len(places), list(places))
+            for each in moved[1:]:
+                await self._append(request, ref, whole, _Share(each.part, share.rows[each.rows]), came)
+            share = _Share(moved[0].part, share.rows[moved[0].rows])
 
     async def _bring(self, request: m.Append, ref: BatchRef, whole: Whole, share: _Share) -> m.Appended:
         rows, part = share.rows, share.part
@@ -163,7 +170,7 @@ class Bringing:
         sub = m.Append(
             id=0,
             stream=part.token,
-            ticket=share.ticket,
+            ticket=0,
             staged="",
             ref=mine.encode(),
             keys=_picked(request.keys, rows),
@@ -231,6 +238,29 @@ class Bringing:
         with self._reach.mirrors.bringing(whole, part, mine) as kept:
             await self._reach.ask(part, sub, m.Done)
             kept.extend(rows, sub)
+
+
+def _checked(request: m.Append) -> BatchRef:
+    """What an append brings, of which everything is there for each row. Raises ProtocolMismatch, LimitExceeded."""
+    ref = BatchRef.decode(request.ref)
+    if not len(ref):
+        raise Misuse("an append has at least one row")
+    for what, values in (("groups", request.groups), ("keys", request.keys)):
+        packed.one_a_row(what, values, len(ref))
+    packed.numbers("versions", request.versions, len(ref))
+    packed.tags(request.tags, len(ref))
+    packed.lengths(request.lengths, ref)
+    return ref
+
+
+def _made(came: Sequence[_Came], count: int) -> list[str]:
+    """The keys of rows that were appended without."""
+    keys = [""] * count
+    for each in came:
+        numbers = range(each.reply.first, each.reply.first + len(each.rows))
+        for at, key in zip(each.rows.tolist(), unnamed(each.part.mark, numbers), strict=True):
+            keys[at] = key
+    return keys
 
 
 def _picked(values: list[T], rows: packed.Index) -> list[T]:

@@ -64,6 +64,10 @@ class Stream:
             if future in self._waiting:  # cancelled: who asks again and again must not be remembered each time
                 self._waiting.remove(future)
 
+    def wake(self) -> None:
+        """Who waits for a change looks again."""
+        self._changed()
+
     def schedule(self) -> None:
         """See to it that the home is told when time has passed that it waits for."""
         due = self.home.next_tick()
@@ -108,23 +112,26 @@ class Homes:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def open(self, name: str, settings: Settings | None) -> Stream:
-        """The stream of this name, made if it is not there. Raises Misuse where it is, with other settings."""
+    def open(self, name: str, settings: Settings | None, *, limits: bool = True) -> Stream:
+        """The stream of this name, made if it is not there. `limits`: whether its home keeps them; else others do.
+        Raises Misuse where it is there, with other settings."""
         stream = self._by_name.get(name)
         if stream is None:
             if settings is None:
                 raise Misuse(f"there is no stream {name!r}; name its tasks to make it")
-            stream = self.unnamed(name, settings, secrets.token_hex(_MARK))
+            stream = self.unnamed(name, settings, secrets.token_hex(_MARK), limits=limits)
             self._by_name[name] = stream
         elif settings is not None and settings != stream.home.settings:
             raise Misuse(f"the stream {name!r} was made with {stream.home.settings}, and this asks for {settings}")
         return stream
 
-    def unnamed(self, name: str, settings: Settings, mark: str) -> Stream:
+    def unnamed(self, name: str, settings: Settings, mark: str, *, limits: bool = True) -> Stream:
         """A new stream that nobody can open before it is `named`. Raises LimitExceeded."""
         if len(self._by_token) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
         stream = Stream(name, settings, mark, self, self._clock)
+        if not limits:
+            stream.home.unlimit()
         if self.telling is not None:
             stream.home.books.tell = partial(self._tell, self.telling, stream)
         self._by_token[stream.token] = stream

@@ -18,6 +18,7 @@ import numpy as np
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
 from dataplane.node import packed
+from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
 from dataplane.node.streaming import Streaming
 from dataplane.node.wholes import Part, Whole, Wholes
@@ -36,10 +37,11 @@ Found = list[tuple[Part, packed.Index, packed.Index]]
 class Reach:
     """The homes, as one client reaches them. `streams` are those here, as it does."""
 
-    def __init__(self, streams: Streaming, wholes: Wholes, mirrors: Mirrors) -> None:
+    def __init__(self, streams: Streaming, wholes: Wholes, mirrors: Mirrors, limits: Limits) -> None:
         self.streams = streams
         self.wholes = wholes
         self.mirrors = mirrors
+        self.limits = limits
         self._number = next(_numbers)
         self._asked: set[bytes] = set()  # nodes
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,6 +113,7 @@ class Reach:
 
     def leave(self) -> None:
         """The client has gone."""
+        self.limits.leave(self)
         for node in self._asked:
             gone = pm.ClientGone(self.wholes.asking.next_id(), self.wholes.node, self._number)
             self.wholes.asking.tell_soon(node, gone)

@@ -12,6 +12,7 @@ from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
 from dataplane.node.far import Far, FarClient
 from dataplane.node.homes import Homes
+from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
 from dataplane.node.reach import Reach
 from dataplane.node.spreading import Spreading
@@ -34,7 +35,9 @@ class Spread:
         self._wholes = Wholes(node, homes, asking, membership)
         self._adopting = Adopting(homes, self._wholes)
         self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
+        self._limits = Limits(self._wholes, asking)
         self._far = Far(self._for)
+        self._wholes.watch(self._limits.dropped, self._limits.begin)
         self._wholes.watch(self._adopting.forget)
         self._wholes.watch(self._mirrors.dropped)
 
@@ -43,7 +46,7 @@ class Spread:
 
     def client(self, streams: Streaming) -> Spreading:
         """All streams as one client uses them, given those that are here."""
-        return Spreading(streams, Reach(streams, self._wholes, self._mirrors))
+        return Spreading(streams, Reach(streams, self._wholes, self._mirrors, self._limits))
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
         """What another node's message is answered; None for what is not about streams."""
@@ -66,6 +69,8 @@ class Spread:
                 return self._adopting.rows(request)
             case pm.AnnounceColumns():
                 return self._adopting.columns(request)
+            case pm.Holds():
+                self._limits.told(request)
             case _:
                 return None
         return Done(request.id)
@@ -78,10 +83,12 @@ class Spread:
             self._wholes.gone(node)
             self._mirrors.gone(node)
         self._wholes.moved()
+        self._limits.changed()
 
     async def aclose(self) -> None:
         """The node stops."""
         await self._far.aclose()
         await self._mirrors.aclose()
+        await self._limits.aclose()
         await self._wholes.aclose()
         await self._telling.aclose()

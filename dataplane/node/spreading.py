@@ -92,7 +92,7 @@ class Spreading:
         if request.stream == whole.stream.token:
             return self._streams.answer(request, deadline)
         if isinstance(request, m.GiveBack):
-            self._bringing.give_back(request.ticket)
+            self._bringing.give_back(request.ticket, request.brought)
             return None
         return partial(self._spread, request, whole, deadline)
 

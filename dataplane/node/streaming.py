@@ -130,7 +130,12 @@ class Streaming:
             case m.Watch():
                 return partial(self._delivering.watch, request, stream, deadline)
             case m.Where():
-                found = stream.home.books.keys.known_rows(request.keys)
+                keys = stream.home.books.keys
+                if request.digest:
+                    known = [keys.known(key, request.digest) for key in request.keys]
+                    found = np.array([-1 if row is None else row for row in known], np.int64)
+                else:
+                    found = keys.known_rows(request.keys)
                 return m.Placed(request.id, np.where(stream.home.books.rows.there(found), found, -1).tobytes())
             case m.Ack():
                 noted = self._homes.noted
@@ -264,7 +269,7 @@ class Streaming:
             self._homes.forget(ref)
             self._homes.free_scope(staged)
         self.kept(staged, ref)
-        return m.Appended(request.id, first, new)
+        return m.Appended(request.id, first, new, changes=home.changes)
 
     def _let_in(self, request: m.Append, ref: BatchRef, stream: Stream) -> int:
         """A ticket for an append that nobody asked leave for, as no limit holds it back, or does now. Raises

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -68,6 +68,7 @@ class Wholes:
         self._routes: dict[bytes, tuple[Whole, Part]] = {}
         self._dropped: OrderedDict[str, int] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._made: list[Callable[[Whole], None]] = []
         self._watchers: list[Callable[[Whole], None]] = []
         self._placement = Placement(membership.members)
         self._epoch = membership.epoch
@@ -146,6 +147,11 @@ class Wholes:
                 raise each
         return [each for each in found if isinstance(each, Part)]
 
+    @property
+    def members(self) -> Iterable[bytes]:
+        """The nodes that are there."""
+        return self._membership.members
+
     def named(self, name: str) -> Whole | None:
         """The stream of this name, if it is known here."""
         return self._by_name.get(name)
@@ -219,12 +225,14 @@ class Wholes:
         return pm.Part(request.id, here.token, here.whole, here.mark, whole.settings, whole.generation, closed)
 
     def _make(self, name: str, settings: Settings, generation: int, *, closed: bool) -> Whole:
-        stream = self._homes.open(name, settings)
+        stream = self._homes.open(name, settings, limits=False)
         whole = self._by_name[name] = Whole(stream, generation, self.node)
         self._by_token[whole.token] = self._by_token[stream.token] = whole
         self._routes[whole.token] = self._routes[stream.token] = (whole, whole.here)
         if closed:
             stream.home.close(stream.clock())
+        for watcher in self._made:
+            watcher(whole)
         return whole
 
     # the end
@@ -264,9 +272,11 @@ class Wholes:
         for watcher in self._watchers:
             watcher(whole)
 
-    def watch(self, dropped: Callable[[Whole], None]) -> None:
-        """Call `dropped` with every stream that was dropped."""
+    def watch(self, dropped: Callable[[Whole], None], made: Callable[[Whole], None] | None = None) -> None:
+        """Call `dropped` with every stream that was dropped, and `made` with every one that a part was made of."""
         self._watchers.append(dropped)
+        if made is not None:
+            self._made.append(made)
 
     def gone(self, node: bytes) -> None:
         """The node is no member any more."""

@@ -58,6 +58,10 @@ class Home:
         self._changed = changed
         self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
 
+    def unlimit(self) -> None:
+        """The limits are kept elsewhere."""
+        self.admission = Admission(Settings(self.settings.tasks), self._held)
+
     def _held(self) -> Held:
         books = self.books
         oldest = min((min(left) for left in books.progress.left if left), default=None)

@@ -188,8 +188,8 @@ class Open(Message, frozen=True, tag="open"):
 
 class Admit(Message, frozen=True, tag="admit"):
     """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
-    the `digest` of the append. `places`: by what the rows of a stream that is over several hosts find their homes, a
-    group or key a row; empty where they have none. Answered by `Admitted`."""
+    the `digest` of the append. `place`: by what its first row finds its home, in a stream that is over several hosts.
+    Answered by `Admitted`."""
 
     id: int
     stream: bytes
@@ -199,14 +199,16 @@ class Admit(Message, frozen=True, tag="admit"):
     key: str
     digest: bytes
     timeout_s: float
-    places: list[str | int] = []
+    place: str | int = ""
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
-    """What was admitted does not come."""
+    """What was admitted does not come or, of a stream that is over several hosts, has come: `brought` says to the parts
+    on which nodes, at which of their changes, how many rows and bytes."""
 
     stream: bytes
     ticket: int
+    brought: list[tuple[bytes, int, int, int]] = []
 
 
 class Append(Message, frozen=True, tag="append"):
@@ -297,11 +299,13 @@ class Watch(Message, frozen=True, tag="watch"):
 
 
 class Where(Message, frozen=True, tag="where"):
-    """Which rows have these keys. Answered by `Placed`."""
+    """Which rows have these keys; with a digest, the first key counts alone, and only if it came by an append of this
+    digest. Answered by `Placed`."""
 
     id: int
     stream: bytes
     keys: list[str]
+    digest: bytes = b""
 
 
 class Ack(Message, frozen=True, tag="ack"):
@@ -546,12 +550,13 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 class Appended(Message, frozen=True, tag="appended"):
     """The number of the first row, and whether the rows are new: else they were there by an earlier call. `keys`: those
-    of the rows, where their numbers do not tell them."""
+    of the rows, where their numbers do not tell them. `changes`: those of the stream, up to this one."""
 
     id: int
     first: int
     new: bool
     keys: list[str] = []
+    changes: int = 0
 
 
 class Delivered(Message, frozen=True, tag="delivered"):

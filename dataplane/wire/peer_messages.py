@@ -138,6 +138,21 @@ class Announce(Message, frozen=True, tag="announce"):
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
+class Holds(Message, frozen=True, tag="holds"):
+    """What a node's part of a stream holds, at which of its changes: rows, bytes, the oldest policy version that a task
+    has to do, and the tasks it waits for. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    name: str
+    generation: int
+    changes: int
+    rows: int
+    nbytes: int
+    oldest: int | None
+    behind: list[str]
+
+
 class AnnounceColumns(Message, frozen=True, tag="announce-columns"):
     """More columns of such rows, wherever they have come to. Answered by `Announced`."""
 
@@ -162,6 +177,7 @@ PeerRequest = (
     | Settled
     | Announce
     | AnnounceColumns
+    | Holds
 )
 
 

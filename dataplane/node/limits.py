@@ -1,0 +1,213 @@
+"""The limits of streams over several hosts, which hold for each as a whole: kept by one node, the home of its name.
+
+That node lets in who appends, and each part tells it what it holds, again after every change. What was let in counts
+until it is given back; what it brought is told then, and counts until the parts in question have told of it.
+
+What always holds: what all parts hold, and what was let in, never pass a limit, as long as the members are the same;
+after one has gone, nobody is let in before every part has told what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, Closed, DataplaneError
+from dataplane.node.asking import Asking
+from dataplane.node.wholes import Whole, Wholes
+from dataplane.stream.admission import Admission, Entry, Held
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+
+_AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a part last told of itself, and what it was brought since: at which of its changes, rows and bytes."""
+
+    told: pm.Holds
+    brought: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class _Ledger:
+    """What one stream holds, where this node keeps its limits."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.parts: dict[bytes, _Part] = {}
+        self.admission = Admission(whole.settings, self._held)
+
+    def _held(self) -> Held:
+        rows = sum(part.told.rows + sum(b[1] for b in part.brought) for part in self.parts.values())
+        nbytes = sum(part.told.nbytes + sum(b[2] for b in part.brought) for part in self.parts.values())
+        oldest = [part.told.oldest for part in self.parts.values() if part.told.oldest is not None]
+        return Held(rows, nbytes, min(oldest, default=None))
+
+    def tell(self, told: pm.Holds) -> None:
+        """A part tells what it holds."""
+        part = self.parts.setdefault(told.node, _Part(told))
+        part.told = told
+        part.brought = [brought for brought in part.brought if brought[0] > told.changes]
+        self.admission.let_in()
+
+    def give_back(self, ticket: int, brought: list[tuple[bytes, int, int, int]]) -> None:
+        """What was let in has come, and was brought to these parts; or it does not come."""
+        for node, changes, rows, nbytes in brought:
+            part = self.parts.get(node)
+            if part is not None and changes > part.told.changes:
+                part.brought.append((changes, rows, nbytes))
+        self.admission.give_back(ticket)
+
+    @property
+    def behind(self) -> list[str]:
+        """The tasks that the parts wait for."""
+        return list(dict.fromkeys(name for part in self.parts.values() for name in part.told.behind))
+
+
+class Limits:
+    """The streams with limits, as one node keeps them or tells of its parts of them."""
+
+    def __init__(self, wholes: Wholes, asking: Asking) -> None:
+        self._wholes = wholes
+        self._asking = asking
+        self._ledgers: dict[bytes, _Ledger] = {}  # by the token of the whole
+        self._telling: dict[bytes, asyncio.Task[None]] = {}
+        self._more = asyncio.Event()
+
+    def home(self, whole: Whole) -> bytes:
+        """The node that keeps the stream's limits."""
+        return self._wholes.placement.home("", whole.name)
+
+    # where the limits are kept
+
+    async def admit(self, client: object, request: m.Admit, whole: Whole, deadline: Deadline) -> int:
+        """A ticket for so many rows and bytes. Raises Backpressure, LimitExceeded, Closed, PeerUnavailable."""
+        ledger = self._ledgers.setdefault(whole.token, _Ledger(whole))
+        admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        entry = Entry(
+            client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
+        )
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                await self._complete(whole, ledger)
+                whole.stream.home.check_open()
+                ledger.admission.enter(entry)
+                return await asyncio.shield(admitted)
+        except BaseException as error:
+            if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+                ledger.admission.give_back(admitted.result())
+            why = ledger.admission.full(entry) or "others before it"
+            ledger.admission.withdraw(entry)
+            if isinstance(error, TimeoutError):
+                behind = ledger.behind
+                why = f"{why}; it waits for {', '.join(behind)}" if behind else why
+                holders = tuple(
+                    {"holder": f"task {name!r} of stream {whole.name!r}", "bytes": 0, "how": "not consumed"}
+                    for name in behind
+                )
+                raise Backpressure(
+                    f"the stream {whole.name!r} is full ({why})",
+                    needed=request.nbytes,
+                    waited_s=deadline.waited_s,
+                    holders=holders,
+                ) from None
+            raise
+
+    async def _complete(self, whole: Whole, ledger: _Ledger) -> None:
+        """Wait until every member has told what its part holds."""
+        while True:
+            await self._wholes.parts(whole)  # who had none has one now, and tells of it
+            missing = [node for node in self._wholes.members if node not in ledger.parts]
+            if not missing:
+                return
+            if self._wholes.node in missing:
+                ledger.tell(self._holds(whole))
+                continue
+            try:
+                async with asyncio.timeout(_AGAIN_S):
+                    await self._more.wait()
+            except TimeoutError:
+                continue
+
+    def give_back(self, whole: Whole, ticket: int, brought: list[tuple[bytes, int, int, int]]) -> None:
+        """As `_Ledger.give_back`."""
+        ledger = self._ledgers.get(whole.token)
+        if ledger is not None:
+            ledger.give_back(ticket, brought)
+
+    def told(self, told: pm.Holds) -> None:
+        """A part tells what it holds."""
+        whole = self._wholes.named(told.name)
+        if whole is not None and whole.generation == told.generation:
+            self._ledgers.setdefault(whole.token, _Ledger(whole)).tell(told)
+            more, self._more = self._more, asyncio.Event()
+            more.set()
+
+    def leave(self, client: object) -> None:
+        """The client has gone: it waits no longer, and what it was admitted to bring does not come."""
+        for ledger in self._ledgers.values():
+            ledger.admission.leave(client)
+
+    # where the parts are
+
+    def begin(self, whole: Whole) -> None:
+        """There is a part of this stream here: whoever keeps its limits is told what it holds, from now on."""
+        if whole.settings.limited:
+            self._telling[whole.token] = asyncio.get_running_loop().create_task(self._tell(whole))
+
+    async def _tell(self, whole: Whole) -> None:
+        said: tuple[bytes, int] | None = None
+        while self._wholes.there(whole):
+            home, holds = self.home(whole), self._holds(whole)
+            if said != (home, holds.changes):
+                try:
+                    if home == self._wholes.node:
+                        self.told(holds)
+                    else:
+                        await self._asking.tell(home, holds, m.Done, _AGAIN_S)
+                    said = (home, holds.changes)
+                    continue
+                except DataplaneError:
+                    await asyncio.sleep(_AGAIN_S)
+                    continue
+            await whole.stream.changed()
+
+    def _holds(self, whole: Whole) -> pm.Holds:
+        home = whole.stream.home
+        oldest = min((min(left) for left in home.books.progress.left if left), default=None)
+        return pm.Holds(
+            self._asking.next_id(),
+            self._wholes.node,
+            whole.name,
+            whole.generation,
+            home.changes,
+            home.books.rows.count,
+            home.books.nbytes,
+            oldest,
+            home.books.behind(),
+        )
+
+    def changed(self) -> None:
+        """Members have come or gone: what those tell who are there counts, and is told to who keeps the limits now."""
+        for ledger in self._ledgers.values():
+            for node in [node for node in ledger.parts if node not in self._wholes.members]:
+                del ledger.parts[node]
+        for whole in self._wholes.all():
+            whole.stream.wake()
+
+    def dropped(self, whole: Whole) -> None:
+        """The stream was dropped."""
+        ledger = self._ledgers.pop(whole.token, None)
+        if ledger is not None:
+            ledger.admission.refuse(Closed("the stream was dropped"))
+        task = self._telling.pop(whole.token, None)
+        if task is not None:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """The node stops."""
+        tasks = list(self._telling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
