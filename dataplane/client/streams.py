@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -43,6 +43,14 @@ CONSUME_TIMEOUT_S = 600.0
 _FIRST_LEASE_S = 60.0
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
 _BUILT_IN = get_args(BuiltIn)
+
+
+class LostRow(NamedTuple):
+    """A row that was lost: its key, its group (None: it had none), and the policy version that made it."""
+
+    key: str
+    group: str | int | None
+    version: int
 
 
 class AsyncStream:
@@ -412,6 +420,12 @@ class AsyncStream:
             self._connection.next_id(), self._token, arguments.text("a task", task), arguments.whole("most", most)
         )
         return DeadLetters(await self._connection.request(request, m.Delivered, 0.0))
+
+    async def lost(self) -> list[LostRow]:
+        """Rows that are gone because the host died that some of their columns were on, each told once, to whoever asks
+        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them."""
+        reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
+        return [LostRow(*row) for row in reply.rows]
 
     async def stats(self) -> Mapping[str, Any]:
         """The stream's figures now: see `docs/operations.md`."""

@@ -211,6 +211,10 @@ class Stream:
         """The rows that were given up on. See `AsyncStream.dead_letters`."""
         return self._wait(self._inner.dead_letters(task, most=most))
 
+    def lost(self) -> list[streams.LostRow]:
+        """Rows that are gone with the host that held them, each told once. See `AsyncStream.lost`."""
+        return self._wait(self._inner.lost())
+
     def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
         """Write the stream as it is now to a file. See `AsyncStream.checkpoint`."""
         self._wait(self._inner.checkpoint(path, timeout=timeout))

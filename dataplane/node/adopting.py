@@ -1,12 +1,10 @@
 """Rows that come to the homes here because their own have died, as those tell of them that hold their columns.
 
-What always holds: a row that is announced twice comes once; columns that are announced before their rows wait for them,
-for a few seconds.
+What always holds: a row that is announced twice comes once, and so do its columns.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import numpy as np
@@ -22,8 +20,6 @@ from dataplane.wire import peer_messages as pm
 
 log = logging.getLogger(__name__)
 
-_WAIT_S = 3.0
-
 Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
@@ -34,7 +30,6 @@ class Adopting:
         self._homes = homes
         self._wholes = wholes
         self._came: dict[tuple[str, int, bytes], dict[int, int]] = {}  # by name, generation, token: numbers then, now
-        self._more = asyncio.Event()
 
     def rows(self, request: pm.Announce) -> pm.Announced:
         """Rows come. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
@@ -47,35 +42,22 @@ class Adopting:
         known.update(zip(were.tolist(), came.tolist(), strict=True))
         self._put(whole, some_columns(_decoded(request.columns), were, came))
         stream.home.adopted(stream.clock())
-        more, self._more = self._more, asyncio.Event()
-        more.set()
         there = [number for number in numbers.tolist() if number in known]
         return _announced(request.id, there, known)
 
-    async def columns(self, request: pm.AnnounceColumns) -> pm.Announced:
-        """Columns come, of rows that may. Raises ProtocolMismatch."""
+    def columns(self, request: pm.AnnounceColumns) -> pm.Announced:
+        """Columns come, of which those are taken whose rows are here. Raises ProtocolMismatch."""
         whole = self._wholes.named(request.name)
         if whole is None:
             return pm.Announced(request.id, b"", b"")
         columns = _decoded(request.columns)
-        wanted = {row for rows, _, _, _ in columns for row in rows.tolist()}
-        done: set[int] = set()
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                while True:
-                    known = self._came.get((whole.name, whole.generation, request.token), {})
-                    now = [row for row in wanted - done if row in known]
-                    if now:
-                        were = np.array(sorted(now), np.int64)
-                        self._put(whole, some_columns(columns, were, np.array([known[n] for n in were.tolist()])))
-                        whole.stream.home.adopted(whole.stream.clock())
-                        done.update(now)
-                    if done == wanted:
-                        break
-                    await self._more.wait()
-        except TimeoutError:
-            pass
-        return _announced(request.id, sorted(done), known)
+        known = self._came.get((whole.name, whole.generation, request.token), {})
+        there = sorted({row for rows, _, _, _ in columns for row in rows.tolist() if row in known})
+        if there:
+            came = np.array([known[row] for row in there], np.int64)
+            self._put(whole, some_columns(columns, np.array(there, np.int64), came))
+            whole.stream.home.adopted(whole.stream.clock())
+        return _announced(request.id, there, known)
 
     def _put(self, whole: Whole, columns: Columns) -> None:
         home = whole.stream.home

@@ -88,19 +88,30 @@ class Mirrors:
     def bringing(self, whole: Whole, part: Part, ref: BatchRef) -> Iterator[Brought]:
         """While the home of this part is asked to take what `ref` means. Raises Freed, Corrupt where it is gone."""
         self._homes.keep(ref)
-        held = self._of(whole, part)
+        with self._flying(whole, part) as held:
+            brought = Brought(held, ref)
+            try:
+                yield brought
+            finally:
+                if not brought.kept:
+                    self._homes.forget(ref)
+
+    @contextmanager
+    def _flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
+        """While numbers of rows are on their way, what their home says of rows waits."""
+        held = self._held.get(part.token)
+        if held is None:
+            held = self._held[part.token] = _Held(whole, part, self._homes)
         flying: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         held.flying.add(flying)
-        brought = Brought(held, ref)
         try:
-            yield brought
+            yield held
         finally:
             held.flying.discard(flying)
             flying.set_result(None)
-            if not brought.kept:
-                self._homes.forget(ref)
-            elif not self._wholes.alive(part) and not held.flying:
+            if not held.flying and not self._wholes.alive(part):
                 self._announce_soon(held)
+            self._tidy(held)
 
     async def settled(self, request: pm.Settled) -> m.Done:
         """A home says what became of rows. Raises ProtocolMismatch."""
@@ -182,42 +193,39 @@ class Mirrors:
             self._adopting.rows(asked)
         else:
             part = await self._wholes.part(whole, node)
-            reply = await self._asking.tell(node, asked, pm.Announced)
-            were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
-            taken = some_columns(columns, were, came)
-            for _, _, ref, _ in taken:
-                self._homes.keep_too(ref)
-            self._of(whole, part).mirror.take(renumbered(block, were, came), taken, now)
+            with self._flying(whole, part) as there:
+                reply = await self._asking.tell(node, asked, pm.Announced)
+                were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
+                taken = some_columns(columns, were, came)
+                for _, _, ref, _ in taken:
+                    self._homes.keep_too(ref)
+                there.mirror.take(renumbered(block, were, came), taken, now)
         held.mirror.over(rows)
 
     async def _announce_columns(self, held: _Held) -> None:
-        """Columns of rows that were appended from elsewhere: whoever has the rows now takes them."""
-        columns = held.mirror.added()
-        if not columns:
-            return
-        asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, _encoded(columns))
-        parts = await self._wholes.parts(held.whole)
-        answers = await asyncio.gather(
-            *(
-                self._adopting.columns(asked)
-                if part.node == self._wholes.node
-                else self._asking.tell(part.node, asked, pm.Announced)
-                for part in parts
-            ),
-            return_exceptions=True,
-        )
-        for part, answer in zip(parts, answers, strict=True):
-            if isinstance(answer, pm.Announced) and part.node != self._wholes.node:
+        """Columns of rows that were appended from elsewhere: whoever has the rows by now takes them, and those that
+        nobody has yet are announced again."""
+        for again in range(_TRIES):
+            columns = held.mirror.added()
+            if not columns:
+                return
+            await asyncio.sleep(_BETWEEN_S * again / _TRIES)
+            asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, _encoded(columns))
+            parts = await self._wholes.parts(held.whole)
+            await asyncio.gather(*(self._announce_to(held, part, asked, columns) for part in parts))
+
+    async def _announce_to(self, held: _Held, part: Part, asked: pm.AnnounceColumns, columns: Columns) -> None:
+        if part.node == self._wholes.node:
+            answer = self._adopting.columns(asked)
+            were = packed.int64("rows", answer.were)
+        else:
+            with self._flying(held.whole, part) as there:
+                answer = await self._asking.tell(part.node, asked, pm.Announced)
                 were, came = packed.int64("rows", answer.were), packed.int64("rows", answer.rows)
                 for rows, task, ref, lengths in some_columns(columns, were, came):
                     self._homes.keep_too(ref)
-                    self._of(held.whole, part).mirror.extend(rows, ref, lengths, task)
-
-    def _of(self, whole: Whole, part: Part) -> _Held:
-        held = self._held.get(part.token)
-        if held is None:
-            held = self._held[part.token] = _Held(whole, part, self._homes)
-        return held
+                    there.mirror.extend(rows, ref, lengths, task)
+        held.mirror.over(were)
 
     async def aclose(self) -> None:
         """The node stops."""

@@ -135,6 +135,9 @@ class Spreading:
                 await self._reach.of_all(whole, lambda part: m.End(0, part.token, drop=False), m.Done)
             case m.Dead():
                 return await self._dead(request, whole)
+            case m.TakeLost():
+                lost = await self._reach.of_all(whole, lambda part: m.TakeLost(0, part.token), m.LostRows)
+                return m.LostRows(request.id, [row for _, reply in lost for row in reply.rows])
             case m.Measure():
                 replies = await self._reach.of_all(whole, lambda part: m.Measure(0, part.token), m.Figures)
                 return m.Figures(request.id, summed([reply.values for _, reply in replies]))

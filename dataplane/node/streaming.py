@@ -29,6 +29,7 @@ from dataplane.wire import messages as m
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 
 _HOLDERS = 64  # that an error names
+_LOST = 4096  # lost rows that one message tells of
 _STREAMS = 50  # whose figures one message has
 
 StreamRequest = (
@@ -46,6 +47,7 @@ StreamRequest = (
     | m.DropRows
     | m.End
     | m.Dead
+    | m.TakeLost
     | m.Measure
     | m.Streams
     | m.TakeSnapshot
@@ -159,6 +161,8 @@ class Streaming:
                     stream.home.close(now)
             case m.Dead():
                 return dead_letters(request, stream)
+            case m.TakeLost():
+                return m.LostRows(request.id, stream.home.take_lost(_LOST))
             case m.Measure():
                 return m.Figures(request.id, figures(stream.home, now))
             case m.TakeSnapshot():

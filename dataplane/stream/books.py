@@ -36,7 +36,7 @@ class Books:
         """Rows that ever were."""
         self.tell: Callable[[int, Index, int], None] = lambda task, rows, state: None
         """Called with a task, rows that it is done with, and the state that they have come to for it; or with -1 and
-        rows that are about to go whatever tasks have done."""
+        rows that are about to go."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -122,10 +122,14 @@ class Books:
             return
         places = self.rows.places(rows)
         finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
-        self.tell(task, rows, state)
+        over = finished & ~dropped
+        if over.any():
+            self.tell(-1, rows[over], state)
+        if not over.all():
+            self.tell(task, rows[~over], state)
         groups = self.facts.groups(places)
         self.groups.done(task, groups[~dropped] if dropped.any() else groups)
-        self._remove(rows[finished & ~dropped])
+        self._remove(rows[over])
         self._let_go(rows[dropped])
 
     def drop_rows(self, rows: Index) -> None:

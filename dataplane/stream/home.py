@@ -53,8 +53,7 @@ class Home:
         self.demands: list[Demand] = []
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
-        self.lost: list[tuple[str, str | int | None, int]] = []
-        """Keys, groups and policy versions of rows that were lost, until somebody is told."""
+        self._lost: list[tuple[str, str | int | None, int]] = []
         self._changed = changed
         self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
 
@@ -214,14 +213,19 @@ class Home:
 
     def lose(self, node: bytes, now: float) -> None:
         """What that node stored is gone, and with it the rows that need some of it; those that somebody holds go when
-        he is done. What is known of them is in `lost`."""
+        he is done. They are told by `take_lost`."""
         rows = self.books.rows.of_node(node)
         if len(rows):
             keys, told = self.books.keys.names(rows), self.books.told(rows)
-            self.lost += list(zip(keys, told[0], told[1], strict=True))
-            del self.lost[:-MAX_LOST]
+            self._lost += list(zip(keys, told[0], told[1], strict=True))
+            del self._lost[:-MAX_LOST]
             self.books.lose(rows)
             self._tell(now)
+
+    def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:
+        """The key, group and policy version of rows that were lost, each told once."""
+        told, self._lost = self._lost[:most], self._lost[most:]
+        return told
 
     def _tell(self, now: float) -> None:
         """Something has changed: see what goes, who is let in, and who can be served."""

@@ -358,6 +358,13 @@ class Dead(Message, frozen=True, tag="dead"):
     most: int
 
 
+class TakeLost(Message, frozen=True, tag="take-lost"):
+    """The rows that were lost with the nodes that held them, each told once. Answered by `LostRows`."""
+
+    id: int
+    stream: bytes
+
+
 class Measure(Message, frozen=True, tag="measure"):
     """The figures of one stream. Answered by `Figures`."""
 
@@ -463,6 +470,7 @@ Request = (
     | DropRows
     | End
     | Dead
+    | TakeLost
     | Measure
     | Streams
     | TakeSnapshot
@@ -606,6 +614,13 @@ class Watched(Message, frozen=True, tag="watched"):
     closed: bool
 
 
+class LostRows(Message, frozen=True, tag="lost-rows"):
+    """The key, group and policy version of each."""
+
+    id: int
+    rows: list[tuple[str, str | int | None, int]]
+
+
 class Placed(Message, frozen=True, tag="placed"):
     """The rows, int64; -1 for a key that no row has."""
 
@@ -665,6 +680,7 @@ Reply = (
     | Shown
     | Watched
     | Placed
+    | LostRows
     | SnapshotTaken
     | SnapshotRows
     | Done

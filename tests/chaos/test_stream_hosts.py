@@ -1,0 +1,180 @@
+"""Hosts that die or come and go under a stream: what was there goes on elsewhere, what was lost is said once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.cluster.placement import Placement
+from tests.integration.test_hosts import Host, members, together
+from tests.integration.test_stream_hosts import drained, ids, nothing_kept
+from tests.processes import eventually
+
+GROUPS = [f"prompt-{i}" for i in range(30)]
+
+
+class Cluster:
+    """Hosts, and a plane on each."""
+
+    def __init__(self, hosts: list[Host], planes: list[Any]) -> None:
+        self.hosts = hosts
+        self.planes = planes
+        self.nodes = [plane.stats().node for plane in planes]
+
+    def kill(self, which: int) -> None:
+        """The host's node dies, and the others notice."""
+        self.hosts[which].kill()
+        self.unseen(which)
+
+    def unseen(self, which: int) -> None:
+        """Wait until no other takes the host's node for a member."""
+        others = [plane for number, plane in enumerate(self.planes) if number != which]
+        eventually(lambda: all(self.nodes[which] not in members(plane) for plane in others), "the dead are noticed")
+
+    def home(self, stream: str, group: str, *without: int) -> int:
+        """Which host is the home of a group."""
+        nodes = [bytes.fromhex(node) for number, node in enumerate(self.nodes) if number not in without]
+        return self.nodes.index(Placement(nodes).home(stream, group).hex())
+
+    def homed(self, stream: str, which: int) -> list[str]:
+        """The groups that have their home on this host."""
+        return [group for group in GROUPS if self.home(stream, group) == which]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        hosts: list[Host] = []
+        for number in range(3):
+            hosts.append(stack.enter_context(Host(tmp_path / str(number), *hosts[:1])))
+        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        yield Cluster(hosts, planes)
+
+
+def test_rows_go_on_at_other_homes_when_theirs_dies(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS, version=7, tags={"n": list(range(30))})
+    assert cluster.homed("rollouts", 2), "some rows have their home there"
+    cluster.kill(2)
+    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+        got = [int(i) for i in delivery.get()["id"].to_list()]
+        assert sorted(got) == list(range(30))
+        assert delivery.groups == [GROUPS[i] for i in got]
+        assert delivery.versions == [7] * 30
+        assert delivery.tags["n"] == got
+    assert streams[0].lost() == []
+    eventually(lambda: nothing_kept(cluster.planes[0]), "what was acked is freed")
+
+
+def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    acked: set[int] = set()
+    while len(acked) < 15:
+        with streams[1].consume("actor", rows=5, columns=["id"], timeout=10) as delivery:
+            acked.update(int(i) for i in delivery.get()["id"].to_list())
+    held = streams[1].consume("actor", rows=30, min_rows=30 - len(acked), columns=["id"], timeout=10).__enter__()
+    cluster.kill(2)
+    with pytest.raises(dp.LeaseExpired):
+        held.ack()  # some of them go to others
+    streams[0].close()
+    again = drained(streams[0], "actor", ["id"])
+    assert not acked.intersection(again)
+    assert len(again) == len(set(again))
+    assert sorted(drained(streams[1], "reward", ["id"])) == list(range(30))
+
+
+def test_columns_that_came_from_a_third_host_survive_the_home(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
+    cluster.kill(2)
+    with streams[0].consume("actor", rows=30, min_rows=30, columns=["id", "reward"], timeout=10) as delivery:
+        batch = delivery.get()
+        assert sorted(batch["id"].to_list()) == list(range(30))
+        assert (batch["reward"].numpy() == batch["id"].numpy() * 2.0).all()
+        del batch
+    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "what was acked is freed on both")
+
+
+def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    streams[2].append(ids(30), group=GROUPS, version=4)
+    gone = sorted(set(GROUPS) - set(cluster.homed("rollouts", 2)))  # of the others nobody knows any more
+    cluster.kill(2)
+    told = [*streams[0].lost(), *streams[1].lost()]
+    assert sorted(str(row.group) for row in told) == gone
+    assert {row.version for row in told} == {4}
+    assert streams[0].lost() == []
+    streams[0].append(ids(len(gone)), group=gone)
+    streams[0].close()
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(len(gone)))
+
+
+def test_a_stream_with_limits_goes_on_when_any_host_dies(cluster: Cluster) -> None:
+    for victim in (2,):
+        name = f"bounded-{victim}"
+        streams = [plane.stream(name, tasks=["actor"], max_rows=40) for plane in cluster.planes]
+        streams[0].append(ids(30), group=GROUPS)
+        cluster.kill(victim)
+        with pytest.raises(dp.Backpressure):
+            streams[1].append(ids(30, 30), group=GROUPS, timeout=0.3)
+        streams[1].append(ids(10, 30), group=GROUPS[:10], timeout=10)
+        with streams[0].consume("actor", rows=40, min_rows=40, columns=["id"], timeout=10) as delivery:
+            assert sorted(delivery.get()["id"].to_list()) == list(range(40))
+        streams[1].append(ids(30), group=GROUPS, timeout=10)
+
+
+def test_a_consumer_that_waits_when_a_home_dies_is_given_what_survives(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    held = streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10).__enter__()
+    assert len(held) == 30
+    os.kill(cluster.hosts[2].pid, signal.SIGKILL)  # its client holds all rows, and cannot give them back
+    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=15) as delivery:
+        assert sorted(delivery.get()["id"].to_list()) == list(range(30))
+
+
+def test_who_was_stopped_and_taken_for_dead_has_nothing_to_say(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    with streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as held:
+        os.kill(cluster.hosts[2].pid, signal.SIGSTOP)
+        cluster.unseen(2)
+        with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+            assert sorted(delivery.get()["id"].to_list()) == list(range(30))
+            os.kill(cluster.hosts[2].pid, signal.SIGCONT)
+            together(*cluster.planes)
+            with pytest.raises(dp.LeaseExpired):
+                held.ack()
+        held._inner.settled = True  # there is nothing more to be said of it
+    streams[2].append(ids(30, 100), group=GROUPS)
+    streams[0].close()
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 130))
+
+
+def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    with Host(tmp_path / "late", cluster.hosts[0]) as late, dp.connect(late.address) as plane:
+        together(*cluster.planes, plane)
+        stream = plane.stream("rollouts")
+        streams[1].append(ids(30, 30), group=GROUPS)
+        streams[0].close()
+        seen: list[int] = []
+        with stream.consume(
+            "actor", rows=60, min_rows=60, columns=["id"], sampler=dp.CompleteGroups(2), timeout=10
+        ) as delivery:
+            seen += [int(i) for i in delivery.get()["id"].to_list()]
+    assert sorted(seen) == list(range(60))
+    assert np.array_equal(np.sort(seen), np.arange(60))
