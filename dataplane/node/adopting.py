@@ -1,22 +1,27 @@
-"""Rows that come to the homes here because their own have died, as those tell of them that hold their columns.
+"""Rows that come to the homes here: their own have died, and those tell of them that hold their columns; or these are
+theirs now, since members have come or gone.
 
 What always holds: a row that is announced twice comes once, and so do its columns.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt
+from dataplane.errors import Corrupt, PeerUnavailable
 from dataplane.node import packed
+from dataplane.node.asking import Asking
 from dataplane.node.homes import Homes
 from dataplane.node.wholes import Whole, Wholes
 from dataplane.stream.moving import Columns, adopt, renumbered, some_columns
 from dataplane.stream.snapshot import block_rows, put_columns
 from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +31,34 @@ Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 class Adopting:
     """The rows that have come to one node."""
 
-    def __init__(self, homes: Homes, wholes: Wholes) -> None:
+    def __init__(self, homes: Homes, wholes: Wholes, asking: Asking) -> None:
         self._homes = homes
         self._wholes = wholes
+        self._asking = asking
+        self.let_go: Callable[[bytes, packed.Index], None] = lambda token, rows: None
+        """Called with rows of a part elsewhere that have their home here now."""
         self._came: dict[tuple[str, int, bytes], dict[int, int]] = {}  # by name, generation, token: numbers then, now
 
     def rows(self, request: pm.Announce) -> pm.Announced:
-        """Rows come. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
+        """Rows come whose home has died. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
+        whole, known, numbers = self._rows(request)
+        self._put(whole, _mapped(_decoded(request.columns), known))
+        whole.stream.home.adopted(whole.stream.clock())
+        return _announced(request.id, numbers, known)
+
+    async def moved(self, request: pm.Announce) -> pm.Announced:
+        """Rows come whose home this is now, from the one they had. They are without columns, and so nobody's, until
+        those know of it that hold some. Raises as `rows`."""
+        whole, known, numbers = self._rows(request)
+        columns = _mapped(_decoded(request.columns), known)
+        await asyncio.gather(*(self._tell(whole, request, known, node) for node in self._holders(columns)))
+        self._put(whole, columns)
+        self.let_go(request.token, np.array(numbers, np.int64))
+        whole.stream.home.adopted(whole.stream.clock())
+        return _announced(request.id, numbers, known)
+
+    def _rows(self, request: pm.Announce) -> tuple[Whole, dict[int, int], list[int]]:
+        """The stream, which numbers of rows have come to be which, and those of them that were announced."""
         whole = self._wholes.opened_as(request.name, request.settings, request.generation)
         stream = whole.stream
         known = self._came.setdefault((whole.name, whole.generation, request.token), {})
@@ -40,10 +66,30 @@ class Adopting:
         new = np.array([number not in known for number in numbers.tolist()], np.bool_)
         were, came = adopt(stream.home, renumbered(request.block, numbers[new], numbers[new]), stream.clock())
         known.update(zip(were.tolist(), came.tolist(), strict=True))
-        self._put(whole, some_columns(_decoded(request.columns), were, came))
-        stream.home.adopted(stream.clock())
-        there = [number for number in numbers.tolist() if number in known]
-        return _announced(request.id, there, known)
+        return whole, known, [number for number in numbers.tolist() if number in known]
+
+    def _holders(self, columns: Columns) -> set[bytes]:
+        return {node for _, _, ref, _ in columns for node, _ in ref.shards()} - {self._wholes.node}
+
+    async def _tell(self, whole: Whole, request: pm.Announce, known: dict[int, int], node: bytes) -> None:
+        here, numbers = whole.here, sorted(known)
+        were, came = np.array(numbers, np.int64), np.array([known[number] for number in numbers], np.int64)
+        while self._asking.knows(node):
+            message = pm.Moved(
+                self._asking.next_id(),
+                request.token,
+                were.tobytes(),
+                here.node,
+                here.token,
+                here.whole,
+                here.mark,
+                came.tobytes(),
+            )
+            try:
+                await self._asking.tell(node, message, Done)
+                return
+            except PeerUnavailable:
+                continue
 
     def columns(self, request: pm.AnnounceColumns) -> pm.Announced:
         """Columns come, of which those are taken whose rows are here. Raises ProtocolMismatch."""
@@ -54,19 +100,17 @@ class Adopting:
         known = self._came.get((whole.name, whole.generation, request.token), {})
         there = sorted({row for rows, _, _, _ in columns for row in rows.tolist() if row in known})
         if there:
-            came = np.array([known[row] for row in there], np.int64)
-            self._put(whole, some_columns(columns, np.array(there, np.int64), came))
+            self._put(whole, _mapped(columns, known))
             whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, there, known)
 
     def _put(self, whole: Whole, columns: Columns) -> None:
         home = whole.stream.home
         for rows, task, ref, lengths in columns:
-            there = home.books.rows.there(rows)
-            if not there.any():
+            at = np.flatnonzero(home.books.rows.lack(rows, ref.columns))
+            if not len(at):
                 continue
-            if not there.all():
-                at = np.flatnonzero(there)
+            if len(at) < len(rows):
                 rows, ref = rows[at], ref[at]
                 lengths = {name: values[at] for name, values in lengths.items()}
             self._homes.keep(ref)
@@ -80,6 +124,12 @@ class Adopting:
         """The stream was dropped."""
         for key in [key for key in self._came if key[:2] == (whole.name, whole.generation)]:
             del self._came[key]
+
+
+def _mapped(columns: Columns, known: dict[int, int]) -> Columns:
+    """The columns of the rows that are known, for these rows by their numbers now."""
+    were = np.array(sorted(known), np.int64)
+    return some_columns(columns, were, np.array([known[number] for number in were.tolist()], np.int64))
 
 
 def _decoded(columns: Encoded) -> Columns:

@@ -24,10 +24,12 @@ from dataplane.node import packed
 from dataplane.node.reach import Reach, all_of
 from dataplane.node.wholes import Part, Whole
 from dataplane.stream.keys import unnamed
+from dataplane.stream.settings import MAX_TASKS
 from dataplane.wire import messages as m
 
 T = TypeVar("T")
 
+_NOWHERE = (1 << 50) * MAX_TASKS  # under which nothing is delivered
 _HOMES = 3  # that one share is offered to, one after the other
 
 
@@ -233,11 +235,26 @@ class Bringing:
             replace=request.replace,
         )
         if part.node == self._wholes.node:
-            await self._reach.ask(part, sub, m.Done)
-            return
-        with self._reach.mirrors.bringing(whole, part, mine) as kept:
-            await self._reach.ask(part, sub, m.Done)
-            kept.extend(rows, sub)
+            reply: m.Message = await self._reach.ask(part, sub, m.Message)
+        else:
+            with self._reach.mirrors.bringing(whole, part, mine) as kept:
+                reply = await self._reach.ask(part, sub, m.Message)
+                if isinstance(reply, m.Done):
+                    kept.extend(rows, sub)
+        if isinstance(reply, m.Elsewhere):
+            await self._follow(sub, whole, mine, reply)
+
+    async def _follow(self, sub: m.Extend, whole: Whole, mine: BatchRef, where: m.Elsewhere) -> None:
+        """The rows have other homes now. Under what they were delivered says nothing there, but for which task."""
+        numbers, holds = packed.int64("rows", where.rows), packed.int64("holds", sub.holds)
+        holds = np.where(holds > 0, _NOWHERE + holds % MAX_TASKS, holds)
+        found = await self._reach.rows_of(whole, len(numbers), where.origins, [])
+        await all_of(
+            [
+                self._extend(sub, whole, part, (mine[at], at), numbers[at], holds[at] if len(holds) else holds)
+                for part, at, _ in found
+            ]
+        )
 
 
 def _checked(request: m.Append) -> BatchRef:

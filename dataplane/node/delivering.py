@@ -98,9 +98,9 @@ class Delivering:
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_s):
                 while True:
-                    ready = choose(home.books, probe, stream.clock(), closed=home.closed)
+                    ready = choose(home.books, probe, stream.clock(), closed=home.ending)
                     left = home.books.progress.is_left(probe.task)
-                    if len(ready) >= request.least or (home.closed and left != request.left):
+                    if len(ready) >= request.least or (home.ending and left != request.left):
                         break
                     await stream.changed()
                     self._homes.find(stream.token)
@@ -110,7 +110,7 @@ class Delivering:
             version = int(home.books.facts.versions(places).min())
             age_s = stream.clock() - float(home.books.facts.arrived(places).min())
         left = home.books.progress.is_left(probe.task)
-        return m.Watched(request.id, len(ready), version, age_s, left, home.closed)
+        return m.Watched(request.id, len(ready), version, age_s, left, home.ending)
 
     def _probe(self, request: m.Watch, stream: Stream) -> Demand:
         """A demand that is never served, to see what it would be given."""
@@ -139,7 +139,7 @@ class Delivering:
                     self._homes.find(stream.token)
         except TimeoutError:
             raise _not_ready(stream, request.task, deadline) from None
-        shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.closed, whole=len(rows) < most)
+        shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.ending, whole=len(rows) < most)
         return m.Shown(
             id=request.id,
             changes=home.changes,

@@ -13,9 +13,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
@@ -26,11 +29,15 @@ from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
 from dataplane.stream.rows import Index, Patch
 from dataplane.stream.settings import Settings
+from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
     from dataplane.node.telling import Telling
 
 MAX_STREAMS = 4096
+MAX_MOVED = 1 << 20
+"""Rows of a stream whose new homes are remembered, the last ones."""
+
 _MAX_BYTES = 1 << 44  # that one reference may claim: sums of such stay numbers that a message can hold
 _MARK = 5  # bytes of a stream's mark
 _LOOK_S = 0.5  # how often samplers that judge by age are asked again
@@ -46,6 +53,8 @@ class Stream:
         self.clock = clock
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._moving: set[int] = set()
+        self._moved: dict[int, tuple[bytes, int]] = {}
 
     def _changed(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -83,6 +92,44 @@ class Stream:
         self._timer = None
         self.home.tick(self.clock())
         self.schedule()
+
+    # rows that have another home, of a stream that is over several hosts
+
+    @contextmanager
+    def moving(self, rows: Index) -> Iterator[None]:
+        """These rows are on their way to another home."""
+        self._moving.update(rows.tolist())
+        try:
+            yield
+        finally:
+            self._moving.difference_update(rows.tolist())
+            self._changed()
+
+    def moved(self, token: bytes, were: Index, came: Index) -> None:
+        """These rows are rows of another part now."""
+        self._moved.update(zip(were.tolist(), ((token, number) for number in came.tolist()), strict=True))
+        while len(self._moved) > MAX_MOVED:
+            del self._moved[next(iter(self._moved))]
+
+    async def still(self, rows: Index) -> None:
+        """When this returns none of these rows is on its way."""
+        while not self._moving.isdisjoint(rows.tolist()):
+            await self.changed()
+
+    def elsewhere(self, identifier: int, rows: Index) -> m.Elsewhere | None:
+        """Where these rows are, if not all of them are here."""
+        if not self._moved or not any(row in self._moved for row in rows.tolist()):
+            return None
+        found = [self._moved.get(row, (self.token, row)) for row in rows.tolist()]
+        tokens = list(dict.fromkeys(token for token, _ in found))
+        origins = [(t, np.array([at for at, (token, _) in enumerate(found) if token == t], np.int64)) for t in tokens]
+        numbers = np.array([number for _, number in found], np.int64)
+        return m.Elsewhere(identifier, [(token, at.tobytes()) for token, at in origins], numbers.tobytes())
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether rows have moved, or do now."""
+        return bool(self._moved or self._moving)
 
     def end(self) -> None:
         """The stream is no more."""

@@ -22,9 +22,11 @@ from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
 from dataplane.node.homes import Homes
 from dataplane.node.wholes import Part, Whole, Wholes
+from dataplane.stream.block import Block
 from dataplane.stream.facts import Arrival
-from dataplane.stream.mirror import Mirror
+from dataplane.stream.mirror import Mirror, measured
 from dataplane.stream.moving import Columns, renumbered, some_columns
+from dataplane.stream.snapshot import block_of
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 
@@ -81,6 +83,7 @@ class Mirrors:
         self._wholes = wholes
         self._asking = asking
         self._adopting = adopting
+        adopting.let_go = self.let_go
         self._held: dict[bytes, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,6 +133,54 @@ class Mirrors:
                 held.mirror.settle(task, numbers, state)
             self._tidy(held)
         return m.Done(request.id)
+
+    # when rows move
+
+    async def moved(self, request: pm.Moved) -> m.Done:
+        """Rows have another home, under other numbers. Raises ProtocolMismatch."""
+        were, came = packed.int64("rows", request.were), packed.int64("rows", request.rows)
+        old = self._held.get(request.token)
+        if old is not None and old.flying:
+            await asyncio.wait(list(old.flying))
+        if old is not None:
+            part = Part(request.node, request.part, request.whole, request.mark)
+            mirror, now = old.mirror, old.whole.stream.clock()
+            brought = mirror.brought(were)
+            chosen = came[np.isin(were, brought)]
+            if len(brought):
+                self._mirror(old.whole, part, mirror.block(brought, now), mirror.columns(brought), brought, chosen)
+            with self._flying(old.whole, part) as there:
+                for rows, task, ref, lengths in some_columns(mirror.added(), were, came):
+                    self._homes.keep_too(ref)
+                    there.mirror.extend(rows, ref, lengths, task)
+            mirror.over(were)
+            self._tidy(old)
+        return m.Done(request.id)
+
+    def take_over(self, whole: Whole, part: Part, were: packed.Index, came: packed.Index) -> None:
+        """Rows of the part here have their home elsewhere now: what is stored here of them is mirrored from now on."""
+        books = whole.stream.home.books
+        rows = books.rows.by_node(were).get(self._wholes.node, packed.NOTHING)
+        if len(rows):
+            chosen = came[np.isin(were, rows)]
+            block, columns = block_of(books, rows, whole.stream.clock()), measured(books, rows)
+            self._mirror(whole, part, block, columns, rows, chosen)
+
+    def _mirror(
+        self, whole: Whole, part: Part, block: Block, columns: Columns, were: packed.Index, came: packed.Index
+    ) -> None:
+        taken = some_columns(columns, were, came)
+        for _, _, ref, _ in taken:
+            self._homes.keep_too(ref)
+        with self._flying(whole, part) as there:
+            there.mirror.take(renumbered(block, were, came), taken, whole.stream.clock())
+
+    def let_go(self, token: bytes, rows: packed.Index) -> None:
+        """Rows of this part have their home here now."""
+        held = self._held.get(token)
+        if held is not None:
+            held.mirror.over(rows)
+            self._tidy(held)
 
     def _tidy(self, held: _Held) -> None:
         if not len(held.mirror) and not held.flying and self._held.get(held.part.token) is held:
@@ -187,19 +238,16 @@ class Mirrors:
             whole.generation,
             held.part.token,
             block,
-            _encoded(columns),
+            encoded(columns),
         )
         if node == self._wholes.node:
             self._adopting.rows(asked)
         else:
             part = await self._wholes.part(whole, node)
-            with self._flying(whole, part) as there:
+            with self._flying(whole, part):
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
-                taken = some_columns(columns, were, came)
-                for _, _, ref, _ in taken:
-                    self._homes.keep_too(ref)
-                there.mirror.take(renumbered(block, were, came), taken, now)
+                self._mirror(whole, part, block, columns, were, came)
         held.mirror.over(rows)
 
     async def _announce_columns(self, held: _Held) -> None:
@@ -210,7 +258,7 @@ class Mirrors:
             if not columns:
                 return
             await asyncio.sleep(_BETWEEN_S * again / _TRIES)
-            asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, _encoded(columns))
+            asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, encoded(columns))
             parts = await self._wholes.parts(held.whole)
             await asyncio.gather(*(self._announce_to(held, part, asked, columns) for part in parts))
 
@@ -235,7 +283,8 @@ class Mirrors:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _encoded(columns: Columns) -> list[tuple[bytes, int, bytes, dict[str, bytes]]]:
+def encoded(columns: Columns) -> list[tuple[bytes, int, bytes, dict[str, bytes]]]:
+    """Columns for a message."""
     return [
         (rows.tobytes(), task, ref.encode(), {name: values.tobytes() for name, values in lengths.items()})
         for rows, task, ref, lengths in columns

@@ -15,6 +15,7 @@ from dataplane.node.homes import Homes
 from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
 from dataplane.node.reach import Reach
+from dataplane.node.rehoming import Rehoming
 from dataplane.node.spreading import Spreading
 from dataplane.node.streaming import Streaming
 from dataplane.node.telling import Telling
@@ -33,8 +34,10 @@ class Spread:
         homes.elsewhere = asking.knows
         homes.telling = self._telling = Telling(node, asking)
         self._wholes = Wholes(node, homes, asking, membership)
-        self._adopting = Adopting(homes, self._wholes)
+        self._adopting = Adopting(homes, self._wholes, asking)
         self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
+        self._rehoming = Rehoming(self._wholes, self._mirrors, asking)
+        self._wholes.watch(lambda whole: None, self._rehoming.begin)
         self._limits = Limits(self._wholes, asking)
         self._far = Far(self._for)
         self._wholes.watch(self._limits.dropped, self._limits.begin)
@@ -66,7 +69,11 @@ class Spread:
             case pm.Settled():
                 return self._mirrors.settled(request)
             case pm.Announce():
-                return self._adopting.rows(request)
+                return self._adopting.moved(request) if request.moved else self._adopting.rows(request)
+            case pm.Still():
+                self._rehoming.still(request)
+            case pm.Moved():
+                return self._mirrors.moved(request)
             case pm.AnnounceColumns():
                 return self._adopting.columns(request)
             case pm.Holds():
@@ -84,10 +91,12 @@ class Spread:
             self._mirrors.gone(node)
         self._wholes.moved()
         self._limits.changed()
+        self._rehoming.changed()
 
     async def aclose(self) -> None:
         """The node stops."""
         await self._far.aclose()
+        await self._rehoming.aclose()
         await self._mirrors.aclose()
         await self._limits.aclose()
         await self._wholes.aclose()

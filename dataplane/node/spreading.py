@@ -158,10 +158,16 @@ class Spreading:
                 asked[part] = rows, [request.groups[at] for at in positions.tolist()]
         await all_of(
             [
-                self._reach.ask(part, m.DropRows(0, part.token, rows, [], groups), m.Done)
+                self._drop(whole, part, m.DropRows(0, part.token, rows, [], groups))
                 for part, (rows, groups) in asked.items()
             ]
         )
+
+    async def _drop(self, whole: Whole, part: Part, request: m.DropRows) -> None:
+        reply = await self._reach.ask(part, request, m.Message)
+        if isinstance(reply, m.Elsewhere):
+            moved = msgspec.structs.replace(request, rows=reply.rows, origins=reply.origins)
+            await self._drop_rows(moved, whole)
 
     async def _dead(self, request: m.Dead, whole: Whole) -> m.Reply:
         most, found = request.most, []

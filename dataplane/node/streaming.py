@@ -124,6 +124,8 @@ class Streaming:
             case m.Append():
                 return self._append(request, stream)
             case m.Extend():
+                if stream.has_moved and not request.keys:
+                    return partial(self._when_still, request, stream, self._extend)
                 return self._extend(request, stream)
             case m.Consume():
                 return partial(self._delivering.consume, request, stream, deadline)
@@ -151,9 +153,9 @@ class Streaming:
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
             case m.DropRows():
-                rows = packed.rows_named(stream.home, request.rows, request.keys)
-                of_groups = stream.home.books.in_groups(request.groups)
-                stream.home.drop_rows(np.concatenate((rows, of_groups)), now)
+                if stream.has_moved and not request.keys:
+                    return partial(self._when_still, request, stream, self._drop_rows)
+                return self._drop_rows(request, stream)
             case m.End():
                 if request.drop:
                     self._snapshots.drop(stream)
@@ -174,6 +176,18 @@ class Streaming:
             case m.Restored():
                 self._snapshots.finish(stream)
         return m.Done(request.id)
+
+    def _drop_rows(self, request: m.DropRows, stream: Stream) -> m.Reply:
+        rows = packed.rows_named(stream.home, request.rows, request.keys)
+        of_groups = stream.home.books.in_groups(request.groups)
+        stream.home.drop_rows(np.concatenate((rows, of_groups)), stream.clock())
+        return m.Done(request.id)
+
+    async def _when_still(self, request: Any, stream: Stream, do: Callable[[Any, Stream], m.Reply]) -> m.Reply:
+        """Do it to rows that are here, once none of them is on its way; or say where they are."""
+        rows = packed.int64("rows", request.rows)
+        await stream.still(rows)
+        return stream.elsewhere(request.id, rows) or do(request, self._homes.find(stream.token))
 
     async def _told(self, request: m.Ack) -> m.Reply:
         """An ack is answered once those know of it who could deliver the rows again, were this node to die."""

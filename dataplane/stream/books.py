@@ -157,6 +157,30 @@ class Books:
                 self.tell(-1, free, EXPIRED)
             self._remove(free)
 
+    def idle(self) -> Index:
+        """The rows that nobody holds and that are not dropped."""
+        rows = self.rows.all()
+        places = self.rows.places(rows)
+        held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
+        idle: Index = rows[~held & ~self.progress.dropped(places, len(rows))]
+        return idle
+
+    def places_of(self, rows: Index) -> list[str | int | None]:
+        """By what each of these rows is placed: its group, or its key; None for one that has neither."""
+        named = self.groups.names(self.facts.groups(self.rows.places(rows)))
+        return [
+            group if group is not None else key or None for group, key in zip(named, self.keys.named(rows), strict=True)
+        ]
+
+    def move(self, rows: Index) -> None:
+        """These hidden rows have another home."""
+        self.progress.hide(self.rows.places(rows), hidden=False)
+        tell, self.tell = self.tell, lambda task, rows, state: None
+        try:
+            self.lose(rows)
+        finally:
+            self.tell = tell
+
     def lose(self, rows: Index) -> Index:
         """These rows are gone as if they had never come; those that somebody holds are dropped. Those that were not."""
         places = self.rows.places(rows)

@@ -47,6 +47,8 @@ class Home:
         self.settings: Settings = settings
         self.changes = 0
         self.closed = False
+        self.unsettled = False
+        """Whether rows may come from other homes, also when nothing is appended any more."""
         self.books: Books = Books(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
@@ -164,6 +166,11 @@ class Home:
         if self.closed:
             raise Closed("the stream is closed: nothing is appended any more")
 
+    @property
+    def ending(self) -> bool:
+        """Whether all rows are here that will ever be."""
+        return self.closed and not self.unsettled
+
     # delivering
 
     def consume(self, demand: Demand, now: float) -> None:
@@ -173,7 +180,7 @@ class Home:
             self.group_sizes[demand.task] = size
         self.demands.append(demand)
         self._serve(now)
-        if self.closed:  # its sampler may have let the last rows expire that others look for
+        if self.ending:  # its sampler may have let the last rows expire that others look for
             self._changed()
 
     def forget(self, demand: Demand) -> None:
@@ -188,7 +195,7 @@ class Home:
         if grant is None:
             self.books.settle(demand.task, still_ready(demand.task, demand.needed, expired), EXPIRED)
             rows = still_ready(demand.task, demand.needed, chosen)[: demand.rows]
-            enough = max(1, least(self.books, demand, closed=self.closed))
+            enough = max(1, least(self.books, demand, closed=self.ending))
             grant = self._lease(demand, rows, now) if len(rows) >= enough else None
         if grant is not None:
             self.leases.hand(grant, demand.who, now)
@@ -263,7 +270,7 @@ class Home:
                     progress = bool(self.demands)
             if expired != self._expired():
                 self.admission.let_in()
-                progress = self.closed and bool(self.demands)  # of fewer rows that are left, fewer are waited for
+                progress = self.ending and bool(self.demands)  # of fewer rows that are left, fewer are waited for
         for demand in [demand for demand in self.demands if self.drained(demand.task)]:
             self.forget(demand)
             demand.fail(self._done_with())
@@ -275,7 +282,7 @@ class Home:
         waiting = self.waiting(demand)
         if waiting is not None:
             return waiting
-        rows = choose(self.books, demand, now, closed=self.closed)
+        rows = choose(self.books, demand, now, closed=self.ending)
         return self._lease(demand, rows, now) if len(rows) else None
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> Grant:
@@ -361,7 +368,7 @@ class Home:
 
     def drained(self, task: int) -> bool:
         """Whether nothing will ever come for this task again."""
-        return self.closed and not self.books.progress.left[task]
+        return self.ending and not self.books.progress.left[task]
 
     def check_drained(self, task: int) -> None:
         """Raises Closed where nothing will ever come for this task again."""

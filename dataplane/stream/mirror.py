@@ -100,14 +100,14 @@ class Mirror:
 
     def places(self) -> tuple[Index, list[str | int]]:
         """The rows that were appended from here, and of each by what it is placed: its group, or its key."""
-        books = self._brought
-        rows = books.rows.all()
-        named = books.groups.names(books.facts.groups(books.rows.places(rows)))
-        keys = books.keys.named(rows)
+        rows = self._brought.rows.all()
         made = unnamed(self._mark, rows.tolist())
-        return rows, [
-            group if group is not None else key or other for group, key, other in zip(named, keys, made, strict=True)
-        ]
+        placed = self._brought.places_of(rows)
+        return rows, [other if place is None else place for place, other in zip(placed, made, strict=True)]
+
+    def brought(self, rows: Index) -> Index:
+        """Which of these rows were appended from here."""
+        return rows[self._brought.rows.there(rows)]
 
     def block(self, rows: Index, now: float) -> Block:
         """What is known of some of these rows."""
@@ -115,14 +115,15 @@ class Mirror:
 
     def columns(self, rows: Index) -> Columns:
         """Their columns that were brought with them."""
-        return _measured(self._brought, rows)
+        return measured(self._brought, rows)
 
     def added(self) -> Columns:
         """All columns that were brought later."""
-        return _measured(self._added, self._added.rows.all())
+        return measured(self._added, self._added.rows.all())
 
 
-def _measured(books: Books, rows: Index) -> Columns:
+def measured(books: Books, rows: Index) -> Columns:
+    """The columns of these rows, with their lengths."""
     found: list[Any] = []
     for of, task, ref in columns_of(books.rows, rows):
         lengths = {name: books.lengths(of, name) for name, field in ref.schema.items() if field.kind in MEASURED}

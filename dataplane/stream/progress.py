@@ -195,6 +195,12 @@ class Progress:
                 self._done(task, versions[chosen[pending]], EXPIRED)
         return free
 
+    def hide(self, places: Places, *, hidden: bool) -> None:
+        """These rows, which nobody holds and which are not dropped, are not ready for anybody, or are again."""
+        for page, inside, _ in places:
+            self._sheet(page).dropped[inside] = hidden
+            page.changes += 1
+
     def lose(self, places: Places, versions: Index) -> None:
         """These rows, which nobody holds, go without any task having done them."""
         for page, inside, chosen in places:

@@ -351,6 +351,15 @@ class Rows:
         ]
         return np.unique(np.concatenate(found)) if found else _NONE
 
+    def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
+        """Which of these rows are there and have none of these columns."""
+        lacking = self.there(rows)
+        bits = np.uint64(sum(1 << self._bits[name] for name in columns if name in self._bits))
+        at = np.flatnonzero(lacking)
+        for page, inside, chosen in self.by_page(rows[at]):
+            lacking[at[chosen]] = (page.columns[inside] & bits) == 0
+        return lacking
+
     def have(self, rows: Index, column: str) -> bool:
         """Whether each of these rows has the column."""
         need = self.mask([column])

@@ -614,6 +614,15 @@ class Watched(Message, frozen=True, tag="watched"):
     closed: bool
 
 
+class Elsewhere(Message, frozen=True, tag="elsewhere"):
+    """What was asked of these rows was not done, since some of them have another home now: of which parts, by token,
+    which of them (positions, int64) are, and their numbers there. Answers `Extend` and `DropRows`."""
+
+    id: int
+    origins: list[tuple[bytes, bytes]]
+    rows: bytes
+
+
 class LostRows(Message, frozen=True, tag="lost-rows"):
     """The key, group and policy version of each."""
 
@@ -681,6 +690,7 @@ Reply = (
     | Watched
     | Placed
     | LostRows
+    | Elsewhere
     | SnapshotTaken
     | SnapshotRows
     | Done

@@ -127,7 +127,8 @@ class Settled(Message, frozen=True, tag="settled"):
 
 class Announce(Message, frozen=True, tag="announce"):
     """Rows whose home, the part of this token, has died, to their home now; with columns: which rows, for which task
-    they were held by who brought them, a reference, and lengths as in `Append`. Answered by `Announced`."""
+    they were held by who brought them, a reference, and lengths as in `Append`. `moved`: their home lives, but this is
+    theirs now; the nodes that hold the columns are to be told. Answered by `Announced`."""
 
     id: int
     name: str
@@ -136,6 +137,30 @@ class Announce(Message, frozen=True, tag="announce"):
     token: bytes
     block: Block
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
+    moved: bool = False
+
+
+class Moved(Message, frozen=True, tag="moved"):
+    """Rows of the part `token`, to a node that columns of them are stored on: they are rows of `part` now, under these
+    numbers. `node` is that of the part. Answered by `Done`."""
+
+    id: int
+    token: bytes
+    were: bytes
+    node: bytes
+    part: bytes
+    whole: bytes
+    mark: str
+    rows: bytes
+
+
+class Still(Message, frozen=True, tag="still"):
+    """As far as this node knows, to whom these nodes are members (a digest of all), no row here has its home elsewhere.
+    Answered by `Done`."""
+
+    id: int
+    node: bytes
+    members: bytes
 
 
 class Holds(Message, frozen=True, tag="holds"):
@@ -178,6 +203,8 @@ PeerRequest = (
     | Announce
     | AnnounceColumns
     | Holds
+    | Moved
+    | Still
 )
 
 

@@ -1,0 +1,171 @@
+"""Rows that are here and whose home is another node, since members have come and gone: they move there.
+
+What always holds: a row moves while nobody holds it, and is hidden meanwhile; it is at its new home, and the nodes that
+hold its columns know, before anybody is delivered it there; who names it by its old number is told the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+import xxhash
+
+from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.node import packed
+from dataplane.node.asking import Asking
+from dataplane.node.mirrors import Mirrors, encoded
+from dataplane.node.wholes import Part, Whole, Wholes
+from dataplane.stream.mirror import measured
+from dataplane.stream.snapshot import block_of
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
+
+log = logging.getLogger(__name__)
+
+_ROWS = 1024  # that move together
+_AGAIN_S = 1.0
+
+
+class Rehoming:
+    """The rows of one node that move."""
+
+    def __init__(self, wholes: Wholes, mirrors: Mirrors, asking: Asking) -> None:
+        self._wholes = wholes
+        self._mirrors = mirrors
+        self._asking = asking
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+        self._still: dict[bytes, bytes] = {}  # by node: the members when it had nothing more to move
+
+    def changed(self) -> None:
+        """Members have come or gone."""
+        self._again = True
+        if len(self._wholes.placement.nodes) > 1 or self._still:
+            self._unsettle()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Move what is to move; again while some of it is held by somebody, or may come by those who do not know yet
+        that members have changed."""
+        left = 0
+        while self._again or left:
+            again, self._again, left = self._again, False, 0
+            for whole in self._wholes.all():
+                try:
+                    left += await self._move(whole)
+                except DataplaneError as error:
+                    left += 1
+                    log.warning("rows of stream %r did not come to their home: %s", whole.name, error)
+            if not left and not self._again:
+                await self._say_still()
+            left = left or again
+            await asyncio.sleep(_AGAIN_S)
+
+    # who is done with it
+
+    def _view(self) -> bytes:
+        """The members, as they are compared."""
+        return xxhash.xxh3_64_digest(b"".join(self._wholes.placement.nodes))
+
+    async def _say_still(self) -> None:
+        view = self._view()
+        self.still(pm.Still(0, self._wholes.node, view))
+        others = [node for node in self._wholes.placement.nodes if node != self._wholes.node]
+        said = [self._asking.tell(n, pm.Still(self._asking.next_id(), self._wholes.node, view), Done) for n in others]
+        await asyncio.gather(*said, return_exceptions=True)  # who has not heard is told again after the next change
+
+    def still(self, said: pm.Still) -> None:
+        """A node has nothing more to move."""
+        self._still[said.node] = said.members
+        self._unsettle()
+
+    def _unsettle(self) -> None:
+        """Streams end, where they are closed, once nobody has anything to move."""
+        view = self._view()
+        unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
+        for whole in self._wholes.all():
+            home = whole.stream.home
+            if home.unsettled != unsettled:
+                home.unsettled = unsettled
+                home.adopted(whole.stream.clock())
+
+    def begin(self, whole: Whole) -> None:
+        """There is a part of this stream here now."""
+        view = self._view()
+        whole.stream.home.unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
+
+    async def _move(self, whole: Whole) -> int:
+        """Move the rows of one stream; how many are to move still."""
+        books = whole.stream.home.books
+        there = books.rows.all()
+        misplaced = {node: rows for node, rows in self._by_home(whole, there).items() if node != self._wholes.node}
+        count = sum(map(len, misplaced.values()))
+        for node, rows in misplaced.items():
+            for first in range(0, len(rows), _ROWS):
+                count -= await self._move_some(whole, node, rows[first : first + _ROWS])
+        return count
+
+    def _by_home(self, whole: Whole, rows: packed.Index) -> dict[bytes, packed.Index]:
+        """The rows by their homes; those without a group or key are at home where they are."""
+        placed = whole.stream.home.books.places_of(rows)
+        named = [place for place in placed if place is not None]
+        if not named:
+            return {}
+        at = np.flatnonzero([place is not None for place in placed])
+        by_node = self._wholes.homes(whole, named)
+        return {node: rows[at[positions]] for node, positions in by_node.items()}
+
+    async def _move_some(self, whole: Whole, node: bytes, rows: packed.Index) -> int:
+        part = await self._wholes.part(whole, node)
+        stream, books = whole.stream, whole.stream.home.books
+        rows = np.intersect1d(rows, books.idle())
+        if not len(rows):
+            return 0
+        books.progress.hide(books.rows.places(rows), hidden=True)
+        with stream.moving(rows):
+            try:
+                asked = pm.Announce(
+                    self._asking.next_id(),
+                    whole.name,
+                    whole.settings,
+                    whole.generation,
+                    stream.token,
+                    block_of(books, rows, stream.clock()),
+                    encoded(measured(books, rows)),
+                    moved=True,
+                )
+                reply = await self._announce(node, asked)
+            except BaseException:
+                if self._wholes.there(whole):
+                    books.progress.hide(books.rows.places(rows), hidden=False)
+                    stream.home.adopted(stream.clock())
+                raise
+            if self._wholes.there(whole):
+                self._moved(whole, part, reply)
+        return len(rows)
+
+    async def _announce(self, node: bytes, asked: pm.Announce) -> pm.Announced:
+        """Tell the new home, again and again while it is there: it takes each row once."""
+        while True:
+            try:
+                return await self._asking.tell(node, asked, pm.Announced)
+            except PeerUnavailable:
+                if not self._asking.knows(node):
+                    raise
+
+    def _moved(self, whole: Whole, part: Part, reply: pm.Announced) -> None:
+        were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
+        stream, books = whole.stream, whole.stream.home.books
+        self._mirrors.take_over(whole, part, were, came)
+        stream.moved(part.token, were, came)
+        books.move(were)
+        stream.home.adopted(stream.clock())
+
+    async def aclose(self) -> None:
+        """The node stops."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
