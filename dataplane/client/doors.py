@@ -17,7 +17,8 @@ def is_door(address: str) -> bool:
     return address in _DOORS
 
 
-def find(address: str, config: NodeConfig | None) -> str:
-    """The address of this host's node, as that system says. Blocks. Raises as the door says."""
-    found: str = importlib.import_module(_DOORS[address]).find(config)
+def find(address: str, config: NodeConfig | None, dead: str = "") -> str:
+    """The address of this host's node, as that system says; not that of one that is `dead`, whatever it says. Blocks.
+    Raises as the door says."""
+    found: str = importlib.import_module(_DOORS[address]).find(config, dead)
     return found

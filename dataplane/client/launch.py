@@ -37,7 +37,7 @@ class Launched:
             theirs.close()
             try:
                 (self.address,) = first_words(ours, 1)
-            except PeerUnavailable:
+            except BaseException:
                 self._process.kill()
                 self._process.wait()
                 raise

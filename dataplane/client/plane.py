@@ -26,7 +26,7 @@ from dataplane.client.getting import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.writer import Writer
 from dataplane.config import NodeConfig
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
 
@@ -277,8 +277,8 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
         if doors.is_door(address):
-            address = await asyncio.to_thread(doors.find, address, self._config)
-        elif node is None and self._config is not None:
+            return AsyncPlane(await self._through(address, soon))
+        if node is None and self._config is not None:
             log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
             return AsyncPlane(await Connection.open(address, soon, writes=self._writes), node)
@@ -286,6 +286,16 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             if node is not None:
                 await node.retire()
             raise
+
+    async def _through(self, door: str, soon: Soon) -> Connection:
+        """A connection to the node that another system names. Where that has just died, and it does not know it yet, to
+        the next."""
+        address = await asyncio.to_thread(doors.find, door, self._config)
+        try:
+            return await Connection.open(address, soon, writes=self._writes)
+        except PeerUnavailable:
+            address = await asyncio.to_thread(doors.find, door, None, address)
+            return await Connection.open(address, soon, writes=self._writes)
 
     async def __aenter__(self) -> AsyncPlane:
         self._plane = await self._connect()

@@ -10,7 +10,6 @@ ended by who asks meanwhile whether the same etcd answers.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from base64 import b64encode
 from collections.abc import AsyncGenerator
@@ -68,8 +67,10 @@ class Gone(EtcdError):
 
 def available() -> None:
     """Raises ValueError where what this needs is not installed."""
-    if importlib.util.find_spec("aiohttp") is None:
-        raise ValueError("to join by etcd, install aiohttp: pip install 'rollout-dataplane[etcd]'")
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError as error:
+        raise ValueError("to join by etcd, install aiohttp: pip install 'rollout-dataplane[etcd]'") from error
 
 
 class Etcd:

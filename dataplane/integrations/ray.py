@@ -16,13 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.hosted import Hosted, new_key
+from dataplane.clock import Deadline
 from dataplane.config import ClusterConfig, NodeConfig
-from dataplane.errors import Misuse, PeerUnavailable
+from dataplane.errors import Misuse, PeerUnavailable, Rejected
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -32,6 +36,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between looks at which Ray nodes there are
 _AGAIN_S = 1.0  # before another try
 _START_S = 60.0
+_DOWN_S = 10.0
 _keeping: Any = None  # the keeper's handle: it would end with its last
 
 
@@ -42,10 +47,10 @@ def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
     config: the settings of each node. None: those that suit each host.
     timeout: seconds to wait until they run.
 
-    Raises Misuse where Ray has not been initialised, PeerUnavailable where a node does not run in time.
+    Raises Misuse where Ray has not been initialised, Rejected where a host can not meet the settings, PeerUnavailable
+    where a node does not run in time; in both cases they are tried on, until `down`.
     """
     import ray
-    from ray.exceptions import RayError
 
     global _keeping
     keeper = _keeper()
@@ -58,16 +63,11 @@ def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
         _keeping = keeper = made.remote(config, new_key())
     elif config is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
-    try:
-        late = ray.get(keeper.up.remote(timeout), timeout=timeout + 5.0)
-    except RayError as error:
-        raise PeerUnavailable(f"the nodes of this Ray job can not be reached: {error}", address="ray") from error
-    if late:
-        raise PeerUnavailable(f"not every Ray node has a node after {timeout:.0f} s: {late}", address="ray")
+    _ask(keeper.up.remote(timeout), timeout)
 
 
 def down() -> None:
-    """End the nodes of this Ray job, with all that they hold. Idempotent."""
+    """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. Idempotent."""
     import ray
 
     global _keeping
@@ -75,13 +75,15 @@ def down() -> None:
     keeper = _keeper()
     if keeper is not None:
         ray.kill(keeper)
+    deadline = Deadline.after(_DOWN_S)
+    while _keeper() is not None and deadline.remaining_s > 0:  # its name would be taken for another
+        time.sleep(0.01)
 
 
-def find(config: NodeConfig | None = None) -> str:
-    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs. In a driver that has not
-    called `up`, calls it. Raises Misuse, PeerUnavailable."""
+def find(config: NodeConfig | None = None, dead: str = "") -> str:
+    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and is not the `dead` one's.
+    In a driver that has not called `up`, calls it. Raises as `up`."""
     import ray
-    from ray.exceptions import RayError
 
     keeper = _keeper()
     context = ray.get_runtime_context()
@@ -92,13 +94,23 @@ def find(config: NodeConfig | None = None) -> str:
         keeper = _keeping
     elif config is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
+    return _ask(keeper.where.remote(context.get_node_id(), dead, _START_S), _START_S)
+
+
+def _ask(asked: Any, timeout_s: float) -> str:
+    """What the keeper answers. Raises Rejected or PeerUnavailable for what it says of nodes that do not run."""
+    import ray
+    from ray.exceptions import RayError
+
     try:
-        address, why = ray.get(keeper.where.remote(context.get_node_id(), _START_S), timeout=_START_S + 5.0)
+        answer, why, refused = ray.get(asked, timeout=timeout_s + 5.0)
     except RayError as error:
         raise PeerUnavailable(f"the nodes of this Ray job can not be reached: {error}", address="ray") from error
-    if not address:
-        raise PeerUnavailable(f"no node runs on this Ray node after {_START_S:.0f} s: {why}", address="ray")
-    return str(address)
+    if refused:
+        raise Rejected(why)
+    if why:
+        raise PeerUnavailable(f"not every node runs that should: {why}", address="ray")
+    return str(answer)
 
 
 def _keeper() -> ActorHandle | None:
@@ -133,16 +145,20 @@ class _DataplaneHost:
         self._config = config
         self._key = key
         self._node: Hosted | None = None
+        self._seeking = threading.Lock()
+        self._told = 0
 
     def start(self) -> tuple[str, str]:
         """Start the process; where clients and where other nodes find it. Raises DataplaneError, ValueError."""
         self._node = Hosted(self._config or NodeConfig(), self._cluster, self._key)
         return self._node.address, self._node.listens
 
-    def seek(self, addresses: list[str]) -> None:
-        """The others listen there."""
-        if self._node is not None:
-            self._node.seek(addresses)
+    def seek(self, told: int, addresses: list[str]) -> None:
+        """The others listen there. Ray may run what was called later first: `told` says what is newer."""
+        with self._seeking:
+            if self._node is not None and told > self._told:
+                self._told = told
+                self._node.seek(addresses)
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -161,6 +177,7 @@ class _Place:
     address: str = ""
     listens: str = ""
     why: str = "it is being started"
+    refused: bool = False
 
 
 class _DataplaneKeeper:
@@ -171,26 +188,33 @@ class _DataplaneKeeper:
         self._key = key
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
+        self._told = 0
         self._looking = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
 
-    async def up(self, timeout_s: float) -> dict[str, str]:
-        """Wait until all run. Those that do not in time, and why."""
+    async def up(self, timeout_s: float) -> tuple[str, str, bool]:
+        """Wait until all run. Why some do not in time, and whether that is for the settings."""
         await self._look()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: all(place.address for place in self._places.values()))
-        return {name: place.why for name, place in self._places.items() if not place.address}
+        await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
+        late = [place for place in self._places.values() if not place.address]
+        return "", "; ".join(f"{place.ip}: {place.why}" for place in late), any(place.refused for place in late)
 
-    async def where(self, name: str, timeout_s: float) -> tuple[str, str]:
-        """The address of the node on a Ray node, waited for; empty where none runs in time, and why."""
+    async def where(self, name: str, dead: str, timeout_s: float) -> tuple[str, str, bool]:
+        """The address of the node on a Ray node, waited for, where it is not the `dead` one's; else why none runs, and
+        whether that is for the settings."""
         if name not in self._places:
             await self._look()
+        await self._wait(lambda: self._place(name).address not in ("", dead) or self._place(name).refused, timeout_s)
+        place = self._place(name)
+        return place.address, "" if place.address not in ("", dead) else f"{place.ip}: {place.why}", place.refused
+
+    def _place(self, name: str) -> _Place:
+        return self._places.get(name, _Place(name, why="Ray does not know this Ray node"))
+
+    async def _wait(self, until: Callable[[], object], timeout_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: name in self._places and self._places[name].address)
-        place = self._places.get(name, _Place("", why="Ray does not know it"))
-        return place.address, place.why
+                await self._changed.wait_for(until)
 
     async def _look_on(self) -> None:
         while True:
@@ -239,10 +263,12 @@ class _DataplaneKeeper:
         try:
             place.address, place.listens = await host.start.remote()
         except RayTaskError as error:  # it can not start there, now
+            place.refused = isinstance(error.cause, Rejected)
             await self._lost(place, str(error.cause))
             await asyncio.sleep(_AGAIN_S)
             return
-        place.host = host
+        place.host, place.refused = host, False
+        place.why = "it does not answer"
         await self._tell()
         await host.wait.remote()
         await self._lost(place, "its process has ended")
@@ -254,9 +280,10 @@ class _DataplaneKeeper:
 
     async def _tell(self) -> None:
         """Who runs has changed: tell all that do, and all that wait for it."""
+        self._told += 1
         listening = [place.listens for place in self._places.values() if place.listens]
         for place in self._places.values():
             if place.host is not None:
-                place.host.seek.remote(listening)
+                place.host.seek.remote(self._told, listening)
         async with self._changed:
             self._changed.notify_all()

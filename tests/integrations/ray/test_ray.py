@@ -190,6 +190,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def test_ray_nodes_come_and_go(two: Any) -> None:
+    _, there = places()
     third = two.add_node(**NODE)
     all_know_each_other(3)
     last = next(place for place in places() if place == third.node_id)
@@ -201,7 +202,7 @@ def test_ray_nodes_come_and_go(two: Any) -> None:
     eventually(lambda: len(look()[2]) == 2, "the others know it")
     with pytest.raises(dp.OwnerDied), dp.connect("ray") as plane:
         plane.get(ref)
-    assert on(places()[1], read, put([4])) == [4]
+    assert on(there, read, put([4])) == [4]
 
 
 def test_down_and_up_again(two: Any) -> None:
@@ -217,9 +218,16 @@ def test_down_and_up_again(two: Any) -> None:
 
 
 def test_settings_that_a_host_can_not_meet(job: Any) -> None:
-    with pytest.raises(dp.PeerUnavailable, match="spill"):
-        door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}), timeout=8)
+    """Said at once, by `up` and by who connects."""
+    began = time.monotonic()
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}))
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        dp.connect("ray")
+    assert time.monotonic() - began < 40
     door.down()
+    door.up(dp.NodeConfig(**SMALL))
+    assert look()[1]
 
 
 DRIVER = """
