@@ -123,7 +123,7 @@ class StaticMembership(Membership):
     async def _greet(self, address: str) -> None:
         me = self._me
         greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
-        answer = await self._peers.request(address, greet, pm.Greeted, min(_ANSWER_S, 2 * self._beat_s))
+        answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
         for known in answer.known:
@@ -140,6 +140,12 @@ class StaticMembership(Membership):
             log.info("node %s at %s is a member", answer.node.hex(), address)
             self._members[answer.node] = found
             self._changed()
+
+    def _patience_s(self, address: str) -> float:
+        """How long to wait for an answer from there: no longer than who has answered before is a member without."""
+        now = asyncio.get_running_loop().time()
+        left = [self._heard[m.node] + self._dead_s - now for m in self._members.values() if m.address == address]
+        return min([_ANSWER_S, 2 * self._beat_s, *(max(0.0, each) + 0.01 for each in left)])
 
     def _look_at_the_clock(self) -> None:
         """Notice that this node was away. Who is to answer it has as long for that as if it had not been."""

@@ -50,10 +50,8 @@ def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
     Raises Misuse where Ray has not been initialised, Rejected where a host can not meet the settings, PeerUnavailable
     where a node does not run in time; in both cases they are tried on, until `down`.
     """
-    import ray
-
     global _keeping
-    keeper = _keeper()
+    ray, keeper = _ray(), _keeper()
     if keeper is None:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
         here = ray.get_runtime_context().get_node_id()
@@ -68,11 +66,9 @@ def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
 
 def down() -> None:
     """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. Idempotent."""
-    import ray
-
     global _keeping
     _keeping = None
-    keeper = _keeper()
+    ray, keeper = _ray(), _keeper()
     if keeper is not None:
         ray.kill(keeper)
     deadline = Deadline.after(_DOWN_S)
@@ -83,9 +79,7 @@ def down() -> None:
 def find(config: NodeConfig | None = None, dead: str = "") -> str:
     """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and is not the `dead` one's.
     In a driver that has not called `up`, calls it. Raises as `up`."""
-    import ray
-
-    keeper = _keeper()
+    ray, keeper = _ray(), _keeper()
     context = ray.get_runtime_context()
     if keeper is None:
         if context.worker.mode != ray.SCRIPT_MODE:
@@ -113,14 +107,22 @@ def _ask(asked: Any, timeout_s: float) -> str:
     return str(answer)
 
 
-def _keeper() -> ActorHandle | None:
-    """That of this job, if there is one. Raises Misuse where there is no job."""
-    import ray
-
+def _ray() -> Any:
+    """Ray, initialised. Raises Misuse where it is not, or is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise Misuse("Ray is not installed: pip install 'rollout-dataplane[ray]'") from error
     if not ray.is_initialized():
         raise Misuse("Ray has not been initialised in this process: call ray.init() first")
+    return ray
+
+
+def _keeper() -> ActorHandle | None:
+    """That of this job, if there is one. Raises as `_ray`."""
     with suppress(ValueError):  # there is none
-        return ray.get_actor(_name())
+        found: ActorHandle = _ray().get_actor(_name())
+        return found
     return None
 
 

@@ -27,14 +27,11 @@ def main() -> None:
     config, starter = NodeConfig(**json.loads(sys.argv[1])), int(sys.argv[2])
     ready = socket.socket(fileno=int(sys.argv[3]))
     logging.basicConfig(format="dataplane node: %(message)s", level=logging.WARNING)
-    try:
-        cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
-        node = Node(config, cluster=cluster)
-    except (OSError, ValueError) as error:  # a setting that this host can not meet
-        ready.send(str(error).encode(errors="replace")[:_MAX_REASON])
-        sys.exit(1)
+    said = False
 
     def say() -> None:
+        nonlocal said
+        said = True
         if node.hosts is None:
             ready.send(node.address.encode())
             ready.close()
@@ -42,7 +39,15 @@ def main() -> None:
             ready.send(f"{node.address}\n{node.hosts.address}\n{os.getpid()}".encode())
             _Heard(node, ready)
 
-    run(node, starter=starter, ready=say)
+    try:
+        cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
+        node = Node(config, cluster=cluster)
+        run(node, starter=starter, ready=say)
+    except (OSError, ValueError) as error:  # a setting that this host can not meet
+        if said:
+            raise
+        ready.send(str(error).encode(errors="replace")[:_MAX_REASON])
+        sys.exit(1)
 
 
 class _Heard:

@@ -32,7 +32,7 @@ if multiprocessing.current_process().name == "MainProcess":  # torch comes with 
     from tests.integration import test_plane
 
 ANY = "tcp://127.0.0.1:0"
-BEAT_S = 0.2  # so that the dead are found within a second
+BEAT_S = 0.3  # so that the dead are found within a second or so
 
 
 class Host(Worker):
