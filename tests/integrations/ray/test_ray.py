@@ -217,6 +217,23 @@ def test_down_and_up_again(two: Any) -> None:
     assert on(places()[1], look)[1] not in pids
 
 
+class Trainer:
+    """An actor that drives a job."""
+
+    def up(self) -> int:
+        door.up(dp.NodeConfig(**SMALL))
+        return look()[1]
+
+
+def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
+    trainer = ray.remote(num_cpus=0)(Trainer).remote()
+    pids = {ray.get(trainer.up.remote(), timeout=90)}
+    pids |= {on(place, look)[1] for place in places()}
+    assert len(pids) == 2
+    ray.kill(trainer)
+    eventually(lambda: all(gone(pid) for pid in pids), "they end", LOST_S)
+
+
 def test_settings_that_a_host_can_not_meet(job: Any) -> None:
     """Said at once, by `up` and by who connects."""
     began = time.monotonic()
