@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test demo bench clean
+.PHONY: help install check format test test-integrations demo bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(STAMP) ## make .venv with all that the tests and the demo need
 
@@ -32,6 +33,15 @@ format: $(STAMP) ## format the sources
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -q
+
+test-integrations: $(OTHERS)/.installed ## run the tests with Ray, in an environment of their own
+	@$(OTHERS)/bin/python -m pytest -q tests/integrations
+
+$(OTHERS)/.installed: pyproject.toml constraints.txt setup.py
+	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	@echo "installing into $(OTHERS)"
+	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
+	@touch $@
 
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo

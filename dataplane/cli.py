@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--spill-dir", metavar="PATH", help="where on disk (default: $DATAPLANE_SPILL_DIR, /var/tmp)")
     node.add_argument("--prewarm", metavar="SIZE", help="memory made ready for the first client (default: 512MiB)")
     node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
-    node.add_argument("--join", metavar="static://H:P,...", default="", help="where the other nodes listen")
+    node.add_argument(
+        "--join", metavar="HOW", default="", help="static://H:P,... of other nodes, or etcd://H:P,.../NAME"
+    )
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)

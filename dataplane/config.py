@@ -124,7 +124,8 @@ class ClusterConfig:
     """How a node is one of several.
 
     listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any.
-    join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one.
+    join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one; or the etcd
+        that knows them, and the cluster's name there: `etcd://HOST:PORT,.../NAME`.
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
     """
 
@@ -138,12 +139,7 @@ class ClusterConfig:
             raise ValueError(f"a node listens at tcp://HOST:PORT, not at {self.listen!r}")
         if self.key is None and not _is_loopback(host):
             raise ValueError(f"{host} is not this host alone: a key is needed; `dataplane keygen FILE` makes one")
-        if self.join and not self.join.startswith("static://"):
-            raise ValueError(f"a cluster is joined by static://HOST:PORT,..., not by {self.join!r}")
-        for address in self.addresses:
-            named, port = _host_port(address.removeprefix("tcp://"))
-            if not port or set(named) & set("/* ") or named != named.strip():
-                raise ValueError(f"no node can be found at {address!r}: HOST:PORT is that of one")
+        _ = self.joined  # checked
 
     @property
     def host(self) -> str:
@@ -151,10 +147,45 @@ class ClusterConfig:
         return _host_port(self.listen.removeprefix("tcp://"))[0]
 
     @property
-    def addresses(self) -> list[str]:
-        """Where the others listen."""
-        named = self.join.removeprefix("static://")
-        return [f"tcp://{address}" for address in named.split(",") if address]
+    def joined(self) -> Join:
+        """`join`, as what it says."""
+        return _join(self.join)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How the others are found: by a list of where they listen, tcp://HOST:PORT, or by the etcd at one of HOST:PORT."""
+
+    engine: Literal["static", "etcd"] = "static"
+    addresses: tuple[str, ...] = ()
+    name: str = ""
+
+
+def _join(text: str) -> Join:
+    engine, colon, where = text.partition("://")
+    where, slash, name = where.partition("/")
+    named = [each for each in where.split(",") if each]
+    if not text or (colon and engine == "static" and not slash):
+        for address in named:
+            check_host_port(address)
+        return Join("static", tuple(f"tcp://{address}" for address in named))
+    if not colon or engine != "etcd":
+        ways = "static://HOST:PORT,... or etcd://HOST:PORT,.../NAME"
+        raise ValueError(f"a cluster is joined by {ways}, not by {text!r}")
+    if not named:
+        raise ValueError(f"{text!r} says no HOST:PORT of an etcd")
+    for address in named:
+        check_host_port(address)
+    if slash and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ValueError(f"a cluster's name is 1 to 64 letters, digits and . _ -, not {name!r}")
+    return Join("etcd", tuple(named), name or "dataplane")
+
+
+def check_host_port(address: str) -> None:
+    """Raises ValueError for what is no HOST:PORT that one can connect to."""
+    host, port = _host_port(address)
+    if not port or set(host) & set("/*@ ") or host != host.strip():
+        raise ValueError(f"nobody can be found at {address!r}: HOST:PORT is that of a host")
 
 
 def _host_port(text: str) -> tuple[str, int]:

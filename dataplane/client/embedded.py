@@ -10,67 +10,40 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 
+from dataplane.client.launch import Launched
 from dataplane.config import NodeConfig, environment, export_address
-from dataplane.errors import PeerUnavailable, Rejected
-from dataplane.wire.local import is_address
 
-_START_S = 20.0  # on a machine that is busy with other imports
 _STOP_S = 2.0
 
 
-class EmbeddedNode:
+class EmbeddedNode(Launched):
     """A running node of this process's. `address` is what to connect to."""
 
     def __init__(self, config: NodeConfig) -> None:
         """Start it and wait until it answers. Raises Rejected where it can not meet the settings, saying why;
         PeerUnavailable where it does not come up."""
-        said, says = os.pipe()
-        command = [sys.executable, "-m", "dataplane.node", json.dumps(asdict(config)), str(os.getpid()), str(says)]
-        try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[says], start_new_session=True)
-        finally:
-            os.close(says)
-        try:
-            self.address = self._first_words(said)
-        finally:
-            os.close(said)
+        super().__init__(config)
         self._starter = os.getpid()
         _running.append(self)
         export_address(self.address)
-
-    def _first_words(self, said: int) -> str:
-        readable, _, _ = select.select([said], [], [], _START_S)
-        words = os.read(said, 4096).decode(errors="replace") if readable else ""
-        if not is_address(words):
-            self._process.kill()
-            code = self._process.wait()
-            if words:
-                raise Rejected(f"the node did not start: {words}")
-            raise PeerUnavailable(f"the node did not start (exit code {code}); what it printed says why")
-        return words
 
     async def retire(self, *, wait: bool = True) -> None:
         """Let it end once nobody is connected; wait a moment for that."""
         self.forget()
         if os.getpid() != self._starter:
             return
-        self._process.send_signal(signal.SIGUSR1)
+        self.signal(signal.SIGUSR1)
         _retired.append(self)
         if not wait:
             return
         ended = asyncio.Event()
         with suppress(ProcessLookupError, TimeoutError):
-            watched = os.pidfd_open(self._process.pid)
+            watched = os.pidfd_open(self.pid)
             loop = asyncio.get_running_loop()
             loop.add_reader(watched, ended.set)
             try:
@@ -88,21 +61,14 @@ class EmbeddedNode:
             export_address(_running[-1].address if _running else None)
 
     def stop(self) -> None:
-        """End it now."""
-        if os.getpid() == self._starter and self._process.poll() is None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
+        """End it now, if it is this process's to end."""
+        if os.getpid() == self._starter:
+            super().stop()
 
     @property
     def died(self) -> bool:
         """Whether this process started it and it has ended. Not known in a forked child."""
         return os.getpid() == self._starter and self.ended
-
-    @property
-    def ended(self) -> bool:
-        """Whether its process has ended (and is reaped)."""
-        return self._process.poll() is not None
 
 
 _running: list[EmbeddedNode] = []

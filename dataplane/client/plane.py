@@ -19,14 +19,14 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments, embedded
+from dataplane.client import arguments, doors, embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.getting import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.writer import Writer
 from dataplane.config import NodeConfig
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
 
@@ -273,17 +273,29 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 
     async def _connect(self) -> AsyncPlane:
         soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
-        address, node = self._address, None
-        if address is None:
+        address, node = str(self._address), None
+        if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
+        if doors.is_door(address):
+            return AsyncPlane(await self._through(address, soon))
         if node is None and self._config is not None:
             log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
-            return AsyncPlane(await Connection.open(str(address), soon, writes=self._writes), node)
+            return AsyncPlane(await Connection.open(address, soon, writes=self._writes), node)
         except BaseException:
             if node is not None:
                 await node.retire()
             raise
+
+    async def _through(self, door: str, soon: Soon) -> Connection:
+        """A connection to the node that another system names. Where that has just died, and it does not know it yet, to
+        the next."""
+        address = await asyncio.to_thread(doors.find, door, self._config)
+        try:
+            return await Connection.open(address, soon, writes=self._writes)
+        except PeerUnavailable:
+            address = await asyncio.to_thread(doors.find, door, None, address)
+            return await Connection.open(address, soon, writes=self._writes)
 
     async def __aenter__(self) -> AsyncPlane:
         self._plane = await self._connect()
@@ -297,6 +309,7 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
 def connect(address: str | None = None, *, config: NodeConfig | None = None) -> Connecting:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
+    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
 

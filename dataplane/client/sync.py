@@ -154,6 +154,7 @@ class Plane:
 def connect(address: str | None = None, *, config: NodeConfig | None = None) -> Plane:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
+    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
 

@@ -3,6 +3,9 @@
 What finds them is an engine behind this interface. Each says who the members are and an epoch, a number that goes up
 with every change; a node that was away and comes back as it was is the same member, one that was started again is
 another.
+
+Whatever finds them, who is alive is decided on the control channel alone: a node is a member while it answers
+greetings (`cluster.static`). Epochs are this node's own: those of two nodes can not be compared.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+from dataplane.wire import peer_messages as pm
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,8 @@ class Membership(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """Goes up with every change."""
+        """Goes up with every change, and when this node was away (stopped, say) for so long that others no longer took
+        it for a member: whatever it held on to for them, they may have given to another."""
 
     @property
     @abstractmethod
@@ -36,8 +42,12 @@ class Membership(ABC):
         """By their numbers; this node is among them."""
 
     @abstractmethod
+    def greeted(self, greet: pm.Greet) -> pm.Greeted:
+        """Somebody greets this node: what it is answered."""
+
+    @abstractmethod
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` after every change."""
+        """Call `changed` after every change of the epoch, from the event loop."""
 
     @abstractmethod
     async def run(self) -> None:

@@ -2,10 +2,12 @@
 
 A node is a member from its first answer on, and no more when it has not answered for `DEAD_S`, or another answers at
 its address. Who greets us without being on our list (it was started with us on its own) is greeted back, and so are the
-members that others tell of: it is enough that each names one of the others.
+members that others tell of: it is enough that each names one of the others. Who was only heard of, and has not answered
+for `FORGET_S`, is not greeted any more.
 
-What always holds: only answers count, so of a link that works one way neither end sees the other. The clock is the
-loop's.
+What always holds: only answers count, so of a link that works one way neither end sees the other. A node that was
+stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have removed it meanwhile. The
+clock is the loop's.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ BEAT_S = 1.0
 DEAD_S = 3.5
 """Seconds without an answer after which a node is no member any more."""
 
+FORGET_S = 600.0
+"""Seconds without an answer after which an address is given up that nobody named: of a host that has gone for good."""
+
 MAX_MEMBERS = 4096
 
 _ANSWER_S = 2.0
@@ -40,16 +45,24 @@ class StaticMembership(Membership):
         self._peers = peers
         self._me = me
         self._beat_s = beat_s
-        self._addresses = set(addresses) - {me.address}
+        self._named = set(addresses) - {me.address}
+        self._greeted: set[str] = set()
         self._members: dict[bytes, Member] = {me.node: me}
         self._heard: dict[bytes, float] = {}
         self._epoch = 1
+        self._least = 0
+        self._awake: float | None = None
         self._watchers: list[Callable[[], None]] = []
         self._group: asyncio.TaskGroup | None = None
 
     @property
     def epoch(self) -> int:
+        self._look_at_the_clock()
         return self._epoch
+
+    @property
+    def _dead_s(self) -> float:
+        return DEAD_S * self._beat_s / BEAT_S
 
     @property
     def members(self) -> Mapping[bytes, Member]:
@@ -59,10 +72,25 @@ class StaticMembership(Membership):
         self._watchers.append(changed)
 
     async def run(self) -> None:
+        self._awake = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as self._group:
-            for address in self._addresses:
-                self._group.create_task(self._greet_on(address))
-            await asyncio.get_running_loop().create_future()  # until cancelled
+            for address in self._named:
+                self._meet(address)
+            while True:
+                await asyncio.sleep(self._beat_s)
+                self._look_at_the_clock()
+
+    def seek(self, addresses: Iterable[str]) -> None:
+        """Nodes may be found at these addresses: they are named now, and those that were before are no more. Who
+        answers stays a member."""
+        self._named = set(addresses) - {self._me.address}
+        if self._group is not None:
+            for address in self._named:
+                self._meet(address)
+
+    def outnumber(self, epoch: int) -> None:
+        """The next epoch is at least this."""
+        self._least = max(self._least, epoch)
 
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         """Somebody greets this node: what it is answered."""
@@ -74,24 +102,28 @@ class StaticMembership(Membership):
 
     def _meet(self, address: str) -> None:
         """Greet who may be there from now on."""
-        new = address not in self._addresses and address != self._me.address
-        if new and self._group is not None and len(self._addresses) < MAX_MEMBERS:
-            self._addresses.add(address)
+        new = address not in self._greeted and address != self._me.address
+        if new and self._group is not None and len(self._greeted) < MAX_MEMBERS:
+            self._greeted.add(address)
             self._group.create_task(self._greet_on(address))
 
     async def _greet_on(self, address: str) -> None:
         loop = asyncio.get_running_loop()
-        while True:
+        answered = loop.time()
+        while address in self._named or loop.time() - answered < FORGET_S * self._beat_s / BEAT_S:
             began = loop.time()
             with suppress(DataplaneError):
                 await self._greet(address)
+                answered = loop.time()
             self._bury(address, loop.time())
             await asyncio.sleep(max(0.0, began + self._beat_s - loop.time()))
+        self._greeted.discard(address)
+        self._peers.forget(address)
 
     async def _greet(self, address: str) -> None:
         me = self._me
         greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
-        answer = await self._peers.request(address, greet, pm.Greeted, min(_ANSWER_S, 2 * self._beat_s))
+        answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
         for known in answer.known:
@@ -109,9 +141,28 @@ class StaticMembership(Membership):
             self._members[answer.node] = found
             self._changed()
 
+    def _patience_s(self, address: str) -> float:
+        """How long to wait for an answer from there: no longer than who has answered before is a member without."""
+        now = asyncio.get_running_loop().time()
+        left = [self._heard[m.node] + self._dead_s - now for m in self._members.values() if m.address == address]
+        return min([_ANSWER_S, 2 * self._beat_s, *(max(0.0, each) + 0.01 for each in left)])
+
+    def _look_at_the_clock(self) -> None:
+        """Notice that this node was away. Who is to answer it has as long for that as if it had not been."""
+        if self._awake is None:
+            return
+        loop = asyncio.get_running_loop()
+        before, self._awake = self._awake, loop.time()
+        if self._awake - before > self._dead_s:
+            log.warning("this node was away for %.1f s: others may have taken it for dead", self._awake - before)
+            self._heard = dict.fromkeys(self._heard, self._awake)
+            self._epoch = max(self._epoch + 1, self._least)
+            loop.call_soon(self._tell)
+
     def _bury(self, address: str, now: float) -> None:
+        self._look_at_the_clock()
         for node, member in list(self._members.items()):
-            if member.address == address and now - self._heard.get(node, now) > DEAD_S * self._beat_s / BEAT_S:
+            if member.address == address and now - self._heard.get(node, now) > self._dead_s:
                 self._remove(node, "it does not answer")
 
     def _remove(self, node: bytes, why: str) -> None:
@@ -121,6 +172,9 @@ class StaticMembership(Membership):
         self._changed()
 
     def _changed(self) -> None:
-        self._epoch += 1
+        self._epoch = max(self._epoch + 1, self._least)
+        self._tell()
+
+    def _tell(self) -> None:
         for watcher in self._watchers:
             watcher()

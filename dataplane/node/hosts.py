@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Member
+from dataplane.cluster.joining import join
+from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
 from dataplane.errors import LimitExceeded, ProtocolMismatch
@@ -68,7 +69,7 @@ class Hosts:
         self._transports: Sequence[Transport] = (Tcp(config.host),)
         self._offers: dict[bytes, _Offer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.membership: StaticMembership | None = None
+        self.membership: Membership | None = None
         self.fetcher: Fetcher | None = None
         self.spread: Spread | None = None
 
@@ -78,12 +79,12 @@ class Hosts:
         return self._peers.address
 
     async def start(self) -> None:
-        """Listen. Raises OSError."""
+        """Listen. Raises OSError; ValueError where what it is to be joined by is not installed."""
         for transport in self._transports:
             await transport.start()
         self._peers.start()
         me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
-        self.membership = membership = StaticMembership(self._peers, me, self._config.addresses)
+        self.membership = membership = join(self._config.joined, self._peers, me)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
         self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
@@ -93,6 +94,11 @@ class Hosts:
         """Keep watch over the others until cancelled."""
         assert self.membership is not None, "it has been started"
         await self.membership.run()
+
+    def seek(self, addresses: Iterable[str]) -> None:
+        """Others listen at these tcp://HOST:PORT, as the process says that started this node."""
+        if isinstance(self.membership, StaticMembership):
+            self.membership.seek(addresses)
 
     def _changed(self) -> None:
         assert self.membership is not None

@@ -23,15 +23,22 @@ class Key:
     secret: bytes = field(repr=False)
 
 
-def generate(path: Path) -> Key:
-    """Write a new key to a file that is not there. Raises OSError."""
+def new() -> bytes:
+    """The content of a key file, of a new key."""
     import zmq  # as everywhere here: who has one host does not need it
 
-    key = Key(*zmq.curve_keypair())
+    public, secret = zmq.curve_keypair()
+    return b"dataplane key 1\n" + public + b"\n" + secret + b"\n"
+
+
+def generate(path: Path) -> Key:
+    """Write a new key to a file that is not there. Raises OSError."""
+    content = new()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(b"dataplane key 1\n" + key.public + b"\n" + key.secret + b"\n")
-    return key
+        file.write(content)
+    _, public, secret, _ = content.split(b"\n")
+    return Key(public, secret)
 
 
 def load(path: Path) -> Key:

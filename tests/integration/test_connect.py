@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 import threading
 import time
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
     with pytest.raises(ValueError, match="no address"):
         FACES[face](address)
+
+
+def test_ray_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its address, and by the environment's."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(dp.Misuse, match=r"rollout-dataplane\[ray\]"):
+        dp.connect("ray")
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "ray")
+    with pytest.raises(dp.Misuse, match=r"rollout-dataplane\[ray\]"):
+        dp.connect()
 
 
 def test_the_environments_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
+from dataplane.cluster.etcd import EtcdMembership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.node.node import Node, run
@@ -31,7 +32,7 @@ if multiprocessing.current_process().name == "MainProcess":  # torch comes with 
     from tests.integration import test_plane
 
 ANY = "tcp://127.0.0.1:0"
-BEAT_S = 0.2  # so that the dead are found within a second
+BEAT_S = 0.3  # so that the dead are found within a second or so
 
 
 class Host(Worker):
@@ -50,7 +51,8 @@ class Host(Worker):
         settings = {"memory": "32MiB", "spill": 0, "prewarm": 0, "spill_dir": directory / "spill"} | settings
         others = [each if isinstance(each, str) else each.listens for each in join]
         static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
-        super().__init__(_serve, directory / "node.sock", settings, (listen, static, key), beat_s)
+        how = others[0] if others and others[0].startswith("etcd://") else static
+        super().__init__(_serve, directory / "node.sock", settings, (listen, how, key), beat_s)
         try:
             self.address, self.listens = self.hear()
         except BaseException:
@@ -68,6 +70,7 @@ class Host(Worker):
 
 def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...], beat_s: float) -> None:
     StaticMembership.__init__.__defaults__ = (beat_s,)  # type: ignore[misc]
+    EtcdMembership.__init__.__defaults__ = (beat_s, 2.0)  # type: ignore[misc]
     node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
     hosts = node.hosts
     assert hosts is not None

@@ -20,7 +20,7 @@ from dataplane.config import ClusterConfig
 )
 def test_loopback_needs_no_key(listen: str, host: str) -> None:
     assert ClusterConfig(listen).host == host
-    assert ClusterConfig(listen).addresses == []
+    assert ClusterConfig(listen).joined.addresses == ()
 
 
 BEYOND = [
@@ -78,8 +78,8 @@ def test_where_nobody_can_listen(listen: str) -> None:
 
 def test_where_the_others_listen() -> None:
     cluster = ClusterConfig("tcp://127.0.0.1:0", "static://10.0.0.1:7000,host.example:7001,[::1]:7002")
-    assert cluster.addresses == ["tcp://10.0.0.1:7000", "tcp://host.example:7001", "tcp://[::1]:7002"]
-    assert ClusterConfig("tcp://127.0.0.1:0", "static://").addresses == []
+    assert cluster.joined.addresses == ("tcp://10.0.0.1:7000", "tcp://host.example:7001", "tcp://[::1]:7002")
+    assert ClusterConfig("tcp://127.0.0.1:0", "static://").joined.addresses == ()
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,38 @@ def test_where_the_others_listen() -> None:
         "static://10.0.0.1:7000, 10.0.0.2:7000",
         "static://10.0.0.1:0",
         "static://*:7000",
+        "static://10.0.0.1:7000/name",
+        "static",
+        "://10.0.0.1:7000",
+        "etcd:10.0.0.1:2379",
+        "etcd://10.0.0.1",
+        "etcd://10.0.0.1:0",
+        "etcd://user@10.0.0.1:2379",
+        "etcd://http://10.0.0.1:2379",
+        "etcd://",
+        "etcd:///name",
+        "ETCD://10.0.0.1:2379",
     ],
 )
 def test_nobody_is_joined_by_that(join: str) -> None:
     """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
     with pytest.raises(ValueError, match=r"HOST:PORT|static://"):
         ClusterConfig("tcp://127.0.0.1:0", join)
+
+
+@pytest.mark.parametrize(
+    ("join", "name"),
+    [("etcd://10.0.0.1:2379,[::1]:2380", "dataplane"), ("etcd://10.0.0.1:2379,[::1]:2380/run-7.a_B", "run-7.a_B")],
+)
+def test_by_an_etcd(join: str, name: str) -> None:
+    joined = ClusterConfig("tcp://127.0.0.1:0", join).joined
+    assert (joined.engine, joined.addresses, joined.name) == ("etcd", ("10.0.0.1:2379", "[::1]:2380"), name)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "é", "x" * 65, "a\n", "?"])
+def test_no_cluster_has_that_name(name: str) -> None:
+    with pytest.raises(ValueError, match="cluster's name"):
+        ClusterConfig("tcp://127.0.0.1:0", f"etcd://10.0.0.1:2379/{name}")
 
 
 def test_it_is_frozen() -> None:

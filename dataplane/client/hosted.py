@@ -1,0 +1,99 @@
+"""A node that is one of several, started by this process and told by it where the others listen.
+
+It watches this process itself, and ends with it in good order: its files are gone then. That needs that it is not a
+child of this process, since Ray ends the children of its workers by SIGKILL; a process in between starts it, and ends.
+
+The cluster's key goes to it in memory that it inherits: in no file, and on no command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from dataplane.client.launch import first_words, node_command
+from dataplane.config import ClusterConfig, NodeConfig
+
+_LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
+_TELL_S = 5.0
+_STOP_S = 2.0
+
+
+class Hosted:
+    """A running node. `address` is what to connect to, `listens` where other nodes find it."""
+
+    def __init__(self, config: NodeConfig, cluster: ClusterConfig, key: bytes) -> None:
+        """Start it and wait until it answers. `key` is the content of a key file; `cluster.key` is not used.
+
+        Raises Rejected where it can not meet the settings, saying why; PeerUnavailable where it does not come up.
+        """
+        self._tell, theirs = socket.socketpair()
+        held = _in_memory(key)
+        try:
+            with theirs:
+                cluster = replace(cluster, key=f"/dev/fd/{held}")
+                command = node_command(config, theirs, json.dumps(asdict(cluster)))
+                subprocess.run(
+                    [sys.executable, "-I", "-S", "-c", _LET_GO, *command],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), held],
+                    start_new_session=True,
+                    check=True,
+                )
+            self.address, self.listens, pid = first_words(self._tell, 3)
+            self._process = os.pidfd_open(int(pid))
+        except BaseException:
+            self._tell.close()  # which ends it, if it runs
+            raise
+        finally:
+            os.close(held)
+        self._tell.settimeout(_TELL_S)
+
+    def seek(self, addresses: Iterable[str]) -> None:
+        """Tell it where the others listen now. One that has ended is told no more."""
+        with suppress(OSError):
+            self._tell.sendall(json.dumps(list(addresses)).encode() + b"\n")
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._ended(None)
+
+    def _ended(self, timeout_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def close(self) -> None:
+        """End it now. Idempotent."""
+        if self._process < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGTERM)
+        if not self._ended(_STOP_S):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._tell.close()
+        os.close(self._process)
+        self._process = -1
+
+
+def new_key() -> bytes:
+    """The content of a key file, of a new key."""
+    from dataplane.wire import auth  # with ZeroMQ, which a host alone does not need
+
+    return auth.new()
+
+
+def _in_memory(content: bytes) -> int:
+    """A descriptor of a file without a name, which only this user may read."""
+    descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, content)
+    return descriptor

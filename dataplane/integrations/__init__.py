@@ -1,0 +1,1 @@
+"""Doors into other systems: each stands on the client, and is imported where it is used."""

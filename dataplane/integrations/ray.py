@@ -1,0 +1,291 @@
+"""Ray as the engine of a cluster: a node on each Ray node, and `dataplane.connect("ray")` in every task and actor.
+
+    ray.init()
+    dataplane.integrations.ray.up()         # once, in the driver
+
+An actor of the job, the keeper, puts an actor on each Ray node that is alive, also on those that come later. That one
+starts the node's process, which ends with it. The keeper tells all nodes where the others listen, as often as that
+changes; who is alive, they find out by greeting each other (`cluster.static`).
+
+What always holds: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
+process that called `up`; a node's process that ends is started again, as another node; Ray's own idea of which Ray
+nodes live says only where nodes are to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dataplane.client.hosted import Hosted, new_key
+from dataplane.clock import Deadline
+from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.errors import Misuse, PeerUnavailable, Rejected
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between looks at which Ray nodes there are
+_AGAIN_S = 1.0  # before another try
+_START_S = 60.0
+_DOWN_S = 10.0
+_keeping: Any = None  # the keeper's handle: it would end with its last
+
+
+def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
+    """Put a node on every Ray node of this Ray job, and return once each runs. The nodes end with the process that
+    calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is.
+
+    config: the settings of each node. None: those that suit each host.
+    timeout: seconds to wait until they run.
+
+    Raises Misuse where Ray has not been initialised, Rejected where a host can not meet the settings, PeerUnavailable
+    where a node does not run in time; in both cases they are tried on, until `down`.
+    """
+    global _keeping
+    ray, keeper = _ray(), _keeper()
+    if keeper is None:
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        here = ray.get_runtime_context().get_node_id()
+        made = ray.remote(_DataplaneKeeper).options(
+            name=_name(), get_if_exists=True, scheduling_strategy=_on(here), **options
+        )
+        _keeping = keeper = made.remote(config, new_key())
+    elif config is not None:
+        log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
+    _ask(keeper.up.remote(timeout), timeout)
+
+
+def down() -> None:
+    """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. Idempotent."""
+    global _keeping
+    _keeping = None
+    ray, keeper = _ray(), _keeper()
+    if keeper is not None:
+        ray.kill(keeper)
+    deadline = Deadline.after(_DOWN_S)
+    while _keeper() is not None and deadline.remaining_s > 0:  # its name would be taken for another
+        time.sleep(0.01)
+
+
+def find(config: NodeConfig | None = None, dead: str = "") -> str:
+    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and is not the `dead` one's.
+    In a driver that has not called `up`, calls it. Raises as `up`."""
+    ray, keeper = _ray(), _keeper()
+    context = ray.get_runtime_context()
+    if keeper is None:
+        if context.worker.mode != ray.SCRIPT_MODE:
+            raise PeerUnavailable("no nodes run in this Ray job: call dataplane.integrations.ray.up()", address="ray")
+        up(config)
+        keeper = _keeping
+    elif config is not None:
+        log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
+    return _ask(keeper.where.remote(context.get_node_id(), dead, _START_S), _START_S)
+
+
+def _ask(asked: Any, timeout_s: float) -> str:
+    """What the keeper answers. Raises Rejected or PeerUnavailable for what it says of nodes that do not run."""
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        answer, why, refused = ray.get(asked, timeout=timeout_s + 5.0)
+    except RayError as error:
+        raise PeerUnavailable(f"the nodes of this Ray job can not be reached: {error}", address="ray") from error
+    if refused:
+        raise Rejected(why)
+    if why:
+        raise PeerUnavailable(f"not every node runs that should: {why}", address="ray")
+    return str(answer)
+
+
+def _ray() -> Any:
+    """Ray, initialised. Raises Misuse where it is not, or is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise Misuse("Ray is not installed: pip install 'rollout-dataplane[ray]'") from error
+    if not ray.is_initialized():
+        raise Misuse("Ray has not been initialised in this process: call ray.init() first")
+    return ray
+
+
+def _keeper() -> ActorHandle | None:
+    """That of this job, if there is one. Raises as `_ray`."""
+    with suppress(ValueError):  # there is none
+        found: ActorHandle = _ray().get_actor(_name())
+        return found
+    return None
+
+
+def _name() -> str:
+    import ray
+
+    return f"dataplane-{ray.get_runtime_context().get_job_id()}"
+
+
+def _on(place: str) -> Any:
+    """Run on this Ray node, or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(place, soft=False)
+
+
+class _DataplaneHost:
+    """The actor on a Ray node, which has the node's process."""
+
+    def __init__(self, ip: str, config: NodeConfig | None, key: bytes) -> None:
+        self._cluster = ClusterConfig(f"tcp://[{ip}]:0" if ":" in ip else f"tcp://{ip}:0", key="passed in memory")
+        self._config = config
+        self._key = key
+        self._node: Hosted | None = None
+        self._seeking = threading.Lock()
+        self._told = 0
+
+    def start(self) -> tuple[str, str]:
+        """Start the process; where clients and where other nodes find it. Raises DataplaneError, ValueError."""
+        self._node = Hosted(self._config or NodeConfig(), self._cluster, self._key)
+        return self._node.address, self._node.listens
+
+    def seek(self, told: int, addresses: list[str]) -> None:
+        """The others listen there. Ray may run what was called later first: `told` says what is newer."""
+        with self._seeking:
+            if self._node is not None and told > self._told:
+                self._told = told
+                self._node.seek(addresses)
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        assert self._node is not None, "it was started"
+        self._node.wait()
+        self._node.close()
+
+
+@dataclass(slots=True)
+class _Place:
+    """A Ray node, as the keeper knows it. `address` is empty while no node runs there, and `why` says why."""
+
+    ip: str
+    task: asyncio.Task[None] | None = None
+    host: Any = None
+    address: str = ""
+    listens: str = ""
+    why: str = "it is being started"
+    refused: bool = False
+
+
+class _DataplaneKeeper:
+    """The actor that keeps a node on each Ray node."""
+
+    def __init__(self, config: NodeConfig | None, key: bytes) -> None:
+        self._config = config
+        self._key = key
+        self._places: dict[str, _Place] = {}
+        self._changed = asyncio.Condition()
+        self._told = 0
+        self._looking = asyncio.Lock()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def up(self, timeout_s: float) -> tuple[str, str, bool]:
+        """Wait until all run. Why some do not in time, and whether that is for the settings."""
+        await self._look()
+        await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
+        late = [place for place in self._places.values() if not place.address]
+        return "", "; ".join(f"{place.ip}: {place.why}" for place in late), any(place.refused for place in late)
+
+    async def where(self, name: str, dead: str, timeout_s: float) -> tuple[str, str, bool]:
+        """The address of the node on a Ray node, waited for, where it is not the `dead` one's; else why none runs, and
+        whether that is for the settings."""
+        if name not in self._places:
+            await self._look()
+        await self._wait(lambda: self._place(name).address not in ("", dead) or self._place(name).refused, timeout_s)
+        place = self._place(name)
+        return place.address, "" if place.address not in ("", dead) else f"{place.ip}: {place.why}", place.refused
+
+    def _place(self, name: str) -> _Place:
+        return self._places.get(name, _Place(name, why="Ray does not know this Ray node"))
+
+    async def _wait(self, until: Callable[[], object], timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(until)
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._look()
+            except Exception:  # Ray's own state can not be read now; it can be again
+                log.warning("Ray does not say which Ray nodes there are", exc_info=True)
+
+    async def _look(self) -> None:
+        """Start a node where there is none, and give up those of Ray nodes that have gone."""
+        import ray
+
+        async with self._looking:
+            alive = {each["NodeID"]: each for each in await asyncio.to_thread(ray.nodes) if each["Alive"]}
+            for name in self._places.keys() - alive.keys():
+                task = self._places.pop(name).task
+                if task is not None:
+                    task.cancel()
+                await self._tell()
+            for name in alive.keys() - self._places.keys():
+                self._places[name] = place = _Place(alive[name]["NodeManagerAddress"])
+                place.task = asyncio.create_task(self._keep(name, place))
+            if self._keeping is None:
+                self._keeping = asyncio.create_task(self._look_on())
+
+    async def _keep(self, name: str, place: _Place) -> None:
+        """Have a node on this Ray node, until cancelled."""
+        import ray
+
+        on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=4, scheduling_strategy=_on(name))
+        while True:
+            host = on.remote(place.ip, self._config, self._key)
+            try:
+                while True:
+                    await self._keep_by(host, place)
+            except Exception as error:  # what Ray raises is no closed list, and whatever it is, a node is to be there
+                await self._lost(place, str(error))
+            ray.kill(host)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _keep_by(self, host: Any, place: _Place) -> None:
+        """Have this actor start a node, and wait until it ends. Raises what Ray does where the actor has died."""
+        from ray.exceptions import RayTaskError
+
+        try:
+            place.address, place.listens = await host.start.remote()
+        except RayTaskError as error:  # it can not start there, now
+            place.refused = isinstance(error.cause, Rejected)
+            await self._lost(place, str(error.cause))
+            await asyncio.sleep(_AGAIN_S)
+            return
+        place.host, place.refused = host, False
+        place.why = "it does not answer"
+        await self._tell()
+        await host.wait.remote()
+        await self._lost(place, "its process has ended")
+
+    async def _lost(self, place: _Place, why: str) -> None:
+        log.warning("no node runs on the Ray node at %s, another is started: %s", place.ip, why)
+        place.host, place.address, place.listens, place.why = None, "", "", why
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Who runs has changed: tell all that do, and all that wait for it."""
+        self._told += 1
+        listening = [place.listens for place in self._places.values() if place.listens]
+        for place in self._places.values():
+            if place.host is not None:
+                place.host.seek.remote(self._told, listening)
+        async with self._changed:
+            self._changed.notify_all()

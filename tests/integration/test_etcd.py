@@ -1,0 +1,115 @@
+"""Nodes that are joined by a real etcd: read from each other, through what happens to etcd and to them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import ANY, Host, members, node_command, together
+from tests.processes import WAIT_S, eventually
+
+pytestmark = [needs_etcd, pytest.mark.timeout(60)]
+
+NODES = "/dataplane/run-7/nodes/"
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def two(tmp_path: Path, etcd: EtcdServer) -> Iterator[tuple[Host, Host]]:
+    join = f"etcd://{etcd.address}/run-7"
+    with Host(tmp_path / "one", join) as one, Host(tmp_path / "two", join) as other:
+        yield one, other
+
+
+def read(plane: Any, ref: dp.BatchRef) -> Any:
+    return plane.get(ref)["x"].to_list()
+
+
+def test_a_node_that_is_stopped_past_its_lease_comes_back_as_the_same(two: tuple[Host, Host], etcd: EtcdServer) -> None:
+    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
+        together(one, other)
+        number = other.stats().node
+        before = other.members()["epoch"]
+        ref, later = other.put({"x": [1, 2]}), one.put({"x": [3]})
+        two[1].freeze()
+        eventually(lambda: members(one) == {one.stats().node}, "the others remove it")
+        with pytest.raises(dp.OwnerDied):
+            one.get(ref)
+        eventually(lambda: etcd.count(NODES) == 1, "its lease has run out")
+        two[1].thaw()
+        together(one, other)
+        assert other.stats().node == number
+        assert other.members()["epoch"] > before, "it has noticed"
+        assert read(one, ref) == [1, 2]
+        assert read(other, later) == [3]
+        eventually(lambda: etcd.count(NODES) == 2, "it is registered again")
+
+
+@pytest.mark.parametrize("how", ["the same", "empty"])
+def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], etcd: EtcdServer, how: str) -> None:
+    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
+        together(one, other)
+        etcd.stop()
+        assert read(other, one.put({"x": [1]})) == [1]
+        if how == "empty":
+            etcd.wipe()
+        etcd.start()
+        eventually(lambda: etcd.count(NODES) == 2, "both are registered")
+        assert read(one, other.put({"x": [2]})) == [2]
+        together(one, other)
+
+
+def test_by_the_command(tmp_path: Path, two: tuple[Host, Host], etcd: EtcdServer) -> None:
+    with (
+        dp.connect(two[0].address) as one,
+        node_command(tmp_path, "--listen", ANY, "--join", f"etcd://127.0.0.1:1,{etcd.address}/run-7") as started,
+    ):
+        try:
+            assert started.stdout is not None
+            address = started.stdout.readline().strip().removeprefix("DATAPLANE_ADDRESS=")
+            with dp.connect(address) as other, dp.connect(two[1].address) as third:
+                together(one, other, third)
+                assert read(other, one.put({"x": [1, 2]})) == [1, 2]
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(WAIT_S) == 0
+            assert etcd.count(NODES) == 2, "who ends in good order leaves at once"
+        finally:
+            started.kill()
+
+
+def test_without_the_http_client_it_says_what_to_install(tmp_path: Path) -> None:
+    where = [
+        f"{tmp_path}/node.sock",
+        "--memory",
+        "1MiB",
+        "--spill",
+        "0",
+        "--listen",
+        ANY,
+        "--join",
+        "etcd://127.0.0.1:1",
+    ]
+    program = f"""
+import sys
+sys.modules["aiohttp"] = None
+from dataplane.cli import main
+main(["node", "--socket", *{where}])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2
+    assert "rollout-dataplane[etcd]" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "node.sock").exists()

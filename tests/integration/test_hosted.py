@@ -1,0 +1,116 @@
+"""Nodes that are some of several, started by a process that tells them of each other, as Ray's actors do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane.client.hosted import Hosted, new_key
+from dataplane.config import ClusterConfig, NodeConfig
+from tests.integration.test_hosts import ANY, members, together
+from tests.processes import Worker, eventually
+
+CLUSTER = ClusterConfig(ANY)
+
+
+def settings(directory: Path) -> NodeConfig:
+    return NodeConfig(memory="16MiB", spill="16MiB", prewarm=0, spill_dir=directory)
+
+
+@contextmanager
+def hosted(directory: Path, count: int) -> Iterator[tuple[list[Hosted], list[Any]]]:
+    """So many nodes that share a key, and a plane of each."""
+    key = new_key()
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(closing(Hosted(settings(directory), CLUSTER, key))) for _ in range(count)]
+        yield nodes, [stack.enter_context(dp.connect(node.address)) for node in nodes]
+
+
+def test_they_know_whom_they_are_told_of(tmp_path: Path) -> None:
+    with hosted(tmp_path, 3) as (nodes, planes):
+        listening = [node.listens for node in nodes]
+        nodes[0].seek(listening[:2])
+        together(*planes[:2])
+        assert len(members(planes[2])) == 1
+        for node in nodes:
+            node.seek(listening)
+        together(*planes)
+        assert planes[2].get(planes[0].put({"x": [1]}))["x"].to_list() == [1]
+
+
+def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
+    key = new_key()
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(closing(Hosted(settings(tmp_path), CLUSTER, key))) for _ in range(2)]
+        with dp.connect(nodes[1].address) as plane:
+            pid = plane.stats().pid
+        os.kill(pid, signal.SIGKILL)
+        nodes[1].wait()
+        nodes[1].seek(["tcp://127.0.0.1:1"])  # which it does not hear
+        nodes.append(stack.enter_context(closing(Hosted(settings(tmp_path), CLUSTER, key))))
+        nodes[0].seek([nodes[2].listens])
+        planes = [stack.enter_context(dp.connect(node.address)) for node in (nodes[0], nodes[2])]
+        together(*planes)
+
+
+def test_the_key_keeps_others_out_and_is_on_no_command_line(tmp_path: Path) -> None:
+    with hosted(tmp_path / "a", 2) as (nodes, planes), hosted(tmp_path / "b", 1) as ([strange], [stranger]):
+        for node in (*nodes, strange):
+            node.seek([nodes[0].listens, nodes[1].listens, strange.listens])
+        together(*planes)
+        assert members(stranger) == {stranger.stats().node}
+    key = new_key()
+    with closing(Hosted(settings(tmp_path), CLUSTER, key)) as node, dp.connect(node.address) as plane:
+        process = psutil.Process(plane.stats().pid)
+        said = " ".join([*process.cmdline(), *process.environ().values()])
+        assert not any(line.decode() in said for line in key.split()[3:])
+
+
+def starting(pipe: Any, directory: str) -> None:
+    node = Hosted(settings(Path(directory)), CLUSTER, new_key())
+    with dp.connect(node.address) as plane:
+        pipe.send((plane.stats().pid, node.address))
+        pipe.recv()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
+    with Worker(starting, str(tmp_path)) as starter:
+        pid, address = starter.hear()
+        node = psutil.Process(pid)
+        assert node.ppid() != starter.pid, "who kills a process's children does not kill it"
+        starter.kill(how)
+    eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, "it ends")
+    assert not Path(address.removeprefix("unix://")).parent.exists()
+    assert not list(tmp_path.glob("dataplane-spill-*"))
+
+
+def test_closed_it_has_ended(tmp_path: Path) -> None:
+    node = Hosted(settings(tmp_path), CLUSTER, new_key())
+    with dp.connect(node.address) as plane:
+        process = psutil.Process(plane.stats().pid)
+        node.close()
+        node.close()
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        with pytest.raises(dp.PeerUnavailable):
+            plane.put({"x": [1]})
+
+
+@pytest.mark.parametrize(
+    ("cluster", "key", "why"),
+    [
+        (CLUSTER, b"no key", "is no key"),
+        (ClusterConfig("tcp://192.0.2.1:0", key="some"), None, "assign"),
+    ],
+)
+def test_one_that_does_not_start_says_why(tmp_path: Path, cluster: ClusterConfig, key: bytes | None, why: str) -> None:
+    with pytest.raises(dp.Rejected, match=why):
+        Hosted(settings(tmp_path), cluster, new_key() if key is None else key)

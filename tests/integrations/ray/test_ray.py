@@ -1,0 +1,308 @@
+"""A node on each Ray node, with a real Ray of two nodes or more on this machine: found in every task, there again after
+whatever dies, and gone with the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import dataplane as dp
+from tests.processes import eventually
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+from dataplane.integrations import ray as door  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+ROOT = Path(__file__).parents[3]
+LOST_S = 40.0  # until Ray says that a Ray node has gone
+SMALL = {"memory": "32MiB", "spill": 0, "prewarm": 0}
+NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_DEDUP_LOGS", "DATAPLANE_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    made.add_node(**NODE)
+    yield made
+    made.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture
+def job(cluster: Any) -> Iterator[Any]:
+    """A Ray job of two nodes, with this process as its driver."""
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+
+
+@pytest.fixture
+def two(job: Any) -> Any:
+    """The same, with nodes."""
+    door.up(dp.NodeConfig(**SMALL))
+    return job
+
+
+def places() -> list[str]:
+    """The Ray nodes that are alive, this process's first."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda name: name != here)
+
+
+def on(place: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    """What `work` returns, as a task on this Ray node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False))
+    return ray.get(task(work).remote(*arguments), timeout=90)
+
+
+def look() -> tuple[str, int, set[str]]:
+    """The node that is found here: its address, its process, and whom it takes for members."""
+    with dp.connect("ray") as plane:
+        return plane.address, plane.stats().pid, set(plane.members()["members"])
+
+
+def read(ref: dp.BatchRef) -> list[int]:
+    with dp.connect("ray") as plane:
+        return list(plane.get(ref)["x"].to_list())
+
+
+def put(values: list[int]) -> dp.BatchRef:
+    with dp.connect("ray") as plane:
+        return plane.put({"x": values})
+
+
+def refused() -> str:
+    try:
+        dp.connect("ray").close()
+    except dp.PeerUnavailable as error:
+        return str(error)
+    return ""
+
+
+def all_know_each_other(count: int) -> None:
+    eventually(lambda: all(len(on(place, look)[2]) == count for place in places()), f"{count} members", LOST_S)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_each_ray_node_has_a_node_and_all_know_each_other(two: Any) -> None:
+    found = [on(place, look) for place in places()]
+    assert len({address for address, _, _ in found}) == len({pid for _, pid, _ in found}) == 2
+    assert look()[0] == found[0][0], "the driver has that of its own Ray node"
+    all_know_each_other(2)
+
+
+def test_references_pass_through_ray(two: Any) -> None:
+    here, there = places()
+    all_know_each_other(2)
+    assert on(here, read, on(there, put, [1, 2, 3])) == [1, 2, 3]
+    with dp.connect("ray") as plane:
+        ref = plane.put({"x": [4, 5]})
+        assert on(there, read, ref) == [4, 5]
+        assert on(there, read, ray.put(ref)) == [4, 5]
+
+
+def test_in_an_actor_and_with_asyncio(two: Any) -> None:
+    class Reader:
+        async def __init__(self) -> None:
+            self.plane = None
+
+        async def read(self, ref: dp.BatchRef) -> list[int]:
+            async with dp.aio.connect("ray") as plane:
+                return list((await plane.get(ref))["x"].to_list())
+
+    reader = ray.remote(num_cpus=0)(Reader).remote()
+    assert ray.get(reader.read.remote(put([7])), timeout=60) == [7]
+
+
+def test_the_key_is_on_no_command_line(two: Any) -> None:
+    _, pid, _ = look()
+    (cluster,) = [argument for argument in psutil.Process(pid).cmdline() if "listen" in argument]
+    assert "/dev/fd/" in cluster
+    assert f"tcp://{ray.nodes()[0]['NodeManagerAddress']}:0" in cluster
+
+
+def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
+    here, there = places()
+    all_know_each_other(2)
+    old, pid, _ = on(there, look)
+    ref = on(there, put, [1])
+    psutil.Process(pid).kill()
+    eventually(lambda: gone(pid), "it was killed")
+    new, again, _ = on(there, look)
+    assert (new, again) != (old, pid)
+    all_know_each_other(2)
+    with pytest.raises(dp.OwnerDied), dp.connect("ray") as plane:
+        plane.get(ref)
+    assert on(here, read, on(there, put, [2])) == [2]
+    assert not Path(old.removeprefix("unix://")).exists(), "the next that starts there tidies up"
+
+
+@pytest.mark.parametrize("whose", ["_DataplaneHost", "_DataplaneKeeper"])
+def test_an_actor_that_is_killed_is_there_again(two: Any, whose: str) -> None:
+    """That of a Ray node takes its node with it, the keeper takes all."""
+    before = {on(place, look)[1] for place in places()}
+    actors = [process for process in psutil.process_iter() if f"ray::{whose}" in "".join(_command(process))]
+    assert len(actors) == (1 if whose == "_DataplaneKeeper" else 2)
+    actors[0].kill()
+    left = 0 if whose == "_DataplaneKeeper" else 1
+    eventually(lambda: sum(not gone(pid) for pid in before) == left, "what it had has ended", LOST_S)
+    all_know_each_other(2)
+    assert len({on(place, look)[1] for place in places()} & before) == left
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_ray_nodes_come_and_go(two: Any) -> None:
+    _, there = places()
+    third = two.add_node(**NODE)
+    all_know_each_other(3)
+    last = next(place for place in places() if place == third.node_id)
+    _, pid, _ = on(last, look)
+    assert read(on(last, put, [3])) == [3]
+    ref = on(last, put, [3])
+    two.remove_node(third, allow_graceful=False)
+    eventually(lambda: gone(pid), "its node ends with it")
+    eventually(lambda: len(look()[2]) == 2, "the others know it")
+    with pytest.raises(dp.OwnerDied), dp.connect("ray") as plane:
+        plane.get(ref)
+    assert on(there, read, put([4])) == [4]
+
+
+def test_down_and_up_again(two: Any) -> None:
+    pids = [on(place, look)[1] for place in places()]
+    door.up(timeout=10)  # which it is
+    assert look()[1] == pids[0]
+    door.down()
+    eventually(lambda: all(gone(pid) for pid in pids), "they ended")
+    assert "up()" in eventually(lambda: on(places()[1], refused), "it is refused")
+    door.down()
+    door.up(dp.NodeConfig(**SMALL))
+    assert on(places()[1], look)[1] not in pids
+
+
+class Trainer:
+    """An actor that drives a job."""
+
+    def up(self) -> int:
+        door.up(dp.NodeConfig(**SMALL))
+        return look()[1]
+
+
+def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
+    trainer = ray.remote(num_cpus=0)(Trainer).remote()
+    pids = {ray.get(trainer.up.remote(), timeout=90)}
+    pids |= {on(place, look)[1] for place in places()}
+    assert len(pids) == 2
+    ray.kill(trainer)
+    eventually(lambda: all(gone(pid) for pid in pids), "they end", LOST_S)
+
+
+def test_settings_that_a_host_can_not_meet(job: Any) -> None:
+    """Said at once, by `up` and by who connects."""
+    began = time.monotonic()
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}))
+    with pytest.raises(dp.Rejected, match="nowhere"):
+        dp.connect("ray")
+    assert time.monotonic() - began < 40
+    door.down()
+    door.up(dp.NodeConfig(**SMALL))
+    assert look()[1]
+
+
+DRIVER = """
+    import os, signal, sys, ray
+    import dataplane as dp
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    ray.init(address=sys.argv[1], log_to_driver=False)
+    settings = dp.NodeConfig(memory="32MiB", spill=0, prewarm=0)
+
+    @ray.remote(num_cpus=0)
+    def look():
+        with dp.connect("ray") as plane:
+            return plane.stats().pid, plane.address
+
+    with dp.connect("ray", config=settings) as plane:
+        assert plane.stats().memory_budget == 32 << 20
+    for node in ray.nodes():
+        if node["Alive"]:
+            on = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            print(*ray.get(look.options(scheduling_strategy=on).remote()), flush=True)
+    print("done", flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2] == "shutdown":
+        ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize("how", ["shutdown", "exit", "killed"])
+def test_nothing_is_left_of_a_job_that_ends(cluster: Any, how: str) -> None:
+    """Nor does one need to call `up` in the driver: the first `connect` does."""
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER), cluster.address, how]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0), done.stderr
+    *lines, last = done.stdout.split("\n")[:-1]
+    assert last == "done"
+    assert len(lines) == 2
+    for line in lines:
+        pid, address = line.split()
+        eventually(lambda pid=pid: gone(int(pid)), "its process ends", LOST_S)
+        path = Path(address.removeprefix("unix://"))
+        eventually(lambda path=path: not path.parent.exists(), "its files go")
+
+
+def test_two_jobs_have_their_own_nodes(two: Any) -> None:
+    mine = {on(place, look)[1] for place in places()}
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER), two.address, "exit"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    theirs = {int(line.split()[0]) for line in done.stdout.split("\n")[:-2]}
+    assert not mine & theirs
+    assert {on(place, look)[1] for place in places()} == mine, "and the end of one is not that of the other"
+
+
+def test_without_ray(cluster: Any) -> None:
+    assert not ray.is_initialized()
+    began = time.monotonic()
+    for use in (lambda: dp.connect("ray"), door.up, door.down):
+        with pytest.raises(dp.Misuse, match=r"ray\.init"):
+            use()
+    assert time.monotonic() - began < 5
