@@ -100,7 +100,7 @@ class Delivering:
                 while True:
                     ready = choose(home.books, probe, stream.clock(), closed=home.ending)
                     left = home.books.progress.is_left(probe.task)
-                    if len(ready) >= request.least or (home.ending and left != request.left):
+                    if len(ready) >= request.least or (home.ending and (left != request.left or not request.closed)):
                         break
                     await stream.changed()
                     self._homes.find(stream.token)

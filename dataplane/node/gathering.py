@@ -114,6 +114,7 @@ class Gathering:
                 request.sampler,
                 least[part],
                 states[part].left,
+                states[part].closed,
                 deadline.remaining_s,
             )
             try:

@@ -285,7 +285,8 @@ class Look(Message, frozen=True, tag="look"):
 
 class Watch(Message, frozen=True, tag="watch"):
     """How many rows a `Consume` like this would be given, as soon as they are `least` or more, or the stream is closed
-    and not `left` rows are left of it for the task; and in any case when the time is over. Answered by `Watched`."""
+    and it is not known yet (`closed`) that `left` rows are left of it for the task; and in any case when the time is
+    over. Answered by `Watched`."""
 
     id: int
     stream: bytes
@@ -295,6 +296,7 @@ class Watch(Message, frozen=True, tag="watch"):
     sampler: BuiltIn | None
     least: int
     left: int
+    closed: bool
     timeout_s: float
 
 
