@@ -5,8 +5,9 @@ its address. Who greets us without being on our list (it was started with us on 
 members that others tell of: it is enough that each names one of the others. Who was only heard of, and has not answered
 for `FORGET_S`, is not greeted any more.
 
-What always holds: only answers count, so of a link that works one way neither end sees the other. A node that was
-stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have removed it meanwhile. The
+What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two
+takes the other for dead, that one does so too, should it not have noticed: each counts how often, and says so when they
+greet. A node that was stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have removed it meanwhile. The
 clock is the loop's.
 """
 
@@ -49,6 +50,7 @@ class StaticMembership(Membership):
         self._greeted: set[str] = set()
         self._members: dict[bytes, Member] = {me.node: me}
         self._heard: dict[bytes, float] = {}
+        self._links: dict[tuple[bytes, str], int] = {}
         self._epoch = 1
         self._least = 0
         self._awake: float | None = None
@@ -96,9 +98,19 @@ class StaticMembership(Membership):
         """Somebody greets this node: what it is answered."""
         if greet.node != self._me.node:
             self._meet(greet.address)
+            self._fence(greet.node, greet.address, greet.link)
         me, known = self._me, [member.address for member in self._members.values()]
-        minor = min(pm.MINOR, greet.minor)
-        return pm.Greeted(greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known)
+        minor, link = min(pm.MINOR, greet.minor), self._links.get((greet.node, greet.address), 0)
+        return pm.Greeted(greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known, link)
+
+    def _fence(self, node: bytes, address: str, link: int) -> None:
+        """Notice that this node was taken for dead by another that it takes for a member: to both, what was between
+        them is over, and begins anew."""
+        if link > self._links.get((node, address), 0):
+            self._links[node, address] = link
+            member = self._members.get(node)
+            if member is not None and member.address == address:
+                self._remove(node, "it had taken this node for dead", link)
 
     def _meet(self, address: str) -> None:
         """Greet who may be there from now on."""
@@ -122,19 +134,22 @@ class StaticMembership(Membership):
 
     async def _greet(self, address: str) -> None:
         me = self._me
-        greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
+        there = [node for node, member in self._members.items() if member.address == address]
+        link = self._links.get((there[0], address), 0) if there else 0
+        greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports), link)
         answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
         for known in answer.known:
             self._meet(known)
-        there = self._members.get(answer.node)
-        if there is not None and there.address != address:
+        known_as = self._members.get(answer.node)
+        if known_as is not None and known_as.address != address:
             return  # another name of the same node
         found = Member(answer.node, address, answer.transports)
         for node, member in list(self._members.items()):
             if member.address == address and node != answer.node:
                 self._remove(node, "another was started in its place")
+        self._fence(answer.node, address, answer.link)
         self._heard[answer.node] = asyncio.get_running_loop().time()
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)
@@ -165,9 +180,13 @@ class StaticMembership(Membership):
             if member.address == address and now - self._heard.get(node, now) > self._dead_s:
                 self._remove(node, "it does not answer")
 
-    def _remove(self, node: bytes, why: str) -> None:
+    def _remove(self, node: bytes, why: str, link: int | None = None) -> None:
         member = self._members.pop(node)
         self._heard.pop(node, None)
+        key = (node, member.address)
+        self._links[key] = self._links.pop(key, 0) + 1 if link is None else link
+        while len(self._links) > MAX_MEMBERS:
+            del self._links[next(iter(self._links))]
         log.warning("node %s at %s is no member any more: %s", node.hex(), member.address, why)
         self._changed()
 

@@ -65,6 +65,8 @@ class Adopting:
         numbers = block_rows(request.block)
         new = np.array([number not in known for number in numbers.tolist()], np.bool_)
         were, came = adopt(stream.home, renumbered(request.block, numbers[new], numbers[new]), stream.clock())
+        if request.token == stream.token:
+            stream.home.found(were.tolist())
         known.update(zip(were.tolist(), came.tolist(), strict=True))
         return whole, known, [number for number in numbers.tolist() if number in known]
 

@@ -10,7 +10,7 @@ appended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ class Home:
         self.demands: list[Demand] = []
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
-        self._lost: list[tuple[str, str | int | None, int]] = []
+        self._lost: dict[int, tuple[str, str | int | None, int]] = {}
         self._changed = changed
         self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
 
@@ -224,15 +224,19 @@ class Home:
         rows = self.books.rows.of_node(node)
         if len(rows):
             keys, told = self.books.keys.names(rows), self.books.told(rows)
-            self._lost += list(zip(keys, told[0], told[1], strict=True))
-            del self._lost[:-MAX_LOST]
+            self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+            self.found(list(self._lost)[:-MAX_LOST])
             self.books.lose(rows)
             self._tell(now)
 
     def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:
         """The key, group and policy version of rows that were lost, each told once."""
-        told, self._lost = self._lost[:most], self._lost[most:]
-        return told
+        return [self._lost.pop(row) for row in list(self._lost)[:most]]
+
+    def found(self, rows: Iterable[int]) -> None:
+        """These rows, if they were lost, are not: who holds them was away, and has told of them again."""
+        for row in rows:
+            self._lost.pop(row, None)
 
     def _tell(self, now: float) -> None:
         """Something has changed: see what goes, who is let in, and who can be served."""

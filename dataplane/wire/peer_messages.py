@@ -20,7 +20,10 @@ MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
 
 
 class Greet(Message, frozen=True, tag="greet"):
-    """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`."""
+    """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`.
+
+    `link` counts how often the one of us took the other for dead; who hears of more than it knows was taken for dead
+    itself."""
 
     id: int
     major: int
@@ -28,6 +31,7 @@ class Greet(Message, frozen=True, tag="greet"):
     node: bytes
     address: str
     transports: dict[str, str]
+    link: int = 0
 
 
 class Describe(Message, frozen=True, tag="describe"):
@@ -218,6 +222,7 @@ class Greeted(Message, frozen=True, tag="greeted"):
     address: str
     transports: dict[str, str]
     known: list[str] = []
+    link: int = 0
 
 
 class Described(Message, frozen=True, tag="described"):

@@ -47,7 +47,9 @@ class Node:
         if not isinstance(request, pm.Greet):
             return Done(request.id)
         answer = self.membership.greeted(request)
-        return pm.Greeted(answer.id, self.major, 0, answer.node, answer.address, answer.transports, answer.known)
+        return pm.Greeted(
+            answer.id, self.major, 0, answer.node, answer.address, answer.transports, answer.known, answer.link
+        )
 
     @property
     def sees(self) -> set[bytes]:
@@ -372,3 +374,20 @@ async def test_cancelled_it_leaves_nothing(start: Start) -> None:
     before = asyncio.all_tasks()
     await two.stop()
     assert asyncio.all_tasks() < before
+
+
+async def test_who_was_taken_for_dead_takes_the_other_for_dead_too(start: Start) -> None:
+    """One hears nothing for a while, the other hears all: both begin anew, once."""
+    one, two = start(b"one....."), start(b"two.....")
+    both = {one.me.node, two.me.node}
+    two.membership.seek([one.address])
+    await until(lambda: one.sees == two.sees == both)
+    seen: list[set[bytes]] = []
+    two.membership.watch(lambda: seen.append(two.sees))
+    one.membership._remove(two.me.node, "as if it had not answered")
+    await until(lambda: seen == [{two.me.node}, both])
+    await until(lambda: one.sees == both)
+    epochs = one.membership.epoch, two.membership.epoch
+    await beats(one, two)
+    await beats(two, one)
+    assert (one.membership.epoch, two.membership.epoch) == epochs
