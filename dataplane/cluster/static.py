@@ -7,8 +7,8 @@ for `FORGET_S`, is not greeted any more.
 
 What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two
 takes the other for dead, that one does so too, should it not have noticed: each counts how often, and says so when they
-greet. A node that was stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have removed it meanwhile. The
-clock is the loop's.
+greet. A node that was stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have
+removed it meanwhile. The clock is the loop's.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, NotReady, PeerUnavailable
-from dataplane.node.merging import Told, keyed, merged
+from dataplane.node.looking import Looking
+from dataplane.node.merging import Told, keyed, merged, reordered
 from dataplane.node.reach import Reach, all_of
 from dataplane.node.wholes import Part, Whole
 from dataplane.wire import messages as m
@@ -34,30 +34,39 @@ _LOOK_S = 0.5  # how often homes are asked again by a sampler that judges by age
 States = dict[Part, m.Watched]
 
 
-@dataclass(frozen=True, slots=True)
-class _Granted:
-    """What one delivery of several homes stands for."""
-
-    parts: tuple[tuple[Part, int], ...]
-
-
 class Gathering:
     """The deliveries of one client that come of several homes."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, looking: Looking) -> None:
         self._reach = reach
+        self._looking = looking
         self._wholes = reach.wholes
         self._numbers = itertools.count(1)
-        self._granted: dict[int, _Granted] = {}
+        self._granted: dict[int, Sequence[Told]] = {}
         self._in_a_row = 0
 
     async def consume(self, request: m.Consume, whole: Whole, deadline: Deadline) -> m.Reply:
         """Rows of a task, once there are enough. Raises NotReady, Closed, Misuse."""
+        told = await self.compose(request, whole, deadline)
+        if len(told) == 1:
+            part, reply = told[0]
+            reply = msgspec.structs.replace(reply, id=request.id)
+            return reply if part is whole.here else keyed(part, reply)
+        number = next(self._numbers)
+        self._granted[number] = told
+        reply = merged(request.id, whole.token, told, number, request.replica)
+        order = self._looking.order(request, told)
+        return reply if order is None else reordered(reply, order)
+
+    async def compose(self, request: m.Consume, whole: Whole, deadline: Deadline) -> list[Told]:
+        """The grants that make a delivery. Raises as `consume`."""
+        if request.sampler is None:
+            return await self._looking.take(request, whole)
         if self._in_a_row < _IN_A_ROW and not whole.stream.home.closed:  # else it would not wait for the others' rows
             with suppress(NotReady):
                 here = await self._take(whole.here, request, request.rows, request.min_rows)
                 self._in_a_row += 1
-                return here
+                return [(whole.here, here)]
         self._in_a_row = 0
         states: States = {}
         while True:
@@ -69,7 +78,7 @@ class Gathering:
             if sum(state.ready for state in states.values()) >= enough:
                 told = await self._collect(request, whole, states, enough)
                 if told:
-                    return self._delivered(request, whole, told)
+                    return told
                 continue
             if not deadline.remaining_s:
                 raise NotReady(
@@ -182,18 +191,9 @@ class Gathering:
             with suppress(DataplaneError):
                 await self._reach.ask(part, ack, m.Done)
 
-    def _delivered(self, request: m.Consume, whole: Whole, told: Sequence[Told]) -> m.Delivered:
-        if len(told) == 1:
-            part, reply = told[0]
-            reply = msgspec.structs.replace(reply, id=request.id)
-            return reply if part is whole.here else keyed(part, reply)
-        number = next(self._numbers)
-        self._granted[number] = _Granted(tuple((part, reply.grant) for part, reply in told))
-        return merged(request.id, whole.token, told, number, request.replica)
-
     # answering for it
 
-    def _find(self, number: int) -> _Granted:
+    def _find(self, number: int) -> Sequence[Told]:
         granted = self._granted.get(number)
         if granted is None:
             raise LeaseExpired(
@@ -204,19 +204,24 @@ class Gathering:
 
     async def ack(self, request: m.Ack) -> None:
         """The client is done with a delivery, or gives it back. Raises LeaseExpired."""
-        granted = self._find(request.grant)
+        told = self._find(request.grant)
         try:
-            await self._each(granted, lambda part, n: m.Ack(0, part.token, n, None, request.done, request.seen))
+            await self.each(
+                self._reach, told, lambda part, n: m.Ack(0, part.token, n, None, request.done, request.seen)
+            )
         finally:
             self._granted.pop(request.grant, None)
 
     async def renew(self, request: m.Renew) -> None:
         """The leases of a delivery begin again. Raises LeaseExpired."""
-        await self._each(self._find(request.grant), lambda part, number: m.Renew(0, part.token, number, None))
+        told = self._find(request.grant)
+        await self.each(self._reach, told, lambda part, number: m.Renew(0, part.token, number, None))
 
-    async def _each(self, granted: _Granted, make: Any) -> None:
+    @staticmethod
+    async def each(reach: Reach, told: Sequence[Told], make: Callable[[Part, int], Any]) -> None:
+        """Ask the homes of all grants what `make` makes for each. Raises LeaseExpired, also where one has died."""
         try:
-            await all_of([self._reach.ask(part, make(part, number), m.Done) for part, number in granted.parts])
+            await all_of([reach.ask(part, make(part, reply.grant), m.Done) for part, reply in told])
         except PeerUnavailable as error:
             raise LeaseExpired(f"some of these rows go to others: {error}") from error
 

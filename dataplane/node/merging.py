@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.node.wholes import Part
 from dataplane.stream.keys import unnamed
 from dataplane.wire import messages as m
+
+T = TypeVar("T")
 
 Told = tuple[Part, m.Delivered]
 
@@ -23,18 +29,7 @@ def keys_of(part: Part, ref: BatchRef, reply: m.Delivered) -> list[str]:
 def keyed(part: Part, reply: m.Delivered) -> m.Delivered:
     """The delivery with all its keys, for somebody who does not know the part's mark."""
     keys = reply.keys or keys_of(part, BatchRef.decode(reply.ref), reply)
-    return m.Delivered(
-        reply.id,
-        reply.stream,
-        reply.grant,
-        reply.replica,
-        reply.ref,
-        keys,
-        reply.groups,
-        reply.versions,
-        reply.tags,
-        reply.lengths,
-    )
+    return msgspec.structs.replace(reply, keys=keys)
 
 
 def merged(
@@ -70,6 +65,23 @@ def merged(
         lengths={
             name: b"".join(r.lengths.get(name) or bytes(8 * len(r.versions)) for _, r in told) for name in lengths
         },
+    )
+
+
+def reordered(reply: m.Delivered, order: npt.NDArray[np.int64]) -> m.Delivered:
+    """The rows of a delivery in this order."""
+
+    def picked(values: Sequence[T]) -> list[T]:
+        return [values[at] for at in order.tolist()]
+
+    return msgspec.structs.replace(
+        reply,
+        ref=BatchRef.decode(reply.ref)[order].encode(),
+        keys=picked(reply.keys),
+        groups=picked(reply.groups),
+        versions=picked(reply.versions),
+        tags={name: picked(values) for name, values in reply.tags.items()},
+        lengths={name: np.frombuffer(values, np.int64)[order].tobytes() for name, values in reply.lengths.items()},
     )
 
 

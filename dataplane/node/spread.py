@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
+from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
@@ -16,6 +17,7 @@ from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
 from dataplane.node.reach import Reach
 from dataplane.node.rehoming import Rehoming
+from dataplane.node.sharing import Sharing
 from dataplane.node.spreading import Spreading
 from dataplane.node.streaming import Streaming
 from dataplane.node.telling import Telling
@@ -39,6 +41,8 @@ class Spread:
         self._rehoming = Rehoming(self._wholes, self._mirrors, asking)
         self._wholes.watch(lambda whole: None, self._rehoming.begin)
         self._limits = Limits(self._wholes, asking)
+        self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
+        self._wholes.watch(self._sharing.dropped)
         self._far = Far(self._for)
         self._wholes.watch(self._limits.dropped, self._limits.begin)
         self._wholes.watch(self._adopting.forget)
@@ -49,7 +53,10 @@ class Spread:
 
     def client(self, streams: Streaming) -> Spreading:
         """All streams as one client uses them, given those that are here."""
-        return Spreading(streams, Reach(streams, self._wholes, self._mirrors, self._limits))
+        return Spreading(self._reach(streams), self._sharing)
+
+    def _reach(self, streams: Streaming) -> Reach:
+        return Reach(streams, self._wholes, self._mirrors, self._limits)
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
         """What another node's message is answered; None for what is not about streams."""
@@ -96,6 +103,7 @@ class Spread:
     async def aclose(self) -> None:
         """The node stops."""
         await self._far.aclose()
+        await self._sharing.aclose()
         await self._rehoming.aclose()
         await self._mirrors.aclose()
         await self._limits.aclose()

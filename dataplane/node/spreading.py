@@ -18,9 +18,11 @@ from dataplane.errors import Closed, LeaseExpired, Misuse, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.bringing import Bringing
 from dataplane.node.gathering import Gathering
+from dataplane.node.looking import Looking
 from dataplane.node.merging import merged, summed
 from dataplane.node.reach import Reach, all_of
-from dataplane.node.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.sharing import Sharing
+from dataplane.node.streaming import StreamRequest, Waiting
 from dataplane.node.wholes import Part, Whole
 from dataplane.wire import messages as m
 
@@ -28,12 +30,14 @@ from dataplane.wire import messages as m
 class Spreading:
     """The streams over hosts as one client uses them. `streams` are the parts here as it does."""
 
-    def __init__(self, streams: Streaming, reach: Reach) -> None:
-        self._streams = streams
+    def __init__(self, reach: Reach, sharing: Sharing) -> None:
+        self._streams = reach.streams
         self._reach = reach
+        self._sharing = sharing
         self._wholes = reach.wholes
         self._bringing = Bringing(self._reach)
-        self._gathering = Gathering(self._reach)
+        self._looking = Looking(reach)
+        self._gathering = Gathering(reach, self._looking)
 
     # what is as on one host
 
@@ -121,10 +125,18 @@ class Spreading:
                 return await self._bringing.append(request, whole)
             case m.Extend():
                 await self._bringing.extend(request, whole)
+            case m.Consume(replica=int()) | m.Look(replica=int()):
+                return await self._shared(request, whole, deadline)
             case m.Consume():
                 return await self._gathering.consume(request, whole, deadline)
+            case m.Look():
+                return await self._looking.look(request, whole, deadline)
+            case m.Ack(replica=int()):
+                await self._sharing.ack(self._reach, request, whole)
             case m.Ack():
                 await self._gathering.ack(request)
+            case m.Renew(replica=int()):
+                await self._sharing.renew(self._reach, request, whole)
             case m.Renew():
                 await self._gathering.renew(request)
             case m.DropRows():
@@ -144,6 +156,18 @@ class Spreading:
             case _:
                 raise Misuse(f"{type(request).__name__} is not for a stream that is over several hosts")
         return m.Done(request.id)
+
+    async def _shared(self, request: m.Consume | m.Look, whole: Whole, deadline: Deadline) -> m.Reply:
+        """What replicas are given, their member's home decides."""
+        home = self._sharing.home(whole, request.task, request.member)
+        if home != self._wholes.node:
+            part = await self._wholes.part(whole, home)
+            asked = msgspec.structs.replace(request, id=0, stream=part.whole, timeout_s=deadline.remaining_s)
+            reply = await self._reach.ask(part, asked, m.Message, deadline)
+            return msgspec.structs.replace(reply, id=request.id)  # type: ignore[return-value]
+        if isinstance(request, m.Consume):
+            return await self._sharing.consume(self._reach, request, whole, deadline)
+        return await self._sharing.look(self._reach, request, whole, deadline)
 
     async def _drop_rows(self, request: m.DropRows, whole: Whole) -> None:
         numbers = packed.int64("rows", request.rows)

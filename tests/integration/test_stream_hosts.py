@@ -182,3 +182,79 @@ def test_a_limit_holds_for_the_stream_as_a_whole(planes: list[Any]) -> None:
     with pytest.raises(dp.Backpressure):
         streams[1].append(ids(24), group=GROUPS, timeout=0.2)
     assert streams[2].stats()["rows"] == 24
+
+
+def test_replicas_on_several_hosts_are_given_the_same(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    how: dict[str, Any] = {"rows": 8, "min_rows": 8, "columns": ["id"], "member": "dp0", "replicas": 3, "timeout": 10}
+    seen: list[list[list[int]]] = [[], [], []]
+    for _ in range(3):
+        given = [stream.consume("actor", replica=rank, **how).__enter__() for rank, stream in enumerate(streams)]
+        for rank, delivery in enumerate(given):
+            seen[rank].append([int(i) for i in delivery.get()["id"].to_list()])
+        assert streams[0].stats()["task"]["actor"]["leased"] == 8
+        for delivery in given:
+            delivery.renew()
+            delivery.ack()
+    assert seen[0] == seen[1] == seen[2]
+    assert sorted(i for ids_ in seen[0] for i in ids_) == list(range(24))
+    eventually(lambda: nothing_kept(planes[0]), "what all replicas have acked is freed")
+
+
+def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    how: dict[str, Any] = {"rows": 24, "min_rows": 24, "columns": ["id"], "member": "dp0", "replicas": 2, "timeout": 10}
+    first, second = (streams[rank].consume("actor", replica=rank, lease=0.5, **how).__enter__() for rank in (0, 1))
+    first.ack()
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        assert len(delivery) == 24
+        with pytest.raises(dp.LeaseExpired):
+            second.ack()
+    second._inner.settled = True
+
+
+class Odd:
+    """Rows whose tag is odd, the last first; those whose tag is divisible by five are nobody's."""
+
+    needs = ()
+    tags_read = ("n",)
+
+    def choose(self, candidates: Any, want: int) -> Any:
+        numbers = np.array(candidates.tags["n"].tolist(), np.int64)
+        odd = np.flatnonzero((numbers % 2 == 1) & (numbers % 5 > 0))
+        odd = odd[np.argsort(-numbers[odd])][:want]
+        return dp.Choice(odd, np.flatnonzero(numbers % 5 == 0))
+
+
+def test_a_sampler_of_ones_own_chooses_among_the_rows_of_all_homes(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS, tags={"n": list(range(24))})
+    with streams[1].consume("actor", rows=4, min_rows=4, columns=["id"], sampler=Odd(), timeout=10) as delivery:
+        assert delivery.get()["id"].to_list() == [23, 21, 19, 17]
+        assert delivery.tags["n"] == [23, 21, 19, 17]
+    figures = streams[1].stats()["task"]["actor"]
+    assert (figures["acked"], figures["expired"]) == (4, 5)
+    with streams[2].consume(
+        "actor", rows=8, min_rows=5, columns=["id"], sampler=Odd(), member="m", replica=0, replicas=1, timeout=10
+    ) as delivery:
+        assert sorted(delivery.get()["id"].to_list()) == [1, 3, 7, 9, 11, 13]
+
+
+def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    found: list[int] = []
+
+    def wait() -> None:
+        with streams[0].consume("actor", rows=2, min_rows=2, columns=["id"], sampler=Odd(), timeout=20) as delivery:
+            found.extend(int(i) for i in delivery.get()["id"].to_list())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    streams[1].append(ids(3), group=GROUPS[:3], tags={"n": [2, 4, 6]})
+    streams[2].append(ids(2, 3), group=GROUPS[3:5], tags={"n": [7, 9]})
+    waiting.join(20)
+    assert found == [4, 3]
+    with pytest.raises(dp.NotReady):
+        streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
