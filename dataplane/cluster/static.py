@@ -40,6 +40,7 @@ class StaticMembership(Membership):
         self._peers = peers
         self._me = me
         self._beat_s = beat_s
+        self._dead_s = DEAD_S * beat_s / BEAT_S
         self._addresses = set(addresses) - {me.address}
         self._members: dict[bytes, Member] = {me.node: me}
         self._heard: dict[bytes, float] = {}
@@ -84,14 +85,21 @@ class StaticMembership(Membership):
         while True:
             began = loop.time()
             with suppress(DataplaneError):
-                await self._greet(address)
+                await self._greet(address, self._patience_s(address, began))
             self._bury(address, loop.time())
             await asyncio.sleep(max(0.0, began + self._beat_s - loop.time()))
 
-    async def _greet(self, address: str) -> None:
+    def _patience_s(self, address: str, now: float) -> float:
+        """How long an answer is waited for: not beyond the moment at which who is there is taken to be gone."""
+        most = min(_ANSWER_S, 2 * self._beat_s)
+        heard = [self._heard.get(node, now) for node, member in self._members.items() if member.address == address]
+        left = [since + self._dead_s - now for since in heard]
+        return min(most, max(*left, 0.1 * self._beat_s)) if left else most
+
+    async def _greet(self, address: str, timeout_s: float) -> None:
         me = self._me
         greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
-        answer = await self._peers.request(address, greet, pm.Greeted, min(_ANSWER_S, 2 * self._beat_s))
+        answer = await self._peers.request(address, greet, pm.Greeted, timeout_s)
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
         for known in answer.known:
@@ -111,7 +119,7 @@ class StaticMembership(Membership):
 
     def _bury(self, address: str, now: float) -> None:
         for node, member in list(self._members.items()):
-            if member.address == address and now - self._heard.get(node, now) > DEAD_S * self._beat_s / BEAT_S:
+            if member.address == address and now - self._heard.get(node, now) >= self._dead_s:
                 self._remove(node, "it does not answer")
 
     def _remove(self, node: bytes, why: str) -> None:

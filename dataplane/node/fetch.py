@@ -13,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from dataplane.batch.layout import ShardLayout, check_contents
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
-from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
+from dataplane.batch.stretches import Stretches, total
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
-from dataplane.errors import DataplaneError, Misuse, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.node.remote import Remote, Want
+from dataplane.node.running import Running
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport, TransportError
 from dataplane.wire import peer_messages as pm
@@ -35,12 +34,7 @@ log = logging.getLogger(__name__)
 MAX_COPIES = 1 << 16
 """Shards of others that are remembered; the first known are forgotten."""
 
-Want = tuple[Sequence[int], Rows]
-"""Rows, ascending, of columns by their ordinals."""
-
 _CONTROL_S = 5.0
-_WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
-_MOST_WANTS, _MOST_STRETCHES = 64, 4096
 _LEAST_RATE = 10e6  # bytes/s that a read is given time for
 _LEAST_S = 20.0
 
@@ -57,8 +51,9 @@ class Fetcher:
         self._peers = peers
         self._membership = membership
         self._transports = transports
+        self._running = Running(membership)
         self._copies: dict[ShardKey, int] = {}
-        self._remotes: dict[int, _Remote] = {}
+        self._remotes: dict[int, Remote] = {}
         self.fetched_bytes = 0
 
     async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
@@ -102,7 +97,7 @@ class Fetcher:
                     known = self._copies.get((owner, shard))
                     if known is not None and self._store.mend(known):
                         continue  # somebody else has asked meanwhile
-                    backing = _Remote(self, owner, shard, layout, size, whole=bool(payload))
+                    backing = Remote(self, owner, shard, layout, size, whole=bool(payload))
                     number = self._store.adopt(
                         size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
                     )
@@ -152,10 +147,14 @@ class Fetcher:
             if address is None:
                 continue
             try:
-                await self._read_by(transport, address, member, shard, memory, stretches)
+                async with self._running.needing(owner):
+                    await self._read_by(transport, address, member, shard, memory, stretches)
                 self.fetched_bytes += total(stretches)
                 return
-            except TransportError as error:
+            except (TransportError, TimeoutError, PeerUnavailable) as error:
+                self._member(owner)  # whether it is the owner that has gone
+                if isinstance(error, PeerUnavailable):
+                    raise
                 why = str(error)
                 log.warning("a shard of %s did not come: %s", owner.hex(), error)
         self._member(owner)
@@ -178,64 +177,3 @@ class Fetcher:
         finally:
             withdraw = pm.Withdraw(self._peers.next_id(), self._node, offered.ticket)
             self._peers.tell(member.address, withdraw, Done)
-
-
-class _Remote:
-    """A shard of another host, to be read again whenever its memory here was taken: what of it anybody wanted.
-
-    What always holds: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
-    """
-
-    def __init__(self, fetcher: Fetcher, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
-        self._fetcher = fetcher
-        self._owner = owner
-        self._shard = shard
-        self._layout = ShardLayout.decode(encoded)
-        self._size = size
-        self._whole = size < _WORTH
-        self._wants: list[Want] = []
-        self._there: Stretches = [(0, size)] if whole else []
-        self._reading = asyncio.Lock()
-
-    def want(self, wants: Iterable[Want]) -> bool:
-        """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
-        new = [want for want in wants if want not in self._wants]
-        for ordinals, rows in new:
-            columns = self._layout.columns
-            if not all(0 <= o < len(columns) for o in ordinals) or rows.stop > columns[0][1].rows:
-                raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these columns or rows")
-        if self._whole or not new:
-            return False
-        self._wants += new
-        self._whole = len(self._wants) > _MOST_WANTS
-        return True
-
-    async def read(self, memory: memoryview) -> None:
-        async with self._reading:
-            self._there = []
-            await self._complete(memory)
-
-    async def complete(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not there. Raises as `Fetcher.read`."""
-        async with self._reading:
-            await self._complete(memory)
-
-    async def _complete(self, memory: memoryview) -> None:
-        array = np.frombuffer(memory, np.uint8)
-        everything = [(0, self._size)]
-        if not self._whole:
-            if not self._there:
-                await self._fetch(memory, tables(self._layout))
-                check_contents(self._layout, array)
-            wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
-            if 2 * total(wanted) < self._size and len(wanted) <= _MOST_STRETCHES:
-                await self._fetch(memory, wanted)
-                return
-        await self._fetch(memory, everything)
-        check_contents(self._layout, array)
-
-    async def _fetch(self, memory: memoryview, wanted: Stretches) -> None:
-        missing = without(wanted, self._there)
-        if missing:
-            await self._fetcher.read(self._owner, self._shard, memory, missing)
-            self._there = merged([*self._there, *missing], gap=0)

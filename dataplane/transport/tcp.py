@@ -18,13 +18,14 @@ them than `_CONNECTIONS`; no thread writes into memory that its reader has given
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import select
 import socket
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ _MOST = 4096  # stretches of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
 _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
+_LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
 _CHUNK = 8 << 20  # bytes sent or received by one call, between which a withdrawal is noticed
 
 
@@ -159,13 +161,15 @@ class Tcp(Transport):
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
+        def over() -> bool:
+            return giving_up.is_set() or self._listener is None
+
         def one(share: list[tuple[int, int]]) -> None:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout_s, _IDLE_S)) as stream:
+            with _connected(host.strip("[]"), int(port), min(timeout_s, _IDLE_S), over) as stream:
                 sockets.append(stream)
                 self._read_from.add(stream)
-                if giving_up.is_set() or self._listener is None:
+                if over():
                     raise EOFError("given up")
-                stream.settimeout(min(timeout_s, _IDLE_S))
                 asked = b"".join(_STRETCH.pack(start, stop - start) for start, stop in share)
                 stream.sendall(_REQUEST.pack(ticket, len(share)) + asked)
                 for start, stop in share:
@@ -220,6 +224,29 @@ def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, in
             left -= end - start
             start = end
     return shares
+
+
+def _connected(host: str, port: int, timeout_s: float, given_up: Callable[[], bool]) -> socket.socket:
+    """A connection. Raises OSError, within `_LOOK_S` of being given up too: who has gone does not answer."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    stream = socket.socket(family, kind, protocol)
+    try:
+        stream.setblocking(False)
+        poller = select.poll()
+        poller.register(stream, select.POLLOUT)
+        error, left_s = stream.connect_ex(address), timeout_s
+        while error == errno.EINPROGRESS and not poller.poll(_LOOK_S * 1000):
+            left_s -= _LOOK_S
+            if left_s <= 0 or given_up():
+                raise TimeoutError("nobody answers")
+        error = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if error == errno.EINPROGRESS else error
+        if error:
+            raise OSError(error, os.strerror(error))
+        stream.settimeout(timeout_s)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _receive(stream: socket.socket, into: memoryview) -> None:

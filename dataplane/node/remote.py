@@ -1,0 +1,92 @@
+"""A shard of another host, in the place of the file that a shard of this host may have.
+
+What of it anybody wanted is read: all of a small one, of a larger one the tables of its columns, which are checked, and
+the values of the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dataplane.batch.layout import ShardLayout, check_contents
+from dataplane.batch.rows import Rows
+from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
+from dataplane.errors import Misuse
+
+Want = tuple[Sequence[int], Rows]
+"""Rows, ascending, of columns by their ordinals."""
+
+_WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
+_MOST_WANTS, _MOST_STRETCHES = 64, 4096
+
+
+class Reader(Protocol):
+    """What brings the bytes."""
+
+    async def read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
+        """Fill these stretches of the memory with a shard's. Raises a DataplaneError."""
+
+
+class Remote:
+    """A shard of another host, to be read again whenever its memory here was taken: what of it anybody wanted.
+
+    What always holds: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
+    """
+
+    def __init__(self, reader: Reader, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
+        self._reader = reader
+        self._owner = owner
+        self._shard = shard
+        self._layout = ShardLayout.decode(encoded)
+        self._size = size
+        self._whole = size < _WORTH
+        self._wants: list[Want] = []
+        self._there: Stretches = [(0, size)] if whole else []
+        self._reading = asyncio.Lock()
+
+    def want(self, wants: Iterable[Want]) -> bool:
+        """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
+        new = [want for want in wants if want not in self._wants]
+        for ordinals, rows in new:
+            columns = self._layout.columns
+            if not all(0 <= o < len(columns) for o in ordinals) or rows.stop > columns[0][1].rows:
+                raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these columns or rows")
+        if self._whole or not new:
+            return False
+        self._wants += new
+        self._whole = len(self._wants) > _MOST_WANTS
+        return True
+
+    async def read(self, memory: memoryview) -> None:
+        async with self._reading:
+            self._there = []
+            await self._complete(memory)
+
+    async def complete(self, memory: memoryview) -> None:
+        """Fetch what is wanted and not there. Raises as `Fetcher.read`."""
+        async with self._reading:
+            await self._complete(memory)
+
+    async def _complete(self, memory: memoryview) -> None:
+        array = np.frombuffer(memory, np.uint8)
+        everything = [(0, self._size)]
+        if not self._whole:
+            if not self._there:
+                await self._fetch(memory, tables(self._layout))
+                check_contents(self._layout, array)
+            wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
+            if 2 * total(wanted) < self._size and len(wanted) <= _MOST_STRETCHES:
+                await self._fetch(memory, wanted)
+                return
+        await self._fetch(memory, everything)
+        check_contents(self._layout, array)
+
+    async def _fetch(self, memory: memoryview, wanted: Stretches) -> None:
+        missing = without(wanted, self._there)
+        if missing:
+            await self._reader.read(self._owner, self._shard, memory, missing)
+            self._there = merged([*self._there, *missing], gap=0)
