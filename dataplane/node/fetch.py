@@ -20,7 +20,8 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.stretches import Stretches, total
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
-from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.node.gate import Gate
 from dataplane.node.remote import Remote, Want
 from dataplane.node.running import Running
 from dataplane.store.store import Store
@@ -37,6 +38,8 @@ MAX_COPIES = 1 << 16
 _CONTROL_S = 5.0
 _LEAST_RATE = 10e6  # bytes/s that a read is given time for
 _LEAST_S = 20.0
+_AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
+_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too much to do is asked again
 
 
 class Fetcher:
@@ -52,6 +55,7 @@ class Fetcher:
         self._membership = membership
         self._transports = transports
         self._running = Running(membership)
+        self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self.fetched_bytes = 0
@@ -139,7 +143,11 @@ class Fetcher:
 
     async def read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
         """Fill these stretches of the memory with a shard's, by the best transport that both have and that works.
-        Raises OwnerDied, Freed, PeerUnavailable."""
+        Raises OwnerDied, Freed, PeerUnavailable, Backpressure."""
+        async with self._turns.turn(owner):
+            await self._read(owner, shard, memory, stretches)
+
+    async def _read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
         why = "no transport is on both sides"
         for transport in self._transports:
             member = self._member(owner)
@@ -170,10 +178,21 @@ class Fetcher:
         stretches: Stretches,
     ) -> None:
         timeout_s = _LEAST_S + total(stretches) / _LEAST_RATE
-        offer = pm.Offer(self._peers.next_id(), self._node, shard, transport.name, timeout_s)
-        offered = await self._peers.request(member.address, offer, pm.Offered, timeout_s)
+        offered = await self._ask(member, shard, transport, timeout_s)
         try:
             await transport.read(address, offered.ticket, memory, timeout_s, stretches)
         finally:
             withdraw = pm.Withdraw(self._peers.next_id(), self._node, offered.ticket)
             self._peers.tell(member.address, withdraw, Done)
+
+    async def _ask(self, member: Member, shard: int, transport: Transport, timeout_s: float) -> pm.Offered:
+        """Leave to read; asked for again and again from who has much to do."""
+        patience = Deadline.after(_PATIENCE_S)
+        while True:
+            offer = pm.Offer(self._peers.next_id(), self._node, shard, transport.name, timeout_s)
+            try:
+                return await self._peers.request(member.address, offer, pm.Offered, timeout_s)
+            except Backpressure:
+                if not patience.remaining_s:
+                    raise
+                await asyncio.sleep(_AGAIN_S)

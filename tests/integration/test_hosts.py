@@ -250,6 +250,34 @@ def test_eight_threads_read_the_same_and_different(two: Hosts, planes: Planes) -
     assert other.stats().shards == 4
 
 
+def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
+    """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
+    with (
+        Host(tmp_path / "one", memory="192MiB") as host,
+        Host(tmp_path / "two", host, memory="192MiB") as second,
+        Host(tmp_path / "three", host, memory="192MiB") as third,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+        dp.connect(third.address) as last,
+    ):
+        together(one, other, last)
+        refs = [one.put({"x": pattern(seed, 96 << 10)}) for seed in range(1000)]
+        expected = np.concatenate([pattern(seed, 96 << 10) for seed in range(1000)])
+        got: list[bool] = []
+
+        def read(plane: Any) -> None:
+            got.append(np.array_equal(plane.get(dp.concat(refs), timeout=30)["x"].numpy(), expected))
+
+        threads = [threading.Thread(target=read, args=(plane,)) for plane in (other, last)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == [True, True]
+        eventually(lambda: host.facts()["offers"] == 0, "the owner holds nothing for the readers")
+        assert one.stats().pinned_bytes == 0
+
+
 # Freeing
 
 
