@@ -35,7 +35,7 @@ class Hosts:
         self._store = store
         key = None if config.key is None else auth.load(Path(config.key))
         self._peers = Peers(config.listen, key, self._answer)
-        self._transports: Sequence[Transport] = (Tcp(config.host),)
+        self._transports: Sequence[Transport] = (Tcp(config.host, config.told),)
         self._offers = Offers(store, self._transports)
         self.membership: StaticMembership | None = None
         self.fetcher: Fetcher | None = None
@@ -43,14 +43,15 @@ class Hosts:
     @property
     def address(self) -> str:
         """Where other nodes find this one."""
-        return self._peers.address
+        listens = self._peers.address
+        return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
         for transport in self._transports:
             await transport.start()
         self._peers.start()
-        me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
+        me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
         self.membership = membership = StaticMembership(self._peers, me, self._config.addresses)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
         self._known = dict(membership.members)

@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
@@ -58,12 +59,13 @@ class _Offered:
 
 
 class Tcp(Transport):
-    """See the module. `host`: where to listen, on any port."""
+    """See the module. `host`: where to listen, on any port; `told`: where others find that, if not there."""
 
     name = "tcp"
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, told: str = "") -> None:
         self._host = host
+        self._told = told
         self._listener: socket.socket | None = None
         self._offers: dict[bytes, _Offered] = {}
         self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
@@ -76,7 +78,7 @@ class Tcp(Transport):
         if self._listener is None:
             return ""
         host, port = self._listener.getsockname()[:2]
-        return f"{host}:{port}"
+        return f"{self._told or host}:{port}"
 
     async def start(self) -> None:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -227,9 +229,21 @@ def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, in
 
 
 def _connected(host: str, port: int, timeout_s: float, given_up: Callable[[], bool]) -> socket.socket:
-    """A connection. Raises OSError, within `_LOOK_S` of being given up too: who has gone does not answer."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    stream = socket.socket(family, kind, protocol)
+    """A connection, by the first of a name's addresses that answers. Raises OSError, and so within `_LOOK_S` of being
+    given up: who has gone does not answer at all."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found[:-1]:
+        try:
+            return _connected_to(family, address, timeout_s, given_up)
+        except ConnectionError:  # another of its addresses may be the one
+            continue
+    return _connected_to(found[-1][0], found[-1][4], timeout_s, given_up)
+
+
+def _connected_to(
+    family: int, address: tuple[Any, ...], timeout_s: float, given_up: Callable[[], bool]
+) -> socket.socket:
+    stream = socket.socket(family, socket.SOCK_STREAM)
     try:
         stream.setblocking(False)
         poller = select.poll()

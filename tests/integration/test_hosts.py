@@ -43,6 +43,7 @@ class Host(Worker):
         *join: Host | str,
         listen: str = ANY,
         key: Path | None = None,
+        advertise: str = "",
         beat_s: float = BEAT_S,
         **settings: Any,
     ) -> None:
@@ -50,7 +51,7 @@ class Host(Worker):
         settings = {"memory": "32MiB", "spill": 0, "prewarm": 0, "spill_dir": directory / "spill"} | settings
         others = [each if isinstance(each, str) else each.listens for each in join]
         static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
-        super().__init__(_serve, directory / "node.sock", settings, (listen, static, key), beat_s)
+        super().__init__(_serve, directory / "node.sock", settings, (listen, static, key, advertise), beat_s)
         try:
             self.address, self.listens = self.hear()
         except BaseException:
@@ -411,6 +412,27 @@ def test_with_a_key(tmp_path: Path, key: Path, kinds: Any) -> None:
         kinds.check(other.get(ref), list(range(6)))
 
 
+@pytest.mark.parametrize(
+    ("listen", "advertise"),
+    [("tcp://0.0.0.0:0", "127.0.0.1"), ("tcp://*:0", "localhost"), ("tcp://[::]:0", "::1")],
+)
+def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, advertise: str) -> None:
+    """Others are told where they find it, of the control channel and of the bytes."""
+    with (
+        Host(tmp_path / "one", listen=listen, key=key, advertise=advertise) as host,
+        Host(tmp_path / "two", host, listen=listen, key=key, advertise=advertise) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        told = f"[{advertise}]" if ":" in advertise else advertise
+        for member in one.members()["members"].values():
+            assert member["address"].startswith(f"tcp://{told}:")
+            assert member["transports"]["tcp"].startswith(f"{told}:")
+        assert np.array_equal(other.get(one.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
+        assert np.array_equal(one.get(other.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
+
+
 @pytest.mark.parametrize("what", ["another key", "no key"])
 def test_without_the_key_nobody_becomes_a_member(tmp_path: Path, key: Path, what: str) -> None:
     """Nor learns of any: not by greeting, and not by being greeted."""
@@ -502,8 +524,10 @@ def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
 WRONG = {
     "join without listen": (["--join", "static://127.0.0.1:1"], 2),
     "key without listen": (["--key", "k"], 2),
-    "beyond loopback without a key": (["--listen", "tcp://0.0.0.0:0"], 2),
+    "beyond loopback without a key": (["--listen", "tcp://10.0.0.1:0"], 2),
     "no address": (["--listen", "127.0.0.1:0"], 2),
+    "every address and none to tell": (["--listen", "tcp://0.0.0.0:0", "--key", "KEY"], 2),
+    "advertise without listen": (["--advertise", "10.0.0.1"], 2),
     "no such key": (["--listen", ANY, "--key", "/nowhere/key"], 1),
     "another host's address": (["--listen", "tcp://192.0.2.1:0", "--key", "KEY"], 1),
     "a port that is taken": (["--listen", "TAKEN"], 1),
