@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
@@ -39,6 +40,7 @@ _CONTROL_S = 5.0
 _LEAST_RATE = 10e6  # bytes/s that a read is given time for
 _LEAST_S = 20.0
 _AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
+_COPIES_TRIED = 4
 _PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too much to do is asked again
 
 
@@ -81,7 +83,7 @@ class Fetcher:
                 (held,) = await self._store.pin(self, [number], deadline)
                 try:
                     with self._store.arena.view(held.extent) as view:
-                        await remote.complete(view)
+                        await remote.add(view)
                 finally:
                     self._store.unpin(self, [number])
         return numbers
@@ -127,6 +129,14 @@ class Fetcher:
     async def free(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
         """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
         PeerUnavailable, ProtocolMismatch for no parts of a shard."""
+        self._free_here(owner, parts)
+        member = self._membership.members.get(owner)
+        if member is not None:
+            request = pm.FreeParts(self._peers.next_id(), parts)
+            await self._peers.request(member.address, request, Done, _CONTROL_S)
+            self._free_here(owner, parts)  # what was described meanwhile
+
+    def _free_here(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
         for shard, columns, rows in parts:
             copy = self._copies.get((owner, shard))
             if copy is not None:
@@ -136,19 +146,23 @@ class Fetcher:
                     raise ProtocolMismatch(f"no part of a shard: {error}") from None
                 if not self._store.mend(copy):
                     self._forget((owner, shard))
-        member = self._membership.members.get(owner)
-        if member is not None:
-            request = pm.FreeParts(self._peers.next_id(), parts)
-            await self._peers.request(member.address, request, Done, _CONTROL_S)
 
-    async def read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number here of a shard of which all is here in memory, for others to read."""
+        number = self._copies.get((owner, shard))
+        there = number is not None and self._remotes[number].complete and self._store.ready(number)
+        return number if there else None
+
+    async def read(
+        self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches, *, whole: bool = False
+    ) -> None:
         """Fill these stretches of the memory with a shard's, by the best transport that both have and that works.
         Raises OwnerDied, Freed, PeerUnavailable, Backpressure."""
         async with self._turns.turn(owner):
-            await self._read(owner, shard, memory, stretches)
+            await self._read(_Wanted(owner, shard, memory, stretches, whole))
 
-    async def _read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
-        why = "no transport is on both sides"
+    async def _read(self, wanted: _Wanted) -> None:
+        owner, why = wanted.owner, "no transport is on both sides"
         for transport in self._transports:
             member = self._member(owner)
             address = member.transports.get(transport.name)
@@ -156,8 +170,8 @@ class Fetcher:
                 continue
             try:
                 async with self._running.needing(owner):
-                    await self._read_by(transport, address, member, shard, memory, stretches)
-                self.fetched_bytes += total(stretches)
+                    await self._read_by(transport, address, member, wanted)
+                self.fetched_bytes += total(wanted.stretches)
                 return
             except (TransportError, TimeoutError, PeerUnavailable) as error:
                 self._member(owner)  # whether it is the owner that has gone
@@ -168,31 +182,85 @@ class Fetcher:
         self._member(owner)
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
-    async def _read_by(
-        self,
-        transport: Transport,
-        address: str,
-        member: Member,
-        shard: int,
-        memory: memoryview,
-        stretches: Stretches,
-    ) -> None:
-        timeout_s = _LEAST_S + total(stretches) / _LEAST_RATE
-        offered = await self._ask(member, shard, transport, timeout_s)
-        try:
-            await transport.read(address, offered.ticket, memory, timeout_s, stretches)
-        finally:
-            withdraw = pm.Withdraw(self._peers.next_id(), self._node, offered.ticket)
-            self._peers.tell(member.address, withdraw, Done)
-
-    async def _ask(self, member: Member, shard: int, transport: Transport, timeout_s: float) -> pm.Offered:
-        """Leave to read; asked for again and again from who has much to do."""
-        patience = Deadline.after(_PATIENCE_S)
+    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: _Wanted) -> None:
+        """Read at the owner, or where it says; what has no copy there any more, at the next place that it says."""
+        avoid: list[bytes] = []
         while True:
-            offer = pm.Offer(self._peers.next_id(), self._node, shard, transport.name, timeout_s)
+            whole = wanted.whole and len(avoid) < _COPIES_TRIED
+            offered = await self._ask(member, transport, wanted, whole=whole, avoid=avoid)
+            came = False
+            try:
+                if offered.holder:
+                    came = await self._read_copy(transport, offered.holder, wanted)
+                else:
+                    await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, wanted.stretches)
+                    came = True
+            finally:
+                self._withdraw(member, offered, wanted, came=came)
+            if came:
+                return
+            avoid.append(offered.holder)
+
+    async def _read_copy(self, transport: Transport, holder: bytes, wanted: _Wanted) -> bool:
+        """Read at a node that has a copy; whether that came."""
+        member = self._membership.members.get(holder)
+        address = None if member is None else member.transports.get(transport.name)
+        if member is None or address is None:
+            return False
+        try:
+            async with self._running.needing(holder):
+                offered = await self._ask(member, transport, wanted, owner=wanted.owner, patience_s=0.0)
+                came = False
+                try:
+                    await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, wanted.stretches)
+                    came = True
+                finally:
+                    self._withdraw(member, offered, wanted, came=came)
+        except (TransportError, TimeoutError, DataplaneError) as error:
+            log.info("a copy of a shard did not come from %s: %s", holder.hex(), error)
+            return False
+        return True
+
+    async def _ask(
+        self,
+        member: Member,
+        transport: Transport,
+        wanted: _Wanted,
+        *,
+        owner: bytes = b"",
+        whole: bool = False,
+        avoid: Sequence[bytes] = (),
+        patience_s: float = _PATIENCE_S,
+    ) -> pm.Offered:
+        """Leave to read; asked for again and again from who has much to do."""
+        patience = Deadline.after(patience_s)
+        timeout_s = wanted.timeout_s
+        while True:
+            number, name = self._peers.next_id(), transport.name
+            offer = pm.Offer(number, self._node, wanted.shard, name, timeout_s, owner, whole, list(avoid))
             try:
                 return await self._peers.request(member.address, offer, pm.Offered, timeout_s)
             except Backpressure:
                 if not patience.remaining_s:
                     raise
                 await asyncio.sleep(_AGAIN_S)
+
+    def _withdraw(self, member: Member, offered: pm.Offered, wanted: _Wanted, *, came: bool) -> None:
+        count = total(wanted.stretches) if came else 0
+        withdraw = pm.Withdraw(self._peers.next_id(), self._node, offered.ticket, count, came and wanted.whole)
+        self._peers.tell(member.address, withdraw, Done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Stretches of a shard, and where they are to be. `whole`: then all of it is there."""
+
+    owner: bytes
+    shard: int
+    memory: memoryview
+    stretches: Stretches
+    whole: bool
+
+    @property
+    def timeout_s(self) -> float:
+        return _LEAST_S + total(self.stretches) / _LEAST_RATE

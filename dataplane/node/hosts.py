@@ -36,7 +36,7 @@ class Hosts:
         key = None if config.key is None else auth.load(Path(config.key))
         self._peers = Peers(config.listen, key, self._answer)
         self._transports: Sequence[Transport] = (Tcp(config.host, config.told),)
-        self._offers = Offers(store, self._transports)
+        self._offers = Offers(node, store, self._transports, self)
         self.membership: StaticMembership | None = None
         self.fetcher: Fetcher | None = None
 
@@ -45,6 +45,10 @@ class Hosts:
         """Where other nodes find this one."""
         listens = self._peers.address
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number here of another's shard that others may read here; see `node.offers`."""
+        return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
         """Listen. Raises OSError."""

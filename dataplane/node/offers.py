@@ -8,13 +8,17 @@ waited for long is told to ask again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, ProtocolMismatch
+from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.gate import Gate
-from dataplane.store.store import Store
+from dataplane.node.sources import SHARED, Sources
+from dataplane.store.store import Pinned, Store
 from dataplane.transport.base import Memory, Transport
 from dataplane.wire import peer_messages as pm
 
@@ -23,6 +27,7 @@ MAX_OFFERS = 48
 
 _WAIT = 0.8  # of the time that the asker gives, until it is told to ask again
 _LONGEST_S = 3600.0
+_SOON_S, _SOON_RATE = 1.0, 20e6  # what a slow read takes: so long, and at this rate, in bytes/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +42,43 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
+    """`undo` gives back what it holds; `here`: whether the bytes are this node's, and not elsewhere."""
+
     reader: _Reader
     shard: int
-    transport: Transport
+    size: int
+    here: bool
     until: asyncio.TimerHandle
+    undo: AsyncExitStack
+
+
+class Copies(Protocol):
+    """What a node has of others' shards."""
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number that a shard has here which is here as a whole, or None."""
 
 
 class Offers:
     """The offers of one node."""
 
-    def __init__(self, store: Store, transports: Sequence[Transport]) -> None:
+    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], copies: Copies) -> None:
+        self._node = node
         self._store = store
         self._transports = transports
+        self._copies = copies
+        self._sources = Sources(node)
         self._gate = Gate(MAX_OFFERS, MAX_OFFERS)
         self._offers: dict[bytes, _Offer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.sent_bytes = 0
 
     def __len__(self) -> int:
         return len(self._offers)
 
     async def offer(self, request: pm.Offer) -> pm.Offered:
-        """Leave for another node to read a shard. Raises Freed, Corrupt, ProtocolMismatch, Backpressure."""
+        """Leave for another node to read a shard, here or at a third. Raises Freed, Corrupt, ProtocolMismatch,
+        Backpressure; PeerUnavailable for a copy that is not here."""
         if not request.timeout_s >= 0:  # NaN too
             raise ProtocolMismatch(f"a timeout is seconds, not {request.timeout_s}")
         transport = next((t for t in self._transports if t.name == request.transport), None)
@@ -65,31 +86,79 @@ class Offers:
             raise ProtocolMismatch(f"this node has no transport {request.transport!r}")
         timeout_s = min(request.timeout_s, _LONGEST_S)
         deadline = Deadline.after(_WAIT * timeout_s)
-        reader = _Reader(request.node)
+        reader, shard = _Reader(request.node), self._number(request)
+        async with AsyncExitStack() as undo:
+            size = self._store.size(shard)
+            place = self._node
+            if request.whole and not request.owner and size >= SHARED:
+                patience_s = _SOON_S + size / _SOON_RATE
+                place = await self._sources.choose(shard, request.node, request.avoid, patience_s, deadline)
+                undo.callback(self._sources.ended, shard, place)
+            if place == self._node:
+                pinned = self._pin_copy if request.owner else self._pin
+                ticket = await self._offer_here(transport, reader, shard, deadline, undo, pinned)
+                offered = pm.Offered(request.id, ticket)
+            else:
+                offered = pm.Offered(request.id, secrets.token_bytes(16), place)
+            until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
+            here = place == self._node
+            self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
+        return offered
+
+    def _number(self, request: pm.Offer) -> int:
+        """The shard's number here."""
+        if request.owner in (b"", self._node):
+            return request.shard
+        number = self._copies.copy(request.owner, request.shard)
+        if number is None:
+            raise PeerUnavailable("there is no copy of that here")
+        return number
+
+    async def _offer_here(
+        self,
+        transport: Transport,
+        reader: _Reader,
+        shard: int,
+        deadline: Deadline,
+        undo: AsyncExitStack,
+        pinned: Callable[[_Reader, int, Deadline], Awaitable[Pinned]],
+    ) -> bytes:
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                await self._gate.enter(request.node)
+                await self._gate.enter(reader.node)
         except TimeoutError:
             raise Backpressure(f"{len(self._gate)} shards are being read here", waited_s=deadline.waited_s) from None
-        try:
-            (held,) = await self._store.pin(reader, [request.shard], deadline)
-        except BaseException:
-            self._gate.leave(request.node)
-            raise
-        extent = held.extent
+        undo.callback(self._gate.leave, reader.node)
+        extent = (await pinned(reader, shard, deadline)).extent
+        undo.callback(self._store.unpin, reader, [shard])
         ticket = transport.offer(Memory(self._store.arena[extent.segment].readonly_fd, extent.offset, extent.size))
-        until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, ticket)
-        self._offers[ticket] = _Offer(reader, request.shard, transport, until)
-        return pm.Offered(request.id, ticket)
+        undo.push_async_callback(transport.withdraw, ticket)
+        return ticket
+
+    async def _pin(self, reader: _Reader, shard: int, deadline: Deadline) -> Pinned:
+        (held,) = await self._store.pin(reader, [shard], deadline)
+        return held
+
+    async def _pin_copy(self, reader: _Reader, shard: int, _: Deadline) -> Pinned:
+        """A copy is not fetched for others: they can as well."""
+        held = self._store.pin_now(reader, [shard])
+        if held is None:
+            raise PeerUnavailable("there is no copy of that here any more")
+        return held[0]
 
     def withdraw(self, request: pm.Withdraw) -> None:
         """The reader says that it has read. What is not offered to it is passed over."""
         offer = self._offers.get(request.ticket)
         if offer is not None and offer.reader.node == request.node:
+            if offer.here:
+                self.sent_bytes += max(0, min(request.came, offer.size))
+            if request.whole:
+                self._sources.has(offer.shard, request.node)
             self._withdraw_soon(request.ticket)
 
     def gone(self, nodes: Collection[bytes]) -> None:
         """These are no members any more."""
+        self._sources.gone(nodes)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in nodes]:
             self._withdraw_soon(ticket)
 
@@ -102,9 +171,7 @@ class Offers:
         offer = self._offers.pop(ticket, None)
         if offer is not None:
             offer.until.cancel()
-            await offer.transport.withdraw(ticket)
-            self._store.unpin(offer.reader, [offer.shard])
-            self._gate.leave(offer.reader.node)
+            await offer.undo.aclose()
 
     async def aclose(self) -> None:
         """Take all back."""

@@ -27,8 +27,11 @@ _MOST_WANTS, _MOST_STRETCHES = 64, 4096
 class Reader(Protocol):
     """What brings the bytes."""
 
-    async def read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
-        """Fill these stretches of the memory with a shard's. Raises a DataplaneError."""
+    async def read(
+        self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches, *, whole: bool = False
+    ) -> None:
+        """Fill these stretches of the memory with a shard's. With `whole` all of it is there then. Raises a
+        DataplaneError."""
 
 
 class Remote:
@@ -58,15 +61,24 @@ class Remote:
         if self._whole or not new:
             return False
         self._wants += new
-        self._whole = len(self._wants) > _MOST_WANTS
+        self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(*want) for want in new)
         return True
+
+    def _everything(self, ordinals: Sequence[int], rows: Rows) -> bool:
+        columns = self._layout.columns
+        return len(set(ordinals)) == len(columns) and rows.slice == slice(0, columns[0][1].rows)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of it is there, if any is in memory."""
+        return self._there == [(0, self._size)]
 
     async def read(self, memory: memoryview) -> None:
         async with self._reading:
             self._there = []
             await self._complete(memory)
 
-    async def complete(self, memory: memoryview) -> None:
+    async def add(self, memory: memoryview) -> None:
         """Fetch what is wanted and not there. Raises as `Fetcher.read`."""
         async with self._reading:
             await self._complete(memory)
@@ -88,5 +100,6 @@ class Remote:
     async def _fetch(self, memory: memoryview, wanted: Stretches) -> None:
         missing = without(wanted, self._there)
         if missing:
-            await self._reader.read(self._owner, self._shard, memory, missing)
-            self._there = merged([*self._there, *missing], gap=0)
+            there = merged([*self._there, *missing], gap=0)
+            await self._reader.read(self._owner, self._shard, memory, missing, whole=there == [(0, self._size)])
+            self._there = there

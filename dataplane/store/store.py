@@ -253,6 +253,11 @@ class Store:
         shard = self._find(number)
         return shard.extent is not None or shard.moving is not None
 
+    def ready(self, number: int) -> bool:
+        """Whether the shard is in memory, to be pinned at once."""
+        shard = self._shards.get(number)
+        return shard is not None and shard.extent is not None and shard.damage is None
+
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
         for number in numbers:
@@ -315,6 +320,10 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
+
+    def size(self, number: int) -> int:
+        """The bytes of a shard's extent. Raises Freed or Corrupt as `pin`."""
+        return self._find(number).size
 
     def peek(self, number: int, most: int) -> bytes:
         """The bytes of a shard that is in memory and has no more than `most`; else none."""

@@ -36,21 +36,29 @@ class Describe(Message, frozen=True, tag="describe"):
 
 
 class Offer(Message, frozen=True, tag="offer"):
-    """Leave to read a shard once, by the transport of this name. `node` asks. Answered by `Offered`."""
+    """Leave to read a shard once, by the transport of this name. `node` asks; the shard is `owner`'s, or of who is
+    asked. With `whole` all of it will be at `node`, which may be sent elsewhere for it, but not to those in `avoid`.
+    Answered by `Offered`."""
 
     id: int
     node: bytes
     shard: int
     transport: str
     timeout_s: float
+    owner: bytes = b""
+    whole: bool = False
+    avoid: list[bytes] = []
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):
-    """What was offered has been read, or will not be. Answered by `Done`."""
+    """What was offered has been read, or will not be: so many bytes `came`, and with `whole` all of the shard is at
+    `node` now. Answered by `Done`."""
 
     id: int
     node: bytes
     ticket: bytes
+    came: int = 0
+    whole: bool = False
 
 
 class FreeParts(Message, frozen=True, tag="free-parts"):
@@ -83,10 +91,12 @@ class Described(Message, frozen=True, tag="described"):
 
 
 class Offered(Message, frozen=True, tag="offered"):
-    """What the transport takes in exchange for the bytes, once."""
+    """What the transport takes in exchange for the bytes, once. With `holder` the bytes are to be asked for of that
+    node, and the ticket is for `Withdraw` alone."""
 
     id: int
     ticket: bytes
+    holder: bytes = b""
 
 
 PeerReply = Greeted | Described | Offered | Done | Failure

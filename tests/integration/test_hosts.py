@@ -81,7 +81,8 @@ def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, 
             asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())
             return
         assert fetcher is not None
-        pipe.send({"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies), "offers": len(hosts._offers)})
+        facts = {"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies)}
+        pipe.send(facts | {"sent": hosts._offers.sent_bytes, "offers": len(hosts._offers)})
 
     def ready() -> None:
         asyncio.get_running_loop().add_reader(pipe._pipe.fileno(), tell)
@@ -277,6 +278,103 @@ def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
         assert got == [True, True]
         eventually(lambda: host.facts()["offers"] == 0, "the owner holds nothing for the readers")
         assert one.stats().pinned_bytes == 0
+
+
+# Copies that others read
+
+
+class Many:
+    """Hosts that know each other, and a plane on each."""
+
+    def __init__(self, directory: Path, count: int, **settings: Any) -> None:
+        self._undo = ExitStack()
+        self.hosts: list[Host] = []
+        for number in range(count):
+            self.hosts.append(self._undo.enter_context(Host(directory / str(number), *self.hosts, **settings)))
+        self.planes = [self._undo.enter_context(dp.connect(host.address)) for host in self.hosts]
+
+    def __enter__(self) -> Many:
+        together(*self.planes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+
+def sent(host: Host) -> int:
+    return int(host.facts()["sent"])
+
+
+def test_of_many_hosts_few_read_at_the_owner(tmp_path: Path) -> None:
+    with Many(tmp_path, 6) as many:
+        size = 8 * MIB
+        ref = many.planes[0].put({"x": pattern(1, size, 4)})
+        right: list[bool] = []
+
+        def read(plane: Any) -> None:
+            right.append(np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4)))
+
+        threads = [threading.Thread(target=read, args=(plane,)) for plane in many.planes[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert right == [True] * 5
+        eventually(lambda: sum(map(sent, many.hosts)) >= 5 * size, "all have said what came")
+        assert size <= sent(many.hosts[0]) < 3.1 * size
+        eventually(lambda: all(host.facts()["offers"] == 0 for host in many.hosts), "nothing is held for anybody")
+        assert [plane.stats().pinned_bytes for plane in many.planes] == [0] * 6
+        for plane in many.planes[1:]:
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4))
+        assert sum(map(sent, many.hosts)) < 5.1 * size, "each has read it once"
+
+
+def test_a_part_that_was_read_is_no_copy_for_others(tmp_path: Path) -> None:
+    with Many(tmp_path, 3) as many:
+        one, other, last = many.planes
+        ref = one.put({"x": pattern(1, 4 * MIB, 64)})
+        other.get(ref[:8])
+        assert np.array_equal(last.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
+        assert sent(many.hosts[1]) == 0
+        other.get(ref)  # what it has not yet
+        eventually(lambda: sent(many.hosts[0]) + sent(many.hosts[2]) >= 8 * MIB, "all has come")
+        before = sent(many.hosts[0])
+        with Host(tmp_path / "more", *many.hosts) as host, dp.connect(host.address) as plane:
+            together(*many.planes, plane)
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
+        assert sent(many.hosts[0]) == before, "a host that has it all by now was read"
+
+
+@pytest.mark.parametrize("how", ["taken for others", "killed"])
+def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
+    """Who was sent to it reads at the owner."""
+    with Many(tmp_path, 3, memory="8MiB") as many:
+        one, other, last = many.planes
+        ref = one.put({"x": pattern(1, 4 * MIB)})
+        other.get(ref)
+        eventually(lambda: sent(many.hosts[0]) == 4 * MIB, "it has come")
+        if how == "killed":
+            many.hosts[1].kill()
+        else:
+            other.put({"x": pattern(2, 6 * MIB)}, timeout=5)
+        assert np.array_equal(last.get(ref, timeout=10)["x"].numpy(), pattern(1, 4 * MIB))
+        eventually(lambda: sent(many.hosts[0]) == 8 * MIB, "it has come from the owner")
+
+
+def test_what_was_freed_does_not_come_from_a_copy(tmp_path: Path) -> None:
+    """From the moment that free has returned, wherever that is; a copy knows not what was freed, so it is not asked."""
+    with Many(tmp_path, 4) as many:
+        one, other, third, last = many.planes
+        ref, part = one.put({"x": pattern(1, 4 * MIB, 4)}), one.put({"x": pattern(2, 4 * MIB, 4)})
+        other.get(ref)
+        other.get(part)
+        third.free(ref)
+        third.free(part[:2])
+        for plane in (third, last, one):
+            for gone in (ref, part, part[1:3]):
+                with pytest.raises(dp.Freed):
+                    plane.get(gone)
+            assert np.array_equal(plane.get(part[2:])["x"].numpy(), pattern(2, 4 * MIB, 4)[2:])
 
 
 # Freeing
