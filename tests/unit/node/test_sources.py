@@ -32,7 +32,7 @@ async def test_the_first_reads_here_and_the_second_there() -> None:
 
 @pytest.mark.parametrize(("count", "here"), [(6, 3), (15, 4), (31, 5)])
 async def test_each_round_doubles_the_places(count: int, here: int) -> None:
-    """All come at once; each read takes a round. As many rounds as doublings, and in each no more than one read here."""
+    """All come at once; each read takes a round. As many rounds as doublings, each with at most one read here."""
     sources = Sources(ME)
     readers = [b"%d" % i for i in range(count)]
     waiting = {reader: asyncio.create_task(choose(sources, reader)) for reader in readers}
