@@ -50,6 +50,11 @@ def without(wanted: Stretches, there: Stretches) -> Stretches:
     return made
 
 
+def rounded(stretches: Stretches, unit: int, size: int) -> Stretches:
+    """The same, in whole units of a memory of that size."""
+    return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in stretches), gap=0)
+
+
 def total(stretches: Iterable[tuple[int, int]]) -> int:
     """Their bytes."""
     return sum(stop - start for start, stop in stretches)

@@ -120,5 +120,7 @@ class Hosts:
         await self._offers.aclose()
         await self._peers.aclose()
         await self._offers.aclose()  # what was asked for meanwhile
+        if self.fetcher is not None:
+            await self.fetcher.aclose()
         for transport in self._transports:
             await transport.aclose()

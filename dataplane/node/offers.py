@@ -1,15 +1,15 @@
-"""What other nodes may read of this one: shards that are pinned for them, a ticket each.
+"""What other nodes may read of this one: shards that are held for them, a ticket each.
 
-What always holds: what is offered to another node is pinned for it until it has been read, the offer has run out, or
-that node is no member any more; no more than `MAX_OFFERS` are at a time, and who waits comes in turn, by nodes; who has
-waited for long is told to ask again.
+What always holds: what is offered to another node stays as it is until it has been read, the offer has run out, or that
+node is no member any more: it is pinned in memory or, where it is on disk alone, its file is open; no more than
+`MAX_OFFERS` are at a time, and who waits comes in turn, by nodes; who has waited for long is told to ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,8 +18,9 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.gate import Gate
 from dataplane.node.sources import SHARED, Sources
-from dataplane.store.store import Pinned, Store
-from dataplane.transport.base import Memory, Transport
+from dataplane.store.spillfile import CHUNK
+from dataplane.store.store import Store
+from dataplane.transport.base import Memory, SendsFiles, Transport
 from dataplane.wire import peer_messages as pm
 
 MAX_OFFERS = 48
@@ -95,9 +96,10 @@ class Offers:
                 place = await self._sources.choose(shard, request.node, request.avoid, patience_s, deadline)
                 undo.callback(self._sources.ended, shard, place)
             if place == self._node:
-                pinned = self._pin_copy if request.owner else self._pin
-                ticket = await self._offer_here(transport, reader, shard, deadline, undo, pinned)
-                offered = pm.Offered(request.id, ticket)
+                await self._enter(reader, deadline, undo)
+                offered = await self._offer_file(transport, request, shard, undo)
+                if offered is None:
+                    offered = await self._offer_memory(transport, request, shard, deadline, undo)
             else:
                 offered = pm.Offered(request.id, secrets.token_bytes(16), place)
             until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
@@ -114,37 +116,44 @@ class Offers:
             raise PeerUnavailable("there is no copy of that here")
         return number
 
-    async def _offer_here(
-        self,
-        transport: Transport,
-        reader: _Reader,
-        shard: int,
-        deadline: Deadline,
-        undo: AsyncExitStack,
-        pinned: Callable[[_Reader, int, Deadline], Awaitable[Pinned]],
-    ) -> bytes:
+    async def _enter(self, reader: _Reader, deadline: Deadline, undo: AsyncExitStack) -> None:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 await self._gate.enter(reader.node)
         except TimeoutError:
             raise Backpressure(f"{len(self._gate)} shards are being read here", waited_s=deadline.waited_s) from None
         undo.callback(self._gate.leave, reader.node)
-        extent = (await pinned(reader, shard, deadline)).extent
+
+    async def _offer_file(
+        self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
+    ) -> pm.Offered | None:
+        """What is on disk is sent from there, to who can check it, and takes no memory."""
+        if not request.checks or not isinstance(transport, SendsFiles):
+            return None
+        opened = await self._store.opened(shard)
+        if opened is None:
+            return None
+        undo.callback(opened.close)
+        ticket = transport.offer_file(Memory(opened.fd, 0, self._store.size(shard)))
+        undo.push_async_callback(transport.withdraw, ticket)
+        return pm.Offered(request.id, ticket, b"", CHUNK, opened.sums)
+
+    async def _offer_memory(
+        self, transport: Transport, request: pm.Offer, shard: int, deadline: Deadline, undo: AsyncExitStack
+    ) -> pm.Offered:
+        reader = _Reader(request.node)
+        if request.owner in (b"", self._node):
+            (held,) = await self._store.pin(reader, [shard], deadline)
+        else:  # a copy is not fetched for others: they can as well
+            there = self._store.pin_now(reader, [shard])
+            if there is None:
+                raise PeerUnavailable("there is no copy of that here any more")
+            (held,) = there
         undo.callback(self._store.unpin, reader, [shard])
+        extent = held.extent
         ticket = transport.offer(Memory(self._store.arena[extent.segment].readonly_fd, extent.offset, extent.size))
         undo.push_async_callback(transport.withdraw, ticket)
-        return ticket
-
-    async def _pin(self, reader: _Reader, shard: int, deadline: Deadline) -> Pinned:
-        (held,) = await self._store.pin(reader, [shard], deadline)
-        return held
-
-    async def _pin_copy(self, reader: _Reader, shard: int, _: Deadline) -> Pinned:
-        """A copy is not fetched for others: they can as well."""
-        held = self._store.pin_now(reader, [shard])
-        if held is None:
-            raise PeerUnavailable("there is no copy of that here any more")
-        return held[0]
+        return pm.Offered(request.id, ticket)
 
     def withdraw(self, request: pm.Withdraw) -> None:
         """The reader says that it has read. What is not offered to it is passed over."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from dataplane.batch.layout import ShardLayout, check_contents
 from dataplane.batch.rows import Rows
 from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
 from dataplane.errors import Misuse
+from dataplane.node.reading import Reading, Wanted
 
 Want = tuple[Sequence[int], Rows]
 """Rows, ascending, of columns by their ordinals."""
@@ -24,24 +24,14 @@ _WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetc
 _MOST_WANTS, _MOST_STRETCHES = 64, 4096
 
 
-class Reader(Protocol):
-    """What brings the bytes."""
-
-    async def read(
-        self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches, *, whole: bool = False
-    ) -> None:
-        """Fill these stretches of the memory with a shard's. With `whole` all of it is there then. Raises a
-        DataplaneError."""
-
-
 class Remote:
     """A shard of another host, to be read again whenever its memory here was taken: what of it anybody wanted.
 
     What always holds: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
     """
 
-    def __init__(self, reader: Reader, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
-        self._reader = reader
+    def __init__(self, reading: Reading, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
+        self._reading = reading
         self._owner = owner
         self._shard = shard
         self._layout = ShardLayout.decode(encoded)
@@ -49,7 +39,7 @@ class Remote:
         self._whole = size < _WORTH
         self._wants: list[Want] = []
         self._there: Stretches = [(0, size)] if whole else []
-        self._reading = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     def want(self, wants: Iterable[Want]) -> bool:
         """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
@@ -74,32 +64,32 @@ class Remote:
         return self._there == [(0, self._size)]
 
     async def read(self, memory: memoryview) -> None:
-        async with self._reading:
+        async with self._turn:
             self._there = []
-            await self._complete(memory)
+            await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not there. Raises as `Fetcher.read`."""
-        async with self._reading:
-            await self._complete(memory)
+        """Fetch what is wanted and not there. Raises as `Reading.read`."""
+        async with self._turn:
+            await self._complete(memory, fresh=False)
 
-    async def _complete(self, memory: memoryview) -> None:
+    async def _complete(self, memory: memoryview, *, fresh: bool) -> None:
         array = np.frombuffer(memory, np.uint8)
         everything = [(0, self._size)]
         if not self._whole:
             if not self._there:
-                await self._fetch(memory, tables(self._layout))
+                await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
             wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
             if 2 * total(wanted) < self._size and len(wanted) <= _MOST_STRETCHES:
-                await self._fetch(memory, wanted)
+                await self._fetch(memory, wanted, fresh=fresh)
                 return
-        await self._fetch(memory, everything)
+        await self._fetch(memory, everything, fresh=fresh)
         check_contents(self._layout, array)
 
-    async def _fetch(self, memory: memoryview, wanted: Stretches) -> None:
+    async def _fetch(self, memory: memoryview, wanted: Stretches, *, fresh: bool) -> None:
         missing = without(wanted, self._there)
         if missing:
-            there = merged([*self._there, *missing], gap=0)
-            await self._reader.read(self._owner, self._shard, memory, missing, whole=there == [(0, self._size)])
-            self._there = there
+            whole = merged([*self._there, *missing], gap=0) == [(0, self._size)]
+            came = await self._reading.read(Wanted(self._owner, self._shard, memory, missing, whole, fresh))
+            self._there = merged([*self._there, *came], gap=0)

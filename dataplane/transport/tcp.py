@@ -100,6 +100,10 @@ class Tcp(Transport):
         self._offers[ticket] = _Offered(memory)
         return ticket
 
+    def offer_file(self, file: Memory) -> bytes:
+        """See `base.SendsFiles`."""
+        return self.offer(file)
+
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:

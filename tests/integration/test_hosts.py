@@ -178,18 +178,91 @@ def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
         assert np.array_equal(batch["x"].numpy(), pattern(0, 8 << 10, 4))
 
 
-def test_what_the_owner_has_spilled(tmp_path: Path) -> None:
+@pytest.fixture
+def spilled(tmp_path: Path) -> Iterator[tuple[Planes, list[dp.BatchRef]]]:
+    """Eight batches of 2 MiB on a host with memory for four, and another host."""
     with (
-        Host(tmp_path / "one", memory="8MiB", spill="64MiB") as host,
+        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="never") as host,
         Host(tmp_path / "two", host) as second,
         dp.connect(host.address) as one,
         dp.connect(second.address) as other,
     ):
         together(one, other)
-        refs = [one.put({"x": pattern(seed, 2 * MIB)}) for seed in range(8)]
-        assert one.stats().spilled_shards
+        yield (one, other), [one.put({"x": pattern(seed, 2 * MIB, 64)}) for seed in range(8)]
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "one" / "spill").rglob("*.spill"))
+
+
+def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+    """It takes no memory there, and makes no room for itself at others' cost."""
+    (one, other), refs = spilled
+    before = eventually(lambda: one.stats() if one.stats().spilled_shards == 4 else None, "four are on disk alone")
+    for _ in range(2):
         for seed, ref in enumerate(refs):
-            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB))
+            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
+        other.free(other.put({"x": pattern(99, 24 * MIB)}))  # what was fetched has to be fetched again
+    after = one.stats()
+    assert after.restored_bytes == 0
+    assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
+
+
+def test_rows_of_what_the_owner_has_spilled(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+    (_, other), refs = spilled
+    for seed, ref in enumerate(refs):
+        for row in (63, 0, 17):
+            assert np.array_equal(other.get(ref[row : row + 1])["x"].numpy()[0], pattern(seed, 2 * MIB, 64)[row])
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
+
+
+def test_what_was_spilled_compressed(tmp_path: Path) -> None:
+    with (
+        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="always") as host,
+        Host(tmp_path / "two", host) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        refs = [one.put({"x": np.full((4, MIB // 2), seed, np.uint8)}) for seed in range(8)]
+        for seed, ref in enumerate(refs):
+            assert (other.get(ref)["x"].numpy() == seed).all()
+
+
+@pytest.mark.parametrize("what", ["a byte", "the end", "all of it", "the record"])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_spill_file_that_was_changed_is_no_data(
+    tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]], what: str, rows: int
+) -> None:
+    """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
+    (one, other), refs = spilled
+    eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
+    for path in files(tmp_path):
+        size = path.stat().st_size
+        if what == "all of it":
+            path.unlink()
+        elif what == "the end":
+            os.truncate(path, MIB)
+        else:
+            with path.open("r+b") as file:
+                place = MIB if what == "a byte" else size - 4000
+                file.seek(place)
+                byte = file.read(1)
+                file.seek(place)
+                file.write(bytes([byte[0] ^ 1]))
+    outcomes: list[str] = []
+    for seed, ref in enumerate(refs):
+        try:
+            got = np.asarray(other.get(ref[32 : 32 + rows] if rows == 1 else ref)["x"].numpy())
+        except dp.Corrupt:
+            outcomes.append("corrupt")
+        else:
+            expected = pattern(seed, 2 * MIB, 64)
+            assert np.array_equal(got, expected[32:33] if rows == 1 else expected)
+            outcomes.append("right")
+    assert outcomes.count("corrupt") >= 4
+    assert set(outcomes) == {"corrupt", "right"}
+    assert other.get(one.put({"x": [1]}))["x"].to_list() == [1]
 
 
 def test_read_again_it_is_fetched_once(two: Hosts, planes: Planes) -> None:
