@@ -21,7 +21,8 @@ Want = tuple[Sequence[int], Rows]
 """Rows, ascending, of columns by their ordinals."""
 
 _WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
-_MOST_WANTS, _MOST_STRETCHES = 64, 4096
+_NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a stretch
+_MOST_WANTS, _MOST_STRETCHES = 64, 1 << 16
 
 
 class Remote:
@@ -81,7 +82,7 @@ class Remote:
                 await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
             wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
-            if 2 * total(wanted) < self._size and len(wanted) <= _MOST_STRETCHES:
+            if 2 * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_STRETCHES:
                 await self._fetch(memory, wanted, fresh=fresh)
                 return
         await self._fetch(memory, everything, fresh=fresh)

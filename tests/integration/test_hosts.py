@@ -284,6 +284,25 @@ def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
     assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
 
 
+def test_scattered_rows_travel_as_their_bytes(two: Hosts, planes: Planes) -> None:
+    """Thousands of small ones that lie apart, dense and ragged: gathered where they are, and put where they belong."""
+    one, other = planes
+    rows = 1 << 13
+    dense = pattern(3, rows << 10, rows)
+    ragged = [np.full(100 + row % 100, row, np.int64) for row in range(rows)]
+    ref = one.put({"dense": dense, "ragged": ragged})
+    chosen = np.sort(np.random.default_rng(1).choice(rows, 1000, replace=False))
+    batch = other.get(ref[chosen])
+    assert np.array_equal(batch["dense"].numpy(), dense[chosen])
+    assert all(np.array_equal(got, ragged[row]) for row, got in zip(chosen, batch["ragged"].numpy(), strict=True))
+    payload = (1000 << 10) + 8 * sum(len(ragged[row]) for row in chosen)
+    assert payload < two[1].facts()["fetched"] < 1.1 * payload, "the tables of the ragged rows, and small gaps"
+    del batch
+    batch = other.get(ref)
+    assert np.array_equal(batch["dense"].numpy(), dense)
+    assert all(np.array_equal(got, expected) for got, expected in zip(batch["ragged"].numpy(), ragged, strict=True))
+
+
 def reading(pipe: Any, address: str) -> None:
     with dp.connect(address) as plane:
         pipe.send("connected")
