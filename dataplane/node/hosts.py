@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ from dataplane.wire.peer import Peers
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class HostsStatistics:
+    """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here."""
+
+    fetched: int = 0
+    sent: int = 0
+    copies: int = 0
+
+
 class Hosts:
     """The other hosts, for one node. `start`, `run` and `aclose` are called by it."""
 
@@ -37,6 +47,7 @@ class Hosts:
         self._peers = Peers(config.listen, key, self._answer)
         self._transports: Sequence[Transport] = (Tcp(config.host, config.told),)
         self._offers = Offers(node, store, self._transports, self)
+        self._inline_bytes = 0
         self.membership: StaticMembership | None = None
         self.fetcher: Fetcher | None = None
 
@@ -102,8 +113,16 @@ class Hosts:
         for shard, what in zip(request.shards, self._store.describe(request.shards), strict=True):
             payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
+            self._inline_bytes += len(payload)
             described.append((*what, payload))
         return pm.Described(request.id, described)
+
+    def statistics(self) -> HostsStatistics:
+        """What has crossed, and what is known."""
+        if self.fetcher is None:
+            return HostsStatistics()
+        sent = self._inline_bytes + self._offers.sent_bytes
+        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies)
 
     def figures(self) -> dict[str, Any]:
         """Who is there, as plain values."""

@@ -91,6 +91,6 @@ class Remote:
     async def _fetch(self, memory: memoryview, wanted: Stretches, *, fresh: bool) -> None:
         missing = without(wanted, self._there)
         if missing:
-            whole = merged([*self._there, *missing], gap=0) == [(0, self._size)]
+            whole = total(self._there) + total(missing) == self._size
             came = await self._reading.read(Wanted(self._owner, self._shard, memory, missing, whole, fresh))
             self._there = merged([*self._there, *came], gap=0)

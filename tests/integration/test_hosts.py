@@ -557,6 +557,23 @@ def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
         assert np.array_equal(other.get(refs[3], timeout=2)["x"].numpy(), pattern(3, 2 * MIB))
 
 
+# Figures
+
+
+@pytest.mark.parametrize("size", [8 << 10, 4 * MIB])
+def test_what_crosses_is_counted_at_both_ends(planes: Planes, size: int) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, size, 4)})
+    other.get(ref)
+    here, there = other.stats(), eventually(lambda: one.stats() if one.stats().sent_bytes else None, "it is told")
+    assert size <= here.fetched_bytes == there.sent_bytes < 1.02 * size + 4096
+    assert (here.copies, here.sent_bytes, there.copies, there.fetched_bytes) == (1, 0, 0, 0)
+    other.free(ref)
+    assert other.stats().copies == 0
+    other.get(one.put({"x": pattern(2, size, 4)}).select("x")[1:2])
+    assert here.fetched_bytes < other.stats().fetched_bytes <= here.fetched_bytes + size
+
+
 # Who is there
 
 
