@@ -57,6 +57,10 @@ class Hosts:
         listens = self._peers.address
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
+    def member(self, node: bytes) -> bool:
+        """Whether this is a member; see `node.offers`."""
+        return self.membership is not None and node in self.membership.members
+
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The number here of another's shard that others may read here; see `node.offers`."""
         return None if self.fetcher is None else self.fetcher.copy(owner, shard)

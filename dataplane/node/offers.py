@@ -53,8 +53,11 @@ class _Offer:
     undo: AsyncExitStack
 
 
-class Copies(Protocol):
-    """What a node has of others' shards."""
+class Others(Protocol):
+    """What a node knows of others."""
+
+    def member(self, node: bytes) -> bool:
+        """Whether this is a member."""
 
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The number that a shard has here which is here as a whole, or None."""
@@ -63,11 +66,11 @@ class Copies(Protocol):
 class Offers:
     """The offers of one node."""
 
-    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], copies: Copies) -> None:
+    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Others) -> None:
         self._node = node
         self._store = store
         self._transports = transports
-        self._copies = copies
+        self._others = others
         self._sources = Sources(node)
         self._gate = Gate(MAX_OFFERS, MAX_OFFERS)
         self._offers: dict[bytes, _Offer] = {}
@@ -85,6 +88,8 @@ class Offers:
         transport = next((t for t in self._transports if t.name == request.transport), None)
         if transport is None:
             raise ProtocolMismatch(f"this node has no transport {request.transport!r}")
+        if not self._others.member(request.node):  # whose pins nobody would drop when it goes
+            raise Backpressure(f"node {request.node[:8].hex()} is not known here as a member, or not yet")
         timeout_s = min(request.timeout_s, _LONGEST_S)
         deadline = Deadline.after(_WAIT * timeout_s)
         reader, shard = _Reader(request.node), self._number(request)
@@ -111,7 +116,7 @@ class Offers:
         """The shard's number here."""
         if request.owner in (b"", self._node):
             return request.shard
-        number = self._copies.copy(request.owner, request.shard)
+        number = self._others.copy(request.owner, request.shard)
         if number is None:
             raise PeerUnavailable("there is no copy of that here")
         return number

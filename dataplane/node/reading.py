@@ -115,6 +115,8 @@ class Reading:
             offered = await self._ask(member, transport, wanted, whole=whole, avoid=avoid)
             came: Stretches = []
             try:
+                if offered.holder and not whole:
+                    raise TransportError("it sends elsewhere who wants it from there")
                 if offered.holder:
                     came = await self._read_copy(transport, offered.holder, wanted)
                 else:

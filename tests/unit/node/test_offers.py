@@ -27,6 +27,9 @@ SIZE = 2 * SHARED
 
 
 class NoCopies:
+    def member(self, node: bytes) -> bool:
+        return node != b"stranger"
+
     def copy(self, owner: bytes, shard: int) -> int | None:
         return None
 
@@ -192,6 +195,8 @@ async def test_what_is_refused(store: Store, offered: Offers) -> None:
         await offered.offer(pm.Offer(1, THEM, shard, "pigeon", 1.0))
     with pytest.raises(PeerUnavailable):
         await offered.offer(offer(shard, owner=OTHERS))
+    with pytest.raises(Backpressure, match="not yet"):
+        await offered.offer(offer(shard, b"stranger"))
     for number in (-1, 2**63, shard + 1):
         with pytest.raises(Freed):
             await offered.offer(offer(number))
