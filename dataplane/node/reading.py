@@ -79,6 +79,7 @@ class Reading:
         self._running = Running(membership)
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._checking = ThreadPoolExecutor(2, thread_name_prefix="dataplane-check")
+        self._closed = False
         self.fetched_bytes = 0
 
     async def read(self, wanted: Wanted) -> Stretches:
@@ -143,6 +144,8 @@ class Reading:
             stretches = rounded(stretches, offered.chunk, size)
         await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, stretches)
         if offered.chunk:
+            if self._closed:
+                raise TransportError("this node has stopped")
             checking = self._checking.submit(_check, wanted.memory, stretches, offered.chunk, offered.sums)
             try:
                 await asyncio.wrap_future(checking)
@@ -201,6 +204,7 @@ class Reading:
 
     async def aclose(self) -> None:
         """Wait for what has begun."""
+        self._closed = True
         await asyncio.to_thread(self._checking.shutdown)
 
 
