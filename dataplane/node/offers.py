@@ -88,8 +88,7 @@ class Offers:
         transport = next((t for t in self._transports if t.name == request.transport), None)
         if transport is None:
             raise ProtocolMismatch(f"this node has no transport {request.transport!r}")
-        if not self._others.member(request.node):  # whose pins nobody would drop when it goes
-            raise Backpressure(f"node {request.node[:8].hex()} is not known here as a member, or not yet")
+        self._check_member(request.node)
         timeout_s = min(request.timeout_s, _LONGEST_S)
         deadline = Deadline.after(_WAIT * timeout_s)
         reader, shard = _Reader(request.node), self._number(request)
@@ -106,11 +105,18 @@ class Offers:
                 if offered is None:
                     offered = await self._offer_memory(transport, request, shard, deadline, undo)
             else:
+                self._store.size(shard)  # it may have been freed meanwhile
                 offered = pm.Offered(request.id, secrets.token_bytes(16), place)
+            self._check_member(request.node)  # it may have gone while it waited
             until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
             here = place == self._node
             self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
         return offered
+
+    def _check_member(self, node: bytes) -> None:
+        """Of others nobody would drop the pins when they go."""
+        if not self._others.member(node):
+            raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
 
     def _number(self, request: pm.Offer) -> int:
         """The shard's number here."""

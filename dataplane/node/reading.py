@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from dataplane.batch.stretches import Stretches, rounded, total
+from dataplane.batch.stretches import Stretches, rounded, total, without
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
@@ -48,12 +48,14 @@ def member_of(membership: Membership, node: bytes) -> Member:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Stretches of a shard, and where they are to be. `whole`: then all of it is there. `fresh`: nobody looks at that
-    memory yet, so it may be written with what proves false, and with more than was asked for."""
+    memory yet, so it may be written with what proves false, and with more than was asked for, but not where it is
+    `there` already."""
 
     owner: bytes
     shard: int
     memory: memoryview
     stretches: Stretches
+    there: Stretches
     whole: bool
     fresh: bool
 
@@ -142,6 +144,8 @@ class Reading:
             if not wanted.fresh or offered.chunk < 0 or len(offered.sums) != 8 * -(-size // offered.chunk):
                 raise TransportError("an offer that can not be checked")
             stretches = rounded(stretches, offered.chunk, size)
+            if without(stretches, wanted.there) != stretches:
+                raise TransportError("a part of these chunks is there already")
         await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, stretches)
         if offered.chunk:
             if self._closed:

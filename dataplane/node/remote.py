@@ -92,5 +92,6 @@ class Remote:
         missing = without(wanted, self._there)
         if missing:
             whole = total(self._there) + total(missing) == self._size
-            came = await self._reading.read(Wanted(self._owner, self._shard, memory, missing, whole, fresh))
+            asked = Wanted(self._owner, self._shard, memory, missing, self._there, whole, fresh)
+            came = await self._reading.read(asked)
             self._there = merged([*self._there, *came], gap=0)

@@ -27,8 +27,11 @@ SIZE = 2 * SHARED
 
 
 class NoCopies:
+    def __init__(self) -> None:
+        self.strangers = {b"stranger"}
+
     def member(self, node: bytes) -> bool:
-        return node != b"stranger"
+        return node not in self.strangers
 
     def copy(self, owner: bytes, shard: int) -> int | None:
         return None
@@ -184,6 +187,41 @@ async def test_the_second_is_sent_to_the_first(store: Store, offered: Offers) ->
     assert offered.sent_bytes == SIZE, "what came from elsewhere was not sent from here"
     offered.gone({OTHERS, THEM})
     assert not (await offered.offer(offer(shard, b"third", whole=True))).holder
+
+
+async def test_who_goes_while_it_waits_is_given_nothing(
+    store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offer would be there until it runs out."""
+    monkeypatch.setattr(offers, "MAX_OFFERS", 1)
+    others = NoCopies()
+    made = Offers(ME, store, (tcp,), others)
+    shard = await put(store, 1)
+    try:
+        first = await made.offer(offer(shard))
+        waiting = asyncio.create_task(made.offer(offer(shard, OTHERS)))
+        await asyncio.sleep(0)
+        others.strangers.add(OTHERS)
+        made.gone({OTHERS})
+        made.withdraw(pm.Withdraw(1, THEM, first.ticket))
+        with pytest.raises(Backpressure):
+            await waiting
+        assert len(made) == len(made._gate) == 0
+        assert store.statistics().pinned == 0
+    finally:
+        await made.aclose()
+
+
+async def test_what_was_freed_while_somebody_waited_is_not_sent_for(store: Store, offered: Offers) -> None:
+    shard = await put(store, 1)
+    first = await offered.offer(offer(shard, whole=True))
+    second = asyncio.create_task(offered.offer(offer(shard, OTHERS, whole=True)))
+    await asyncio.sleep(0.01)
+    store.free([shard])
+    offered.withdraw(pm.Withdraw(1, THEM, first.ticket, SIZE, whole=True))
+    with pytest.raises(Freed):
+        await second
+    await until(lambda: not offered._sources._readers)
 
 
 async def test_what_is_refused(store: Store, offered: Offers) -> None:
