@@ -28,7 +28,7 @@ MAX_OFFERS = 48
 
 _WAIT = 0.8  # of the time that the asker gives, until it is told to ask again
 _LONGEST_S = 3600.0
-_SOON_S, _SOON_RATE = 1.0, 20e6  # what a slow read takes: so long, and at this rate, in bytes/s
+_SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # what a slow read takes: at least, at most; bytes/s in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Offers:
             size = self._store.size(shard)
             place = self._node
             if request.whole and not request.owner and size >= SHARED:
-                patience_s = _SOON_S + size / _SOON_RATE
+                patience_s = min(_SLOW_S + size / _SLOW_RATE, _SLOWEST_S)
                 place = await self._sources.choose(shard, request.node, request.avoid, patience_s, deadline)
                 undo.callback(self._sources.ended, shard, place)
             if place == self._node:

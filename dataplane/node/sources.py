@@ -8,8 +8,8 @@ after which it is sent to the place with the fewest readers; a node is named to 
 not again after somebody has found no copy there. A copy is a place to read bytes at, no more: whether a shard is there,
 and what of it was freed, this node alone says, and says first.
 
-Rejected: to let all read here at once (the sixth waits as long as six reads take); to pass pieces on while they come (a
-chain of hosts, each of which may stall or die in the middle; half the time of this at the most).
+Rejected: to let all read here at once (the sixth waits as long as six reads take); to pass pieces on while they come
+(it might be faster, and is a chain of hosts, each of which may stall or die in the middle).
 """
 
 from __future__ import annotations
