@@ -1,4 +1,4 @@
-"""Two hosts made of network namespaces, joined by a veth pair: what crosses between their nodes, beside iperf3.
+"""Hosts made of network namespaces: what crosses between the nodes of two, beside iperf3, and of seven, on slow links.
 
 `python -m bench.hosts`. Needs to be root, and `ip` and `iperf3`; says so and ends where it may not or has not.
 """
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from bench.measure import Row, row, table, write_json
 
 RUNS = 5
 _STREAMS = 4
+_RATE = "200mbit"
 
 
 class Host:
@@ -44,7 +46,14 @@ class Host:
 
     def received(self) -> int:
         """Bytes that have come over the link."""
-        path = f"/sys/class/net/{self.name}/statistics/rx_bytes"
+        return self._crossed("rx_bytes")
+
+    def sent(self) -> int:
+        """Bytes that have gone over the link."""
+        return self._crossed("tx_bytes")
+
+    def _crossed(self, what: str) -> int:
+        path = f"/sys/class/net/{self.name}/statistics/{what}"
         return int(subprocess.run([*_inside(self.name), "cat", path], capture_output=True, check=True).stdout)
 
     def stop(self) -> None:
@@ -75,6 +84,43 @@ def link() -> Iterator[list[tuple[str, str]]]:
             _ip("-n", name, "addr", "add", f"{ip}/24", "dev", name)
             _ip("-n", name, "link", "set", name, "up")
             _ip("-n", name, "link", "set", "lo", "up")
+        yield ends
+
+
+@contextmanager
+def switch(count: int) -> Iterator[list[tuple[str, str]]]:
+    """So many namespaces on one switch, each of which sends no more than `_RATE`."""
+    ends = [(f"dp{os.getpid()}{i}"[-15:], f"10.77.1.{i + 1}") for i in range(count)]
+    bridge = f"dp{os.getpid()}s"[-15:]
+    with ExitStack() as undo:
+        for name in (bridge, *(name for name, _ in ends)):
+            _ip("netns", "add", name)
+            undo.callback(_ip, "netns", "del", name)
+        _ip("-n", bridge, "link", "add", "switch", "type", "bridge")
+        _ip("-n", bridge, "link", "set", "switch", "up")
+        for i, (name, ip) in enumerate(ends):
+            _ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", bridge)
+            _ip("-n", bridge, "link", "set", f"port{i}", "master", "switch")
+            _ip("-n", bridge, "link", "set", f"port{i}", "up")
+            _ip("-n", name, "addr", "add", f"{ip}/24", "dev", name)
+            _ip("-n", name, "link", "set", name, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            limit = [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                name,
+                "root",
+                "tbf",
+                "rate",
+                _RATE,
+                "burst",
+                "64kb",
+                "latency",
+                "50ms",
+            ]
+            subprocess.run([*_inside(name), *limit], check=True, capture_output=True)
         yield ends
 
 
@@ -130,7 +176,57 @@ def measure(scratch: Path) -> list[Row]:
             row("8 processes, one remote batch: bytes over the link", _shared(hosts, ours), at_most=1.02, unit="x")
         )
         rows.append(row("2 of 9 columns, rows 100 to 200", _part(hosts, ours, theirs), at_most=1.05, unit="x"))
-    return rows
+        scattered = _scattered(hosts, ours, theirs)
+        rows.append(row("2,000 of 32,768 rows of 1 KiB, apart", scattered, at_most=1.15, unit="x"))
+    return rows + _many(key)
+
+
+def _scattered(hosts: list[Host], ours: dp.Plane, theirs: dp.Plane) -> list[float]:
+    found = []
+    chosen = np.sort(np.random.default_rng(1).choice(1 << 15, 2000, replace=False))
+    for i in range(RUNS):
+        ref = ours.put({"x": np.full((1 << 15, 256), i, np.float32)})
+        before = hosts[1].received()
+        theirs.get(ref[chosen])
+        found.append((hosts[1].received() - before) / (len(chosen) << 10))
+        ours.free(ref)
+    return found
+
+
+def _many(key: Path) -> list[Row]:
+    """Six hosts that want what one has, all at once, on links that are slower than this machine."""
+    sent, took = [], []
+    with switch(7) as ends, ExitStack() as undo:
+        hosts: list[Host] = []
+        for name, ip in ends:
+            join = f"static://{hosts[0].control.removeprefix('tcp://')}" if hosts else ""
+            hosts.append(Host(name, ip, key, join))
+            undo.callback(hosts[-1].stop)
+        planes = [undo.enter_context(dp.connect(host.address)) for host in hosts]
+        while min(len(plane.members().get("members", ())) for plane in planes) < len(hosts):
+            time.sleep(0.05)
+        for i in range(RUNS):
+            columns = {"x": np.full((16, 1 << 19), i, np.float32)}
+            size = workload.nbytes(columns)
+            alone = planes[0].put(columns)
+            began = time.perf_counter()
+            planes[1].get(alone)
+            one = time.perf_counter() - began
+            planes[1].free(alone)
+            ref = planes[0].put(columns)
+            before = hosts[0].sent()
+            began = time.perf_counter()
+            with ThreadPoolExecutor(6) as pool:
+                for each in [pool.submit(plane.get, ref) for plane in planes[1:]]:
+                    each.result()
+            took.append((time.perf_counter() - began) / one)
+            sent.append((hosts[0].sent() - before) / size)
+            for plane in planes:
+                plane.free(ref)
+    return [
+        row("6 hosts want one batch: bytes its host sends, over its size", sent, at_most=3.2, unit="x"),
+        row("6 hosts want one batch: time, over that of one", took, at_most=4.0, unit="x"),
+    ]
 
 
 def _tiny(ours: dp.Plane, theirs: dp.Plane) -> list[float]:

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--join", metavar="HOW", default="", help="static://H:P,... of other nodes, or etcd://H:P,.../NAME"
     )
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
+    node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
@@ -95,9 +96,9 @@ def _node(chosen: argparse.Namespace) -> int:
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
     cluster = None
     if chosen.listen:
-        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key)
-    elif chosen.join or chosen.key:
-        raise ValueError("--join and --key go with --listen")
+        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise)
+    elif chosen.join or chosen.key or chosen.advertise:
+        raise ValueError("--join, --key and --advertise go with --listen")
     node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:

@@ -123,15 +123,18 @@ class NodeConfig:
 class ClusterConfig:
     """How a node is one of several.
 
-    listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any.
+    listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any. Its transports listen on the same HOST.
     join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one; or the etcd
         that knows them, and the cluster's name there: `etcd://HOST:PORT,.../NAME`.
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
+    advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
+        then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
     """
 
     listen: str
     join: str = ""
     key: str | os.PathLike[str] | None = None
+    advertise: str = ""
 
     def __post_init__(self) -> None:
         host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
@@ -139,12 +142,25 @@ class ClusterConfig:
             raise ValueError(f"a node listens at tcp://HOST:PORT, not at {self.listen!r}")
         if self.key is None and not _is_loopback(host):
             raise ValueError(f"{host} is not this host alone: a key is needed; `dataplane keygen FILE` makes one")
+        if self.advertise:
+            _check_host(self.advertise)
+        elif host in _EVERY:
+            raise ValueError(
+                f"{host} is every address of this machine: say by which the others find it, with --advertise HOST"
+            )
         _ = self.joined  # checked
 
     @property
     def host(self) -> str:
-        """The host that it listens on, without brackets."""
-        return _host_port(self.listen.removeprefix("tcp://"))[0]
+        """The host that it listens on, without brackets; an empty one is every address."""
+        host = _host_port(self.listen.removeprefix("tcp://"))[0]
+        return "" if host == "*" else host
+
+    @property
+    def told(self) -> str:
+        """The host that others are told, in brackets where it needs them; empty: the one that it listens on."""
+        host = self.advertise.removeprefix("[").removesuffix("]")
+        return f"[{host}]" if ":" in host else host
 
     @property
     def joined(self) -> Join:
@@ -186,6 +202,25 @@ def check_host_port(address: str) -> None:
     host, port = _host_port(address)
     if not port or set(host) & set("/*@ ") or host != host.strip():
         raise ValueError(f"nobody can be found at {address!r}: HOST:PORT is that of a host")
+
+
+_EVERY = ("*", "0.0.0.0", "::", "0")
+"""Hosts to listen on that are all of a machine's."""
+
+
+def _check_host(host: str) -> None:
+    bare = host.removeprefix("[").removesuffix("]")
+    if bare in _EVERY or not bare or set(bare) & set("/*[], ") or bare != bare.strip() or (":" in bare) != _is_v6(bare):
+        raise ValueError(f"{host!r} is no host that others could find this one by: give a name or an address, no port")
+
+
+def _is_v6(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).version == 6
+    except ValueError:
+        return False
 
 
 def _host_port(text: str) -> tuple[str, int]:

@@ -17,37 +17,44 @@ from dataplane.batch.rows import Rows
 
 Stretches: TypeAlias = list[tuple[int, int]]
 
-_GAP = 16 << 10  # bytes between two stretches that cost less to take along than to name
+_GAP = 512  # bytes between two stretches that cost less to take along than to name and gather: 1.5 us, see 0019
 
 
 def merged(stretches: Iterable[tuple[int, int]], gap: int = _GAP) -> Stretches:
     """The same in order, each once, neighbours as one."""
-    made: Stretches = []
-    for start, stop in sorted(stretches):
-        if start >= stop:
-            continue
-        if made and start <= made[-1][1] + gap:
-            made[-1] = made[-1][0], max(stop, made[-1][1])
-        else:
-            made.append((start, stop))
-    return made
+    array = np.array(list(stretches), np.int64).reshape(-1, 2)
+    array = array[array[:, 0] < array[:, 1]]
+    if len(array) < 2:
+        return [(start, stop) for start, stop in array.tolist()]
+    array = array[np.argsort(array[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(array[:, 1])
+    breaks = np.flatnonzero(array[1:, 0] > reached[:-1] + gap)
+    starts = array[np.concatenate(([0], breaks + 1)), 0]
+    stops = reached[np.concatenate((breaks, [len(array) - 1]))]
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
 def without(wanted: Stretches, there: Stretches) -> Stretches:
     """What of the wanted is not there."""
     made: Stretches = []
+    first = 0
     for start, stop in wanted:
-        for a, b in there:
-            if b <= start or stop <= a:
-                continue
-            if start < a:
-                made.append((start, a))
-            start = max(start, b)
-            if start >= stop:
-                break
+        while first < len(there) and there[first][1] <= start:
+            first += 1
+        i = first
+        while i < len(there) and there[i][0] < stop:
+            if start < there[i][0]:
+                made.append((start, there[i][0]))
+            start = max(start, there[i][1])
+            i += 1
         if start < stop:
             made.append((start, stop))
     return made
+
+
+def rounded(stretches: Stretches, unit: int, size: int) -> Stretches:
+    """The same, in whole units of a memory of that size."""
+    return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in stretches), gap=0)
 
 
 def total(stretches: Iterable[tuple[int, int]]) -> int:

@@ -177,7 +177,7 @@ class StaticMembership(Membership):
     def _bury(self, address: str, now: float) -> None:
         self._look_at_the_clock()
         for node, member in list(self._members.items()):
-            if member.address == address and now - self._heard.get(node, now) > self._dead_s:
+            if member.address == address and now - self._heard.get(node, now) >= self._dead_s:
                 self._remove(node, "it does not answer")
 
     def _remove(self, node: bytes, why: str, link: int | None = None) -> None:

@@ -13,19 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from dataplane.batch.layout import ShardLayout, check_contents
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
-from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Member, Membership
-from dataplane.errors import DataplaneError, Misuse, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.cluster.membership import Membership
+from dataplane.errors import DataplaneError, ProtocolMismatch
+from dataplane.node.reading import Reading, member_of
+from dataplane.node.remote import Remote, Want
 from dataplane.store.store import Store
-from dataplane.transport.base import Transport, TransportError
+from dataplane.transport.base import Transport
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
@@ -35,14 +33,7 @@ log = logging.getLogger(__name__)
 MAX_COPIES = 1 << 16
 """Shards of others that are remembered; the first known are forgotten."""
 
-Want = tuple[Sequence[int], Rows]
-"""Rows, ascending, of columns by their ordinals."""
-
 _CONTROL_S = 5.0
-_WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
-_MOST_WANTS, _MOST_STRETCHES = 64, 4096
-_LEAST_RATE = 10e6  # bytes/s that a read is given time for
-_LEAST_S = 20.0
 
 
 class Fetcher:
@@ -56,10 +47,20 @@ class Fetcher:
         self._store = store
         self._peers = peers
         self._membership = membership
-        self._transports = transports
+        self._reading = Reading(node, peers, membership, transports)
         self._copies: dict[ShardKey, int] = {}
-        self._remotes: dict[int, _Remote] = {}
-        self.fetched_bytes = 0
+        self._remotes: dict[int, Remote] = {}
+        self._inline_bytes = 0
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What has come from other nodes, ever."""
+        return self._inline_bytes + self._reading.fetched_bytes
+
+    @property
+    def copies(self) -> int:
+        """Shards of other nodes that are known here, in memory or not."""
+        return len(self._copies)
 
     async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
         """The numbers that shards of other nodes have here: of each its node, its number there, and what of it is to be
@@ -82,7 +83,7 @@ class Fetcher:
                 (held,) = await self._store.pin(self, [number], deadline)
                 try:
                     with self._store.arena.view(held.extent) as view:
-                        await remote.complete(view)
+                        await remote.add(view)
                 finally:
                     self._store.unpin(self, [number])
         return numbers
@@ -90,7 +91,7 @@ class Fetcher:
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
         """Learn what these shards of the owner are. An error is returned, so that the others are learnt of too."""
         try:
-            member = self._member(owner)
+            member = member_of(self._membership, owner)
             for first in range(0, len(shards), pm.MAX_SHARDS):
                 asked = shards[first : first + pm.MAX_SHARDS]
                 request = pm.Describe(self._peers.next_id(), asked)
@@ -102,12 +103,12 @@ class Fetcher:
                     known = self._copies.get((owner, shard))
                     if known is not None and self._store.mend(known):
                         continue  # somebody else has asked meanwhile
-                    backing = _Remote(self, owner, shard, layout, size, whole=bool(payload))
+                    backing = Remote(self._reading, owner, shard, layout, size, whole=bool(payload))
                     number = self._store.adopt(
                         size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
                     )
                     self._copies[owner, shard], self._remotes[number] = number, backing
-                    self.fetched_bytes += len(payload)
+                    self._inline_bytes += len(payload)
         except DataplaneError as error:
             return error
         while len(self._copies) > MAX_COPIES:
@@ -119,15 +120,17 @@ class Fetcher:
         del self._remotes[number]
         self._store.free([number])
 
-    def _member(self, node: bytes) -> Member:
-        member = self._membership.members.get(node)
-        if member is None:
-            raise OwnerDied(f"node {node.hex()} is not in the cluster: it has died, or was never", node=node.hex())
-        return member
-
     async def free(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
         """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
         PeerUnavailable, ProtocolMismatch for no parts of a shard."""
+        self._free_here(owner, parts)
+        member = self._membership.members.get(owner)
+        if member is not None:
+            request = pm.FreeParts(self._peers.next_id(), parts)
+            await self._peers.request(member.address, request, Done, _CONTROL_S)
+            self._free_here(owner, parts)  # what was described meanwhile
+
+    def _free_here(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
         for shard, columns, rows in parts:
             copy = self._copies.get((owner, shard))
             if copy is not None:
@@ -137,105 +140,13 @@ class Fetcher:
                     raise ProtocolMismatch(f"no part of a shard: {error}") from None
                 if not self._store.mend(copy):
                     self._forget((owner, shard))
-        member = self._membership.members.get(owner)
-        if member is not None:
-            request = pm.FreeParts(self._peers.next_id(), parts)
-            await self._peers.request(member.address, request, Done, _CONTROL_S)
 
-    async def read(self, owner: bytes, shard: int, memory: memoryview, stretches: Stretches) -> None:
-        """Fill these stretches of the memory with a shard's, by the best transport that both have and that works.
-        Raises OwnerDied, Freed, PeerUnavailable."""
-        why = "no transport is on both sides"
-        for transport in self._transports:
-            member = self._member(owner)
-            address = member.transports.get(transport.name)
-            if address is None:
-                continue
-            try:
-                await self._read_by(transport, address, member, shard, memory, stretches)
-                self.fetched_bytes += total(stretches)
-                return
-            except TransportError as error:
-                why = str(error)
-                log.warning("a shard of %s did not come: %s", owner.hex(), error)
-        self._member(owner)
-        raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number here of a shard of which all is here in memory, for others to read."""
+        number = self._copies.get((owner, shard))
+        there = number is not None and self._remotes[number].complete and self._store.ready(number)
+        return number if there else None
 
-    async def _read_by(
-        self,
-        transport: Transport,
-        address: str,
-        member: Member,
-        shard: int,
-        memory: memoryview,
-        stretches: Stretches,
-    ) -> None:
-        timeout_s = _LEAST_S + total(stretches) / _LEAST_RATE
-        offer = pm.Offer(self._peers.next_id(), self._node, shard, transport.name, timeout_s)
-        offered = await self._peers.request(member.address, offer, pm.Offered, timeout_s)
-        try:
-            await transport.read(address, offered.ticket, memory, timeout_s, stretches)
-        finally:
-            withdraw = pm.Withdraw(self._peers.next_id(), self._node, offered.ticket)
-            self._peers.tell(member.address, withdraw, Done)
-
-
-class _Remote:
-    """A shard of another host, to be read again whenever its memory here was taken: what of it anybody wanted.
-
-    What always holds: what is `_there` is in the memory that the shard has here now; what is wanted only grows.
-    """
-
-    def __init__(self, fetcher: Fetcher, owner: bytes, shard: int, encoded: bytes, size: int, *, whole: bool) -> None:
-        self._fetcher = fetcher
-        self._owner = owner
-        self._shard = shard
-        self._layout = ShardLayout.decode(encoded)
-        self._size = size
-        self._whole = size < _WORTH
-        self._wants: list[Want] = []
-        self._there: Stretches = [(0, size)] if whole else []
-        self._reading = asyncio.Lock()
-
-    def want(self, wants: Iterable[Want]) -> bool:
-        """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
-        new = [want for want in wants if want not in self._wants]
-        for ordinals, rows in new:
-            columns = self._layout.columns
-            if not all(0 <= o < len(columns) for o in ordinals) or rows.stop > columns[0][1].rows:
-                raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these columns or rows")
-        if self._whole or not new:
-            return False
-        self._wants += new
-        self._whole = len(self._wants) > _MOST_WANTS
-        return True
-
-    async def read(self, memory: memoryview) -> None:
-        async with self._reading:
-            self._there = []
-            await self._complete(memory)
-
-    async def complete(self, memory: memoryview) -> None:
-        """Fetch what is wanted and not there. Raises as `Fetcher.read`."""
-        async with self._reading:
-            await self._complete(memory)
-
-    async def _complete(self, memory: memoryview) -> None:
-        array = np.frombuffer(memory, np.uint8)
-        everything = [(0, self._size)]
-        if not self._whole:
-            if not self._there:
-                await self._fetch(memory, tables(self._layout))
-                check_contents(self._layout, array)
-            wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
-            if 2 * total(wanted) < self._size and len(wanted) <= _MOST_STRETCHES:
-                await self._fetch(memory, wanted)
-                return
-        await self._fetch(memory, everything)
-        check_contents(self._layout, array)
-
-    async def _fetch(self, memory: memoryview, wanted: Stretches) -> None:
-        missing = without(wanted, self._there)
-        if missing:
-            await self._fetcher.read(self._owner, self._shard, memory, missing)
-            self._there = merged([*self._there, *missing], gap=0)
+    async def aclose(self) -> None:
+        """Wait for what has begun."""
+        await self._reading.aclose()

@@ -1,12 +1,7 @@
-"""A node among others: its control channel, who is there, and what it does for them.
-
-What always holds: what is offered to another node is pinned for it until it has been read, the offer has run out, or
-that node is no member any more.
-"""
+"""A node among others: its control channel, who is there, and what it answers them."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.batch.rows import Rows
-from dataplane.clock import Deadline
 from dataplane.cluster.joining import join
 from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
-from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.errors import ProtocolMismatch
 from dataplane.node.fetch import Fetcher
 from dataplane.node.homes import Homes
+from dataplane.node.offers import Offers
 from dataplane.node.spread import Spread
 from dataplane.store.store import Store
-from dataplane.transport.base import Memory, Transport
+from dataplane.transport.base import Transport
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
@@ -33,26 +28,14 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-MAX_OFFERS = 1024
-"""Shards that are pinned for other nodes at a time."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Another node, as a holder of pins."""
+class HostsStatistics:
+    """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here."""
 
-    node: bytes
-
-    def __str__(self) -> str:
-        return f"node {self.node.hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    reader: _Reader
-    shard: int
-    transport: Transport
-    until: asyncio.TimerHandle
+    fetched: int = 0
+    sent: int = 0
+    copies: int = 0
 
 
 class Hosts:
@@ -66,9 +49,9 @@ class Hosts:
         self._store = store
         key = None if config.key is None else auth.load(Path(config.key))
         self._peers = Peers(config.listen, key, self._answer)
-        self._transports: Sequence[Transport] = (Tcp(config.host),)
-        self._offers: dict[bytes, _Offer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._transports: Sequence[Transport] = (Tcp(config.host, config.told),)
+        self._offers = Offers(node, store, self._transports, self)
+        self._inline_bytes = 0
         self.membership: Membership | None = None
         self.fetcher: Fetcher | None = None
         self.spread: Spread | None = None
@@ -76,14 +59,23 @@ class Hosts:
     @property
     def address(self) -> str:
         """Where other nodes find this one."""
-        return self._peers.address
+        listens = self._peers.address
+        return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
+
+    def member(self, node: bytes) -> bool:
+        """Whether this is a member; see `node.offers`."""
+        return self.membership is not None and node in self.membership.members
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number here of another's shard that others may read here; see `node.offers`."""
+        return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
         """Listen. Raises OSError; ValueError where what it is to be joined by is not installed."""
         for transport in self._transports:
             await transport.start()
         self._peers.start()
-        me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
+        me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
         self.membership = membership = join(self._config.joined, self._peers, me)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
         self.spread = Spread(self._node, self._homes, self._peers, membership)
@@ -106,8 +98,7 @@ class Hosts:
         gone = before.keys() - self._known.keys()
         for node in gone:  # who waits for its answer is told at once
             self._peers.forget(before[node].address)
-        for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in gone]:
-            self._withdraw_soon(ticket)
+        self._offers.gone(gone)
         if self.spread is not None:
             self.spread.changed(gone)
 
@@ -123,11 +114,9 @@ class Hosts:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
             case pm.Offer():
-                return self._offer(request)
+                return self._offers.offer(request)
             case pm.Withdraw():
-                offer = self._offers.get(request.ticket)
-                if offer is not None and offer.reader.node == request.node:
-                    self._withdraw_soon(request.ticket)
+                self._offers.withdraw(request)
             case pm.FreeParts():
                 for shard, columns, rows in request.parts:
                     try:
@@ -145,37 +134,16 @@ class Hosts:
         for shard, what in zip(request.shards, self._store.describe(request.shards), strict=True):
             payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
+            self._inline_bytes += len(payload)
             described.append((*what, payload))
         return pm.Described(request.id, described)
 
-    async def _offer(self, request: pm.Offer) -> pm.Offered:
-        transport = next((t for t in self._transports if t.name == request.transport), None)
-        if transport is None:
-            raise ProtocolMismatch(f"this node has no transport {request.transport!r}")
-        if len(self._offers) >= MAX_OFFERS:
-            what = "shards offered to other nodes at a time"
-            raise LimitExceeded(f"{MAX_OFFERS} {what}", what=what, asked=MAX_OFFERS + 1, limit=MAX_OFFERS)
-        timeout_s = min(max(request.timeout_s, 0.0), 3600.0)
-        reader = _Reader(request.node)
-        (held,) = await self._store.pin(reader, [request.shard], Deadline.after(timeout_s))
-        extent = held.extent
-        ticket = transport.offer(Memory(self._store.arena[extent.segment].readonly_fd, extent.offset, extent.size))
-        loop = asyncio.get_running_loop()
-        until = loop.call_later(timeout_s + 1.0, self._withdraw_soon, ticket)
-        self._offers[ticket] = _Offer(reader, request.shard, transport, until)
-        return pm.Offered(request.id, ticket)
-
-    def _withdraw_soon(self, ticket: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._withdraw(ticket))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _withdraw(self, ticket: bytes) -> None:
-        offer = self._offers.pop(ticket, None)
-        if offer is not None:
-            offer.until.cancel()
-            await offer.transport.withdraw(ticket)
-            self._store.unpin(offer.reader, [offer.shard])
+    def statistics(self) -> HostsStatistics:
+        """What has crossed, and what is known."""
+        if self.fetcher is None:
+            return HostsStatistics()
+        sent = self._inline_bytes + self._offers.sent_bytes
+        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies)
 
     def figures(self) -> dict[str, Any]:
         """Who is there, as plain values."""
@@ -189,11 +157,12 @@ class Hosts:
 
     async def aclose(self) -> None:
         """Leave. Idempotent."""
-        for ticket in list(self._offers):
-            await self._withdraw(ticket)
         if self.spread is not None:
             await self.spread.aclose()
+        await self._offers.aclose()
         await self._peers.aclose()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._offers.aclose()  # what was asked for meanwhile
+        if self.fetcher is not None:
+            await self.fetcher.aclose()
         for transport in self._transports:
             await transport.aclose()

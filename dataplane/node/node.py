@@ -163,10 +163,17 @@ class Node:
             "spilled_bytes": store.disk.written,
             "restored_bytes": store.disk.read,
             "spill_error": store.disk.error,
+            **self._crossed(),
             "holders": store.holders,
             "streams": self._homes.figures(most=_STREAMS),
             "streams_in_all": len(self._homes),
         }
+
+    def _crossed(self) -> dict[str, int]:
+        if self.hosts is None:
+            return {}
+        hosts = self.hosts.statistics()
+        return {"fetched_bytes": hosts.fetched, "sent_bytes": hosts.sent, "copies": hosts.copies}
 
     async def _close(self) -> None:
         self._listener.close()

@@ -13,6 +13,8 @@ class Stats:
 
     memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident are
     the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
+    fetched_bytes came from other nodes and sent_bytes went to them, as those said that have read them; copies are
+    shards of theirs that are known here, and count as shards too.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
     figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
@@ -37,6 +39,9 @@ class Stats:
     freed_bytes: int = 0
     spilled_bytes: int = 0
     restored_bytes: int = 0
+    fetched_bytes: int = 0
+    sent_bytes: int = 0
+    copies: int = 0
     spill_error: str = ""
     holders: tuple[Mapping[str, Any], ...] = ()
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

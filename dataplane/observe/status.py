@@ -26,6 +26,9 @@ def status_text(stats: Stats) -> str:
         ("put", f"{format_size(stats.put_bytes)}, freed {format_size(stats.freed_bytes)}"),
         ("spilled", f"{format_size(stats.spilled_bytes)}, restored {format_size(stats.restored_bytes)}"),
     ]
+    if stats.fetched_bytes or stats.sent_bytes or stats.copies:
+        crossed = f"fetched {format_size(stats.fetched_bytes)}, sent {format_size(stats.sent_bytes)}"
+        rows.append(("hosts", f"{crossed}, {stats.copies} copies"))
     if stats.spill_error:
         rows.append(("error", stats.spill_error))
     rows += [("holds", f"{format_size(h['bytes']):>10} {h['how']:<8} {h['holder']}") for h in stats.holders[:10]]

@@ -40,10 +40,14 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
         f"  pinned {format_size(stats.pinned_bytes)}  reserved {format_size(stats.reserved_bytes)}"
     )
     if previous is not None:
-        rates = [
-            f"{what} {format_size(_rate(getattr(stats, name), getattr(previous, name), seconds))}/s"
-            for what, name in (("put", "put_bytes"), ("spilled", "spilled_bytes"), ("restored", "restored_bytes"))
+        shown = [
+            "put",
+            "spilled",
+            "restored",
+            *(["fetched", "sent"] if stats.fetched_bytes or stats.sent_bytes else []),
         ]
+        pairs = [(what, getattr(stats, f"{what}_bytes"), getattr(previous, f"{what}_bytes")) for what in shown]
+        rates = [f"{what} {format_size(_rate(now, then, seconds))}/s" for what, now, then in pairs]
         yield "bytes  " + "  ".join(rates)
     if stats.spill_error:
         yield f"error  {stats.spill_error}"

@@ -29,7 +29,8 @@ from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
-from dataplane.store.spill import Disk, SpillFile
+from dataplane.store.spill import Disk
+from dataplane.store.spillfile import SpillFile
 
 OWN = "node"
 """The arena's owner of what the node itself writes: restored shards, and small ones that came in a message."""

@@ -25,7 +25,7 @@ from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.backing import Backing
-from dataplane.store.spill import SpillFile
+from dataplane.store.spillfile import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout, and
 _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have

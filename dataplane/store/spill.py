@@ -1,9 +1,7 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-A file is the extent's chunks, each a whole number of pages, then a record: a header, and for each chunk its stored
-length and the xxh3-64 of its bytes as they are in memory. The record is written last, so a file without a sound
-one is unfinished. The disk keeps the record's own xxh3-128 in memory, so that a byte changed anywhere, a file cut
-short and a file replaced by another all read as `Corrupt`.
+What a file is, `spillfile` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
+a file cut short and a file replaced by another all read as `Corrupt`.
 
 What always holds: `used` is the sizes of the files that exist, never above `quota`; a write that fails leaves no
 file and no bytes counted; a read that raises has served nothing. Files are not synced: spill is capacity, not
@@ -19,9 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import mmap
 import os
-import struct
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -33,37 +29,33 @@ from typing import TypeVar
 import lz4.block
 import xxhash
 
-from dataplane.config import PAGE, format_size
-from dataplane.errors import Corrupt
+from dataplane.config import PAGE
 from dataplane.store.claim import Claim
+from dataplane.store.spillfile import (
+    CHUNK,
+    LZ4,
+    RAW,
+    Forget,
+    Opened,
+    SpillFile,
+    aligned,
+    corrupt,
+    open_direct,
+    open_raw,
+    pwrite,
+    read_chunk,
+    read_record,
+    record,
+    record_size,
+    whole_pages,
+)
+from dataplane.threads import stopped
 
 T = TypeVar("T")
 
-CHUNK = 4 << 20
-"""Bytes of an extent that are hashed, compressed, written and read as one."""
-
-_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, codec, shard, extent bytes, chunks
-_ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
-_MAGIC = b"DPSPILL\0"
-_VERSION = 1
-_RAW, _LZ4 = 0, 1
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # which says nothing about the file
 _SAMPLE = 64 << 10
 _WORTH = 0.7  # compress only what shrinks below this part of itself
-
-Forget = Callable[[int, int], None]
-"""Told that the bytes (start, size) of the extent have been dealt with, from a thread of the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpillFile:
-    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record."""
-
-    shard: int
-    path: Path
-    size: int
-    record_size: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +94,7 @@ class Disk:
 
     def fits(self, sizes: Iterable[int]) -> bool:
         """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed."""
-        return self.used + sum(size + _record_size(size) for size in sizes) <= self.quota
+        return self.used + sum(size + record_size(size) for size in sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write an extent's bytes. The caller sees to it that nobody changes them meanwhile.
@@ -112,7 +104,7 @@ class Disk:
         """
         if self._claim is None:
             raise OSError(errno.ENOSPC, "spilling is off")
-        reserved = len(memory) + _record_size(len(memory))
+        reserved = len(memory) + record_size(len(memory))
         self.used += reserved
         path = self._claim.path / f"{shard:016x}.spill"
         run = asyncio.get_running_loop().run_in_executor
@@ -130,22 +122,22 @@ class Disk:
 
     def _write_file(self, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
         codec = self._codec_for(memory)
-        fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             entries = self._each_chunk(
                 len(memory), lambda start, size: self._put(fd, codec, memory, start, size, forget)
             )
-            record = _record(shard, codec, len(memory), entries)
+            written = record(shard, codec, len(memory), entries)
             # Compressed chunks lie where raw ones would, so that all can be written at once; the file is sparse.
-            _pwrite(fd, memoryview(_aligned(record)), len(memory))
+            pwrite(fd, memoryview(aligned(written)), len(memory))
         except BaseException:
             with suppress(OSError):
                 path.unlink()
             raise
         finally:
             os.close(fd)
-        size = sum(_whole_pages(stored) for stored, _ in entries) + len(record)
-        return SpillFile(shard, path, size, len(record), xxhash.xxh3_128_digest(record))
+        size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
+        return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written))
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
         """Run `work(start, size)` for each chunk; all that started has ended when this returns or raises."""
@@ -161,25 +153,25 @@ class Disk:
 
     def _codec_for(self, memory: memoryview) -> int:
         if self._compression == "never":
-            return _RAW
+            return RAW
         if self._compression == "auto" and not 0 < self._write_rate < self._lz4_rate:
-            return _RAW
+            return RAW
         sample = memory[:_SAMPLE]
-        return _LZ4 if len(lz4.block.compress(sample, store_size=False)) < _WORTH * len(sample) else _RAW
+        return LZ4 if len(lz4.block.compress(sample, store_size=False)) < _WORTH * len(sample) else RAW
 
     def _put(self, fd: int, codec: int, memory: memoryview, start: int, size: int, forget: Forget) -> tuple[int, int]:
         with memory[start : start + size] as chunk:
             digest = xxhash.xxh3_64_intdigest(chunk)
             stored: memoryview = chunk
             length = size
-            if codec == _LZ4:
+            if codec == LZ4:
                 began = time.perf_counter()
                 packed = lz4.block.compress(chunk, store_size=False)
                 self._lz4_rate = _smooth(self._lz4_rate, size / (time.perf_counter() - began))
                 if len(packed) + PAGE <= size:
-                    stored, length = memoryview(_aligned(packed)), len(packed)
+                    stored, length = memoryview(aligned(packed)), len(packed)
             began = time.perf_counter()
-            _pwrite(fd, stored, start)
+            pwrite(fd, stored, start)
             if size >= CHUNK:  # smaller writes measure the latency of the disk and not its speed
                 self._write_rate = _smooth(self._write_rate, len(stored) / (time.perf_counter() - began))
         forget(start, size)
@@ -200,19 +192,31 @@ class Disk:
 
     def _read_file(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         try:
-            fd = _open(file.path, os.O_RDONLY)
+            fd = open_direct(file.path, os.O_RDONLY)
         except OSError as error:
             if error.errno in _SHORT_OF:
                 raise
-            raise _corrupt(file, f"cannot be opened: {error.strerror}") from None
+            raise corrupt(file, f"cannot be opened: {error.strerror}") from None
         try:
-            codec, entries = _read_record(fd, file, len(memory))
+            codec, entries = read_record(fd, file, len(memory))
             self._each_chunk(
                 len(memory),
-                lambda start, size: _get(fd, file, codec, entries[start // CHUNK], memory, start, size, forget),
+                lambda start, size: read_chunk(fd, file, codec, entries[start // CHUNK], memory, start, size, forget),
             )
         finally:
             os.close(fd)
+
+    async def open(self, file: SpillFile, extent: int) -> Opened | None:
+        """See `spillfile.open_raw`."""
+        opening = self._pool.submit(open_raw, file, extent)
+        try:
+            return await asyncio.wrap_future(opening)
+        except asyncio.CancelledError:
+            await stopped([opening])
+            opened = None if opening.cancelled() else opening.result()
+            if opened is not None:
+                opened.close()
+            raise
 
     def remove(self, file: SpillFile) -> None:
         """Delete the file and give its bytes back to the quota."""
@@ -235,102 +239,3 @@ class Disk:
 
 def _smooth(old: float, new: float) -> float:
     return new if not old else 0.8 * old + 0.2 * new
-
-
-def _record_size(extent: int) -> int:
-    return _whole_pages(_HEADER.size + _ENTRY.size * -(-extent // CHUNK))
-
-
-def _record(shard: int, codec: int, extent: int, entries: list[tuple[int, int]]) -> bytes:
-    header = _HEADER.pack(_MAGIC, _VERSION, codec, shard, extent, len(entries))
-    return (header + b"".join(_ENTRY.pack(*entry) for entry in entries)).ljust(_record_size(extent), b"\0")
-
-
-def _read_record(fd: int, file: SpillFile, extent: int) -> tuple[int, list[tuple[int, int]]]:
-    buffer = mmap.mmap(-1, file.record_size)
-    _pread(fd, file, memoryview(buffer), extent)
-    record = buffer[:]
-    if xxhash.xxh3_128_digest(record) != file.digest:
-        raise _corrupt(file, "its record is not the one that was written")
-    _, _, codec, _, _, chunks = _HEADER.unpack_from(record)
-    return codec, [_ENTRY.unpack_from(record, _HEADER.size + i * _ENTRY.size) for i in range(chunks)]
-
-
-def _get(
-    fd: int,
-    file: SpillFile,
-    codec: int,
-    entry: tuple[int, int],
-    memory: memoryview,
-    start: int,
-    size: int,
-    forget: Forget,
-) -> None:
-    stored, digest = entry
-    with memory[start : start + size] as chunk:
-        if codec == _LZ4 and stored < size:
-            buffer = mmap.mmap(-1, _whole_pages(stored))
-            _pread(fd, file, memoryview(buffer), start)
-            try:
-                chunk[:] = lz4.block.decompress(buffer[:stored], uncompressed_size=size)
-            except (lz4.block.LZ4BlockError, ValueError):
-                raise _corrupt(file, f"its bytes {start} to {start + size} do not decompress") from None
-            if any(buffer[stored:]):
-                raise _corrupt(file, f"its padding after byte {start + stored} is not zero")
-        else:
-            _pread(fd, file, chunk, start)
-        if xxhash.xxh3_64_intdigest(chunk) != digest:
-            raise _corrupt(file, f"its bytes {start} to {start + size} are not those that were written")
-    forget(start, size)
-
-
-def _corrupt(file: SpillFile, what: str) -> Corrupt:
-    return Corrupt(
-        f"shard {file.shard} was spilled, and its file {what} ({file.path}, {format_size(file.size)})",
-        shard=file.shard,
-        path=str(file.path),
-    )
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without O_DIRECT
-            raise
-        with suppress(FileNotFoundError):
-            if flags & os.O_CREAT:
-                path.unlink()
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // PAGE) * PAGE
-
-
-def _aligned(data: bytes) -> mmap.mmap:
-    """The bytes in memory that O_DIRECT takes, padded with zeros to whole pages."""
-    buffer = mmap.mmap(-1, _whole_pages(len(data)))
-    buffer[: len(data)] = data
-    return buffer
-
-
-def _pwrite(fd: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        written = os.pwrite(fd, data[done:], offset + done)
-        if written == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done += written
-
-
-def _pread(fd: int, file: SpillFile, buffer: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(buffer):
-        try:
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-        except OSError as error:
-            raise _corrupt(file, f"cannot be read: {error.strerror}") from None
-        if count == 0:
-            raise _corrupt(file, "was cut short")
-        done += count

@@ -35,7 +35,8 @@ from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
-from dataplane.store.spill import Disk, DiskStatistics, SpillFile
+from dataplane.store.spill import Disk, DiskStatistics
+from dataplane.store.spillfile import Opened, SpillFile
 
 _HOLDERS = 64  # that are named
 _PLACE = 64  # bytes, more than it takes to say where a shard is
@@ -253,6 +254,11 @@ class Store:
         shard = self._find(number)
         return shard.extent is not None or shard.moving is not None
 
+    def ready(self, number: int) -> bool:
+        """Whether the shard is in memory, to be pinned at once."""
+        shard = self._shards.get(number)
+        return shard is not None and shard.extent is not None and shard.damage is None
+
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
         for number in numbers:
@@ -315,6 +321,19 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
+
+    def size(self, number: int) -> int:
+        """The bytes of a shard's extent. Raises Freed or Corrupt as `pin`."""
+        return self._find(number).size
+
+    async def opened(self, number: int) -> Opened | None:
+        """The file of a shard that is on disk alone, to be sent from there and closed by who asked; None where it is in
+        memory, where its bytes are not in the file as they are, or where that can not be read. Raises Freed or Corrupt
+        as `pin`."""
+        shard = self._find(number)
+        if shard.extent is not None or not isinstance(shard.file, SpillFile):
+            return None
+        return await self.disk.open(shard.file, shard.size)
 
     def peek(self, number: int, most: int) -> bytes:
         """The bytes of a shard that is in memory and has no more than `most`; else none."""

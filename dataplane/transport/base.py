@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 
 class TransportError(Exception):
@@ -22,6 +23,15 @@ class Memory:
     fd: int
     offset: int
     size: int
+
+
+@runtime_checkable
+class SendsFiles(Protocol):
+    """A transport that reads files on disk for others as well as memory."""
+
+    def offer_file(self, file: Memory) -> bytes:
+        """As `Transport.offer`. The file may be deleted meanwhile, and what is on the disk may be wrong: to compare it
+        with what was written is the reader's part."""
 
 
 class Transport(ABC):

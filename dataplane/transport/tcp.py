@@ -1,4 +1,4 @@
-"""Bytes over plain sockets, several streams at once: `sendfile` out of the arena, `recv_into` into it.
+"""Bytes over plain sockets, several streams at once: out of the arena, or a file, and into the arena; see `sockets`.
 
     reader -> server: ticket (16 bytes) | stretches (4) | of each: offset (8) | count (8), little-endian
     server -> reader: the bytes of all stretches
@@ -18,9 +18,8 @@ them than `_CONNECTIONS`; no thread writes into memory that its reader has given
 from __future__ import annotations
 
 import asyncio
-import os
+import mmap
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -28,40 +27,56 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.sockets import connect, exactly, mapping, receive, send
 
 STREAMS = 4
 """Connections that one read uses, where it is of that many pieces."""
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
-_REQUEST, _STRETCH = struct.Struct("<16sI"), struct.Struct("<QQ")
+_REQUEST, _STRETCH = struct.Struct("<16sI"), 16  # bytes of a stretch: offset and count
 _DONE = b"\x01"
-_MOST = 4096  # stretches of a stream
+_MOST = 1 << 16  # stretches of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
 _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
-_CHUNK = 8 << 20  # bytes sent or received by one call, between which a withdrawal is noticed
+
+Asked: TypeAlias = npt.NDArray[np.int64]
+"""[n, 2]: where each stretch starts, and where it stops."""
 
 
 @dataclass(eq=False)
 class _Offered:
     memory: Memory
-    taken: list[tuple[int, int]] = field(default_factory=list)
+    gathers: bool  # whether it may be mapped: a file on disk can be cut short, and then who looks at it dies
+    taken: Asked = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    mapped: mmap.mmap | None = None
     streams: set[socket.socket] = field(default_factory=set)
     done: threading.Condition = field(default_factory=threading.Condition)
     over: bool = False
 
+    def map(self) -> mmap.mmap | None:
+        """The memory, mapped once for all streams, until the offer ends."""
+        with self.done:
+            if self.mapped is None and self.gathers:
+                self.mapped = mapping(self.memory)
+            return self.mapped
+
 
 class Tcp(Transport):
-    """See the module. `host`: where to listen, on any port."""
+    """See the module. `host`: where to listen, on any port; `told`: where others find that, if not there."""
 
     name = "tcp"
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, told: str = "") -> None:
         self._host = host
+        self._told = told
         self._listener: socket.socket | None = None
         self._offers: dict[bytes, _Offered] = {}
         self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
@@ -74,7 +89,7 @@ class Tcp(Transport):
         if self._listener is None:
             return ""
         host, port = self._listener.getsockname()[:2]
-        return f"{host}:{port}"
+        return f"{self._told or host}:{port}"
 
     async def start(self) -> None:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -93,7 +108,13 @@ class Tcp(Transport):
 
     def offer(self, memory: Memory) -> bytes:
         ticket = secrets.token_bytes(16)
-        self._offers[ticket] = _Offered(memory)
+        self._offers[ticket] = _Offered(memory, gathers=True)
+        return ticket
+
+    def offer_file(self, file: Memory) -> bytes:
+        """See `base.SendsFiles`."""
+        ticket = secrets.token_bytes(16)
+        self._offers[ticket] = _Offered(file, gathers=False)
         return ticket
 
     async def withdraw(self, ticket: bytes) -> None:
@@ -116,19 +137,19 @@ class Tcp(Transport):
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one stream, from its request to its end."""
         try:
-            connected.settimeout(_SAY_S)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ticket, number = _REQUEST.unpack(_exactly(connected, _REQUEST.size))
+            ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
             offered = self._offers.get(ticket)
             if offered is None or not 0 < number <= _MOST:
                 return
-            asked = list(_STRETCH.iter_unpack(_exactly(connected, number * _STRETCH.size)))
-            if _take(offered, connected, asked):
+            asked = _bounded(exactly(connected, number * _STRETCH, _SAY_S), offered.memory.size)
+            if asked is not None and _take(offered, connected, asked):
                 try:
                     connected.settimeout(_IDLE_S)
-                    for offset, count in asked:
-                        _send(connected, offered, offset, count)
-                    _exactly(connected, len(_DONE))
+                    stretches = [(start, stop) for start, stop in asked.tolist()]
+                    mapped = offered.map() if len(stretches) > 1 else None
+                    send(connected, offered.memory, mapped, stretches, lambda: offered.over)
+                    exactly(connected, len(_DONE), _IDLE_S)
                     with offered.done:
                         if not offered.over:
                             connected.send(_DONE)
@@ -136,7 +157,7 @@ class Tcp(Transport):
                     with offered.done:
                         offered.streams.discard(connected)
                         offered.done.notify_all()
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):
             pass  # the reader sees a stream that ended early, and says what is to be said
         finally:
             self._connections.discard(connected)
@@ -159,17 +180,19 @@ class Tcp(Transport):
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
+        def over() -> bool:
+            return giving_up.is_set() or self._listener is None
+
         def one(share: list[tuple[int, int]]) -> None:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout_s, _IDLE_S)) as stream:
+            with connect(host.strip("[]"), int(port), min(timeout_s, _IDLE_S), over) as stream:
                 sockets.append(stream)
                 self._read_from.add(stream)
-                if giving_up.is_set() or self._listener is None:
+                if over():
                     raise EOFError("given up")
-                stream.settimeout(min(timeout_s, _IDLE_S))
-                asked = b"".join(_STRETCH.pack(start, stop - start) for start, stop in share)
-                stream.sendall(_REQUEST.pack(ticket, len(share)) + asked)
-                for start, stop in share:
-                    _receive(stream, into[start:stop])
+                asked = np.array(share, "<u8")
+                asked[:, 1] -= asked[:, 0]
+                stream.sendall(_REQUEST.pack(ticket, len(share)) + asked.tobytes())
+                receive(stream, into, share)
                 stream.sendall(_DONE)
                 if stream.recv(len(_DONE)) != _DONE:
                     raise EOFError("the offer ended while it was read")
@@ -222,44 +245,33 @@ def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, in
     return shares
 
 
-def _receive(stream: socket.socket, into: memoryview) -> None:
-    done = 0
-    while done < len(into):
-        count = stream.recv_into(into[done : done + _CHUNK])
-        if not count:
-            raise EOFError(f"the stream ended {len(into) - done} bytes early")
-        done += count
-
-
-def _take(offered: _Offered, stream: socket.socket, asked: Sequence[tuple[int, int]]) -> bool:
-    """Whether the stream may have these stretches, which then nobody else may."""
-    size = offered.memory.size
+def _take(offered: _Offered, stream: socket.socket, asked: Asked) -> bool:
+    """Whether the stream may have these stretches, (start, stop) each, which then nobody else may."""
     with offered.done:
-        taken = sorted([*offered.taken, *((offset, offset + count) for offset, count in asked)])
-        inside = all(0 < count <= size and offset <= size - count for offset, count in asked)
-        if offered.over or not inside or any(b > c for (_, b), (c, _) in pairwise(taken)):
+        taken = np.concatenate([offered.taken, asked])
+        taken = taken[np.argsort(taken[:, 0], kind="stable")]
+        if offered.over or (taken[:-1, 1] > taken[1:, 0]).any():
             return False
-        offered.taken = taken
+        offered.taken = _joined(taken)
         offered.streams.add(stream)
         return True
 
 
-def _send(stream: socket.socket, offered: _Offered, offset: int, count: int) -> None:
-    memory = offered.memory
-    while count and not offered.over:
-        _writable(stream)
-        sent = os.sendfile(stream.fileno(), memory.fd, memory.offset + offset, min(count, _CHUNK))
-        if not sent:
-            raise EOFError("the memory ended")
-        offset, count = offset + sent, count - sent
+def _joined(taken: Asked) -> Asked:
+    """The same, those that touch as one: who asks for much in order costs little to remember."""
+    starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
+    return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)
 
 
-def _writable(stream: socket.socket) -> None:
-    """Wait until the stream takes more: with a timeout Python's sockets do not block, and sendfile fails."""
-    poller = select.poll()
-    poller.register(stream, select.POLLOUT)
-    if not poller.poll(_IDLE_S * 1000):
-        raise TimeoutError("the reader takes nothing")
+def _bounded(asked: bytes, size: int) -> Asked | None:
+    """Stretches of a memory of that size, (start, stop) each, as they came: offset and count. None where they are
+    none."""
+    pairs = np.frombuffer(asked, "<u8").reshape(-1, 2)
+    if (pairs > size).any() or not pairs[:, 1].all():
+        return None
+    stretches = pairs.astype(np.int64)
+    stretches[:, 1] += stretches[:, 0]
+    return None if (stretches[:, 1] > size).any() else stretches
 
 
 def _end(offered: _Offered) -> None:
@@ -270,13 +282,5 @@ def _end(offered: _Offered) -> None:
             with suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
         offered.done.wait_for(lambda: not offered.streams)
-
-
-def _exactly(stream: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = stream.recv(count - len(data))
-        if not more:
-            raise EOFError("the stream ended")
-        data += more
-    return data
+    if offered.mapped is not None:
+        offered.mapped.close()

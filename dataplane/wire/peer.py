@@ -3,8 +3,9 @@
 A node answers on one ROUTER socket, and asks each other node over a DEALER of its own. No payload crosses here.
 
 What always holds: nothing is decoded of who has not the cluster's key, where there is one; every request has a
-deadline, after which it raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite, and what does not fit
-is dropped, to be asked again; what is no message is dropped, with a line in the log.
+deadline, after which it raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a
+time than is answered hears Backpressure, to ask again, and what does not even fit into ZeroMQ's queues is dropped; what
+is no message is dropped, with a line in the log.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,7 +23,15 @@ import zmq
 import zmq.asyncio
 import zmq.auth.asyncio
 
-from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, describe, revive
+from dataplane.errors import (
+    Backpressure,
+    DataplaneError,
+    LimitExceeded,
+    PeerUnavailable,
+    ProtocolMismatch,
+    describe,
+    revive,
+)
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.peer_messages import PeerReply, PeerRequest
@@ -32,7 +42,7 @@ R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
 
 _QUEUE = 1000  # messages that wait on one socket
-_AT_ONCE = 256  # requests whose answers are waited for
+_AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
 _DOMAIN = "dataplane"
@@ -56,7 +66,7 @@ class Peers:
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answering = 0
+        self._answering: Counter[bytes] = Counter()
         self.address = ""
         """Where it listens, once it has started."""
 
@@ -144,13 +154,14 @@ class Peers:
             return
         if isinstance(answer, Message):
             self._say(who, answer)
-        elif self._answering < _AT_ONCE:
-            self._answering += 1
+        elif self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE:
+            self._answering[who] += 1
             self._keep(asyncio.get_running_loop().create_task(self._answer_later(who, request, answer)))
-        else:  # it asks again, or gives up at its deadline
+        else:
             close = getattr(answer, "close", None)
             if close is not None:
                 close()
+            self._say(who, _failure(request, Backpressure("more is asked of this node at a time than it answers")))
 
     async def _answer_later(self, who: bytes, request: Any, answer: Awaitable[Message]) -> None:
         try:
@@ -158,7 +169,9 @@ class Peers:
         except Exception as error:
             reply = _failure(request, error)
         finally:
-            self._answering -= 1
+            self._answering[who] -= 1
+            if not self._answering[who]:
+                del self._answering[who]
         self._say(who, reply)
 
     def _say(self, who: bytes, reply: Message) -> None:

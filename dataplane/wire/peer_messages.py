@@ -42,21 +42,31 @@ class Describe(Message, frozen=True, tag="describe"):
 
 
 class Offer(Message, frozen=True, tag="offer"):
-    """Leave to read a shard once, by the transport of this name. `node` asks. Answered by `Offered`."""
+    """Leave to read a shard once, by the transport of this name. `node` asks; the shard is `owner`'s, or of who is
+    asked. With `whole` all of it will be at `node`, which may be sent elsewhere for it, but not to those in `avoid`.
+    With `checks` it reads into memory that nobody sees yet, and so may be given what it has to check itself. Answered
+    by `Offered`."""
 
     id: int
     node: bytes
     shard: int
     transport: str
     timeout_s: float
+    owner: bytes = b""
+    whole: bool = False
+    avoid: list[bytes] = []
+    checks: bool = False
 
 
 class Withdraw(Message, frozen=True, tag="withdraw"):
-    """What was offered has been read, or will not be. Answered by `Done`."""
+    """What was offered has been read, or will not be: so many bytes `came`, and with `whole` all of the shard is at
+    `node` now. Answered by `Done`."""
 
     id: int
     node: bytes
     ticket: bytes
+    came: int = 0
+    whole: bool = False
 
 
 class FreeParts(Message, frozen=True, tag="free-parts"):
@@ -233,10 +243,15 @@ class Described(Message, frozen=True, tag="described"):
 
 
 class Offered(Message, frozen=True, tag="offered"):
-    """What the transport takes in exchange for the bytes, once."""
+    """What the transport takes in exchange for the bytes, once. With `holder` the bytes are to be asked for of that
+    node, and the ticket is for `Withdraw` alone. With `chunk` they come from a disk: whole chunks of so many bytes are
+    to be read, and compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
 
     id: int
     ticket: bytes
+    holder: bytes = b""
+    chunk: int = 0
+    sums: bytes = b""
 
 
 class Answer(Message, frozen=True, tag="answer"):

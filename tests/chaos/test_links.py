@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,51 @@ def test_a_link_cut_while_bytes_come(two: tuple[list[Host], list[dp.Plane]]) -> 
             return False
 
     eventually(comes, "it is there", timeout_s=30)
+
+
+def test_who_reads_is_told_when_the_owner_is_gone(tmp_path: Path) -> None:
+    """Not only when the streams find out: all who have joined a read, within 5 seconds of the cut, its data or an
+    error. Then what they read from others goes on."""
+    with hosts(3, tmp_path) as made, ExitStack() as undo:
+        a, b, c = (undo.enter_context(dp.connect(host.address)) for host in made)
+        eventually(lambda: known(a) == known(b) == known(c) == 3, "they know each other")
+        made[0].slow_down("80mbit")
+        ref, other = put(a, 4, 32 * MIB), put(c, 6)
+        planes = [undo.enter_context(dp.connect(made[1].address)) for _ in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            before = made[1].received()
+            reading = [pool.submit(refused, plane, ref) for plane in planes]
+            eventually(lambda: made[1].received() - before > 2 * MIB, "they read")
+            made[0].cut()
+            cut = time.monotonic()
+            outcomes = [each.result()[0] for each in reading]
+            assert time.monotonic() - cut < 5.0
+        assert outcomes == [dp.OwnerDied] * 3
+        eventually(lambda: not b.stats().pinned_bytes and b.stats().memory_used == 0, "nothing is held")
+        assert fetched(b, other, 6)
+        made[0].heal()
+        made[0].slow_down("1gbit")
+        eventually(lambda: known(b) == 3, "it is there again")
+        assert fetched(b, ref, 4, 32 * MIB)
+
+
+def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
+    """Who was sent there reads at the owner, as soon as it is known."""
+    with hosts(3, tmp_path) as made, ExitStack() as undo:
+        a, b, c = (undo.enter_context(dp.connect(host.address)) for host in made)
+        eventually(lambda: known(a) == known(b) == known(c) == 3, "they know each other")
+        ref = put(a, 4, 16 * MIB)
+        assert fetched(b, ref, 4, 16 * MIB)
+        made[1].slow_down("40mbit")
+        before = made[2].received()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(fetched, c, ref, 4, 16 * MIB)
+            eventually(lambda: made[2].received() - before > MIB, "it reads")
+            assert not reading.done(), "what is slow is the copy"
+            made[1].cut()
+            cut = time.monotonic()
+            assert reading.result()
+            assert time.monotonic() - cut < 6.0
 
 
 def test_a_slow_link_only_takes_longer(two: tuple[list[Host], list[dp.Plane]]) -> None:

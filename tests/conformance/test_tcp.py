@@ -151,7 +151,8 @@ async def test_the_time_is_for_the_whole_request(server: Tcp, monkeypatch: pytes
 
 STRETCHES: dict[str, list[tuple[int, int]]] = {
     "none": [],
-    "too many": [(0, 1)] * 5000,
+    "too many": [(0, 1)] * 70_000,
+    "one byte often": [(0, 1)] * 5000,
     "of nothing": [(0, 0)],
     "one byte more": [(0, 64 * KIB + 1)],
     "beyond": [(64 * KIB, 1)],
@@ -375,6 +376,29 @@ async def test_a_read_that_stalls_can_be_cancelled(reader: Tcp, silent: Slow) ->
     async with asyncio.timeout(1):
         await asyncio.gather(reading, return_exceptions=True)
     assert reading.cancelled()
+
+
+async def test_a_read_that_is_not_even_connected_can_be_cancelled(reader: Tcp) -> None:
+    """A host that has gone answers nothing at all; here, one that has no room for who connects."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        crowd = [socket.socket() for _ in range(4)]
+        try:
+            for each in crowd:
+                each.setblocking(False)
+                each.connect_ex(address)
+            target = Target(KIB)
+            read = reader.read(f"{address[0]}:{address[1]}", bytes(16), target.memory, 15.0)
+            reading = asyncio.create_task(read)
+            await asyncio.sleep(0.05)
+            assert not reading.done()
+            reading.cancel()
+            async with asyncio.timeout(1):
+                await asyncio.gather(reading, return_exceptions=True)
+            assert reading.cancelled()
+        finally:
+            for each in crowd:
+                each.close()
 
 
 async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:

@@ -44,6 +44,7 @@ class Host(Worker):
         *join: Host | str,
         listen: str = ANY,
         key: Path | None = None,
+        advertise: str = "",
         beat_s: float = BEAT_S,
         **settings: Any,
     ) -> None:
@@ -52,7 +53,7 @@ class Host(Worker):
         others = [each if isinstance(each, str) else each.listens for each in join]
         static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
         how = others[0] if others and others[0].startswith("etcd://") else static
-        super().__init__(_serve, directory / "node.sock", settings, (listen, how, key), beat_s)
+        super().__init__(_serve, directory / "node.sock", settings, (listen, how, key, advertise), beat_s)
         try:
             self.address, self.listens = self.hear()
         except BaseException:
@@ -83,7 +84,8 @@ def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, 
             asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())
             return
         assert fetcher is not None
-        pipe.send({"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies), "offers": len(hosts._offers)})
+        facts = {"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies)}
+        pipe.send(facts | {"sent": hosts._offers.sent_bytes, "offers": len(hosts._offers)})
 
     def ready() -> None:
         asyncio.get_running_loop().add_reader(pipe._pipe.fileno(), tell)
@@ -179,18 +181,91 @@ def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
         assert np.array_equal(batch["x"].numpy(), pattern(0, 8 << 10, 4))
 
 
-def test_what_the_owner_has_spilled(tmp_path: Path) -> None:
+@pytest.fixture
+def spilled(tmp_path: Path) -> Iterator[tuple[Planes, list[dp.BatchRef]]]:
+    """Eight batches of 2 MiB on a host with memory for four, and another host."""
     with (
-        Host(tmp_path / "one", memory="8MiB", spill="64MiB") as host,
+        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="never") as host,
         Host(tmp_path / "two", host) as second,
         dp.connect(host.address) as one,
         dp.connect(second.address) as other,
     ):
         together(one, other)
-        refs = [one.put({"x": pattern(seed, 2 * MIB)}) for seed in range(8)]
-        assert one.stats().spilled_shards
+        yield (one, other), [one.put({"x": pattern(seed, 2 * MIB, 64)}) for seed in range(8)]
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "one" / "spill").rglob("*.spill"))
+
+
+def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+    """It takes no memory there, and makes no room for itself at others' cost."""
+    (one, other), refs = spilled
+    before = eventually(lambda: one.stats() if one.stats().spilled_shards == 4 else None, "four are on disk alone")
+    for _ in range(2):
         for seed, ref in enumerate(refs):
-            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB))
+            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
+        other.free(other.put({"x": pattern(99, 24 * MIB)}))  # what was fetched has to be fetched again
+    after = one.stats()
+    assert after.restored_bytes == 0
+    assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
+
+
+def test_rows_of_what_the_owner_has_spilled(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+    (_, other), refs = spilled
+    for seed, ref in enumerate(refs):
+        for row in (63, 0, 17):
+            assert np.array_equal(other.get(ref[row : row + 1])["x"].numpy()[0], pattern(seed, 2 * MIB, 64)[row])
+        assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
+
+
+def test_what_was_spilled_compressed(tmp_path: Path) -> None:
+    with (
+        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="always") as host,
+        Host(tmp_path / "two", host) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        refs = [one.put({"x": np.full((4, MIB // 2), seed, np.uint8)}) for seed in range(8)]
+        for seed, ref in enumerate(refs):
+            assert (other.get(ref)["x"].numpy() == seed).all()
+
+
+@pytest.mark.parametrize("what", ["a byte", "the end", "all of it", "the record"])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_spill_file_that_was_changed_is_no_data(
+    tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]], what: str, rows: int
+) -> None:
+    """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
+    (one, other), refs = spilled
+    eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
+    for path in files(tmp_path):
+        size = path.stat().st_size
+        if what == "all of it":
+            path.unlink()
+        elif what == "the end":
+            os.truncate(path, MIB)
+        else:
+            with path.open("r+b") as file:
+                place = MIB if what == "a byte" else size - 4000
+                file.seek(place)
+                byte = file.read(1)
+                file.seek(place)
+                file.write(bytes([byte[0] ^ 1]))
+    outcomes: list[str] = []
+    for seed, ref in enumerate(refs):
+        try:
+            got = np.asarray(other.get(ref[32 : 32 + rows] if rows == 1 else ref)["x"].numpy())
+        except dp.Corrupt:
+            outcomes.append("corrupt")
+        else:
+            expected = pattern(seed, 2 * MIB, 64)
+            assert np.array_equal(got, expected[32:33] if rows == 1 else expected)
+            outcomes.append("right")
+    assert outcomes.count("corrupt") >= 4
+    assert set(outcomes) == {"corrupt", "right"}
+    assert other.get(one.put({"x": [1]}))["x"].to_list() == [1]
 
 
 def test_read_again_it_is_fetched_once(two: Hosts, planes: Planes) -> None:
@@ -210,6 +285,25 @@ def test_only_the_columns_asked_for_travel(two: Hosts, planes: Planes) -> None:
     ref = one.put({name: pattern(seed, MIB, 8) for seed, name in enumerate("abcdefghi")})
     other.get(ref.select("b", "c"))
     assert 2 * MIB <= two[1].facts()["fetched"] < 1.05 * 2 * MIB
+
+
+def test_scattered_rows_travel_as_their_bytes(two: Hosts, planes: Planes) -> None:
+    """Thousands of small ones that lie apart, dense and ragged: gathered where they are, and put where they belong."""
+    one, other = planes
+    rows = 1 << 13
+    dense = pattern(3, rows << 10, rows)
+    ragged = [np.full(100 + row % 100, row, np.int64) for row in range(rows)]
+    ref = one.put({"dense": dense, "ragged": ragged})
+    chosen = np.sort(np.random.default_rng(1).choice(rows, 1000, replace=False))
+    batch = other.get(ref[chosen])
+    assert np.array_equal(batch["dense"].numpy(), dense[chosen])
+    assert all(np.array_equal(got, ragged[row]) for row, got in zip(chosen, batch["ragged"].numpy(), strict=True))
+    payload = (1000 << 10) + 8 * sum(len(ragged[row]) for row in chosen)
+    assert payload < two[1].facts()["fetched"] < 1.1 * payload, "the tables of the ragged rows, and small gaps"
+    del batch
+    batch = other.get(ref)
+    assert np.array_equal(batch["dense"].numpy(), dense)
+    assert all(np.array_equal(got, expected) for got, expected in zip(batch["ragged"].numpy(), ragged, strict=True))
 
 
 def reading(pipe: Any, address: str) -> None:
@@ -251,6 +345,131 @@ def test_eight_threads_read_the_same_and_different(two: Hosts, planes: Planes) -
     assert not failed
     assert two[1].facts()["fetched"] <= 1.02 * 4 * MIB
     assert other.stats().shards == 4
+
+
+def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
+    """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
+    with (
+        Host(tmp_path / "one", memory="192MiB") as host,
+        Host(tmp_path / "two", host, memory="192MiB") as second,
+        Host(tmp_path / "three", host, memory="192MiB") as third,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+        dp.connect(third.address) as last,
+    ):
+        together(one, other, last)
+        refs = [one.put({"x": pattern(seed, 96 << 10)}) for seed in range(1000)]
+        expected = np.concatenate([pattern(seed, 96 << 10) for seed in range(1000)])
+        got: list[bool] = []
+
+        def read(plane: Any) -> None:
+            got.append(np.array_equal(plane.get(dp.concat(refs), timeout=30)["x"].numpy(), expected))
+
+        threads = [threading.Thread(target=read, args=(plane,)) for plane in (other, last)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == [True, True]
+        eventually(lambda: host.facts()["offers"] == 0, "the owner holds nothing for the readers")
+        assert one.stats().pinned_bytes == 0
+
+
+# Copies that others read
+
+
+class Many:
+    """Hosts that know each other, and a plane on each."""
+
+    def __init__(self, directory: Path, count: int, **settings: Any) -> None:
+        self._undo = ExitStack()
+        self.hosts: list[Host] = []
+        for number in range(count):
+            self.hosts.append(self._undo.enter_context(Host(directory / str(number), *self.hosts, **settings)))
+        self.planes = [self._undo.enter_context(dp.connect(host.address)) for host in self.hosts]
+
+    def __enter__(self) -> Many:
+        together(*self.planes)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+
+def sent(host: Host) -> int:
+    return int(host.facts()["sent"])
+
+
+def test_of_many_hosts_few_read_at_the_owner(tmp_path: Path) -> None:
+    with Many(tmp_path, 6) as many:
+        size = 8 * MIB
+        ref = many.planes[0].put({"x": pattern(1, size, 4)})
+        right: list[bool] = []
+
+        def read(plane: Any) -> None:
+            right.append(np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4)))
+
+        threads = [threading.Thread(target=read, args=(plane,)) for plane in many.planes[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert right == [True] * 5
+        eventually(lambda: sum(map(sent, many.hosts)) >= 5 * size, "all have said what came")
+        assert size <= sent(many.hosts[0]) < 3.1 * size
+        eventually(lambda: all(host.facts()["offers"] == 0 for host in many.hosts), "nothing is held for anybody")
+        assert [plane.stats().pinned_bytes for plane in many.planes] == [0] * 6
+        for plane in many.planes[1:]:
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, size, 4))
+        assert sum(map(sent, many.hosts)) < 5.1 * size, "each has read it once"
+
+
+def test_a_part_that_was_read_is_no_copy_for_others(tmp_path: Path) -> None:
+    with Many(tmp_path, 3) as many:
+        one, other, last = many.planes
+        ref = one.put({"x": pattern(1, 4 * MIB, 64)})
+        other.get(ref[:8])
+        assert np.array_equal(last.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
+        assert sent(many.hosts[1]) == 0
+        other.get(ref)  # what it has not yet
+        eventually(lambda: sent(many.hosts[0]) + sent(many.hosts[2]) >= 8 * MIB, "all has come")
+        before = sent(many.hosts[0])
+        with Host(tmp_path / "more", *many.hosts) as host, dp.connect(host.address) as plane:
+            together(*many.planes, plane)
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, 4 * MIB, 64))
+        assert sent(many.hosts[0]) == before, "a host that has it all by now was read"
+
+
+@pytest.mark.parametrize("how", ["taken for others", "killed"])
+def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
+    """Who was sent to it reads at the owner."""
+    with Many(tmp_path, 3, memory="8MiB") as many:
+        one, other, last = many.planes
+        ref = one.put({"x": pattern(1, 4 * MIB)})
+        other.get(ref)
+        eventually(lambda: sent(many.hosts[0]) == 4 * MIB, "it has come")
+        if how == "killed":
+            many.hosts[1].kill()
+        else:
+            other.put({"x": pattern(2, 6 * MIB)}, timeout=5)
+        assert np.array_equal(last.get(ref, timeout=10)["x"].numpy(), pattern(1, 4 * MIB))
+        eventually(lambda: sent(many.hosts[0]) == 8 * MIB, "it has come from the owner")
+
+
+def test_what_was_freed_does_not_come_from_a_copy(tmp_path: Path) -> None:
+    """From the moment that free has returned, wherever that is; a copy knows not what was freed, so it is not asked."""
+    with Many(tmp_path, 4) as many:
+        one, other, third, last = many.planes
+        ref, part = one.put({"x": pattern(1, 4 * MIB, 4)}), one.put({"x": pattern(2, 4 * MIB, 4)})
+        other.get(ref)
+        other.get(part)
+        third.free(ref)
+        third.free(part[:2])
+        for plane in (third, last, one):
+            for gone in (ref, part, part[1:3]):
+                with pytest.raises(dp.Freed):
+                    plane.get(gone)
+            assert np.array_equal(plane.get(part[2:])["x"].numpy(), pattern(2, 4 * MIB, 4)[2:])
 
 
 # Freeing
@@ -341,6 +560,23 @@ def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
         assert np.array_equal(other.get(refs[3], timeout=2)["x"].numpy(), pattern(3, 2 * MIB))
 
 
+# Figures
+
+
+@pytest.mark.parametrize("size", [8 << 10, 4 * MIB])
+def test_what_crosses_is_counted_at_both_ends(planes: Planes, size: int) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, size, 4)})
+    other.get(ref)
+    here, there = other.stats(), eventually(lambda: one.stats() if one.stats().sent_bytes else None, "it is told")
+    assert size <= here.fetched_bytes == there.sent_bytes < 1.02 * size + 4096
+    assert (here.copies, here.sent_bytes, there.copies, there.fetched_bytes) == (1, 0, 0, 0)
+    other.free(ref)
+    assert other.stats().copies == 0
+    other.get(one.put({"x": pattern(2, size, 4)}).select("x")[1:2])
+    assert here.fetched_bytes < other.stats().fetched_bytes <= here.fetched_bytes + size
+
+
 # Who is there
 
 
@@ -384,6 +620,27 @@ def test_with_a_key(tmp_path: Path, key: Path, kinds: Any) -> None:
         together(one, other)
         ref = one.put(kinds.columns())
         kinds.check(other.get(ref), list(range(6)))
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise"),
+    [("tcp://0.0.0.0:0", "127.0.0.1"), ("tcp://*:0", "localhost"), ("tcp://[::]:0", "::1")],
+)
+def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, advertise: str) -> None:
+    """Others are told where they find it, of the control channel and of the bytes."""
+    with (
+        Host(tmp_path / "one", listen=listen, key=key, advertise=advertise) as host,
+        Host(tmp_path / "two", host, listen=listen, key=key, advertise=advertise) as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        told = f"[{advertise}]" if ":" in advertise else advertise
+        for member in one.members()["members"].values():
+            assert member["address"].startswith(f"tcp://{told}:")
+            assert member["transports"]["tcp"].startswith(f"{told}:")
+        assert np.array_equal(other.get(one.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
+        assert np.array_equal(one.get(other.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
 
 
 @pytest.mark.parametrize("what", ["another key", "no key"])
@@ -477,8 +734,10 @@ def test_a_node_by_the_command(tmp_path: Path, key: Path) -> None:
 WRONG = {
     "join without listen": (["--join", "static://127.0.0.1:1"], 2),
     "key without listen": (["--key", "k"], 2),
-    "beyond loopback without a key": (["--listen", "tcp://0.0.0.0:0"], 2),
+    "beyond loopback without a key": (["--listen", "tcp://10.0.0.1:0"], 2),
     "no address": (["--listen", "127.0.0.1:0"], 2),
+    "every address and none to tell": (["--listen", "tcp://0.0.0.0:0", "--key", "KEY"], 2),
+    "advertise without listen": (["--advertise", "10.0.0.1"], 2),
     "no such key": (["--listen", ANY, "--key", "/nowhere/key"], 1),
     "another host's address": (["--listen", "tcp://192.0.2.1:0", "--key", "KEY"], 1),
     "a port that is taken": (["--listen", "TAKEN"], 1),

@@ -43,7 +43,7 @@ BEYOND = [
 @pytest.mark.parametrize("listen", BEYOND)
 def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
     with pytest.raises(ValueError, match="a key is needed"):
-        ClusterConfig(listen)
+        ClusterConfig(listen, advertise="127.0.0.1")
 
 
 @pytest.mark.parametrize("listen", ["tcp://10.0.0.1:7000", "tcp://[fe80::1]:7000", "tcp://host.example:7000"])
@@ -74,6 +74,32 @@ def test_with_a_key_it_may(listen: str) -> None:
 def test_where_nobody_can_listen(listen: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT"):
         ClusterConfig(listen, key="cluster.key")
+
+
+EVERY = ["tcp://0.0.0.0:7000", "tcp://[::]:7000", "tcp://*:7000", "tcp://0:7000"]
+
+
+@pytest.mark.parametrize("listen", EVERY)
+def test_every_address_is_none_that_others_could_be_told(listen: str) -> None:
+    with pytest.raises(ValueError, match="--advertise HOST"):
+        ClusterConfig(listen, key="cluster.key")
+    assert ClusterConfig(listen, key="cluster.key", advertise="10.0.0.1").told == "10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("advertise", "told"),
+    [("", ""), ("host.example", "host.example"), ("fe80::1", "[fe80::1]"), ("[fe80::1]", "[fe80::1]")],
+)
+def test_what_others_are_told(advertise: str, told: str) -> None:
+    assert ClusterConfig("tcp://127.0.0.1:0", advertise=advertise).told == told
+
+
+@pytest.mark.parametrize(
+    "advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"]
+)
+def test_what_nobody_could_be_found_by(advertise: str) -> None:
+    with pytest.raises(ValueError, match="is no host"):
+        ClusterConfig("tcp://127.0.0.1:0", advertise=advertise)
 
 
 def test_where_the_others_listen() -> None:

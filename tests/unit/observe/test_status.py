@@ -9,6 +9,12 @@ def test_figures_that_are_not_known_are_left_out() -> None:
     assert Stats.of({"shards": 3, "of_a_later_version": 1}) == Stats(shards=3)
 
 
+def test_what_crosses_between_hosts_is_shown_where_it_does() -> None:
+    assert "hosts" not in status_text(stats())
+    text = status_text(stats(fetched_bytes=3 << 20, sent_bytes=1 << 30, copies=7))
+    assert "hosts     fetched 3.0 MiB, sent 1.0 GiB, 7 copies" in text
+
+
 def test_the_streams_are_shown() -> None:
     lines = status_text(stats()).splitlines()
     assert "stream    rollouts: 1,500 of 4,096 rows, 1.0 GiB of 2.0 GiB, oldest 1 min 5 s, version 7" in lines

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.store import spill
-from dataplane.store.spill import CHUNK, Disk, SpillFile
+from dataplane.store.spill import Disk
+from dataplane.store.spillfile import CHUNK, SpillFile
 
 MIB = 1 << 20
 
@@ -449,3 +451,47 @@ def test_closing_removes_the_directory(tmp_path: Path) -> None:
     assert on_disk(tmp_path)
     disk.close()
     assert os.listdir(tmp_path) == []
+
+
+# Sent as they are
+
+
+@pytest.mark.parametrize("where", ["tmp_path", "without_direct"])
+async def test_a_file_that_is_open_outlives_its_deletion(where: str, request: pytest.FixtureRequest) -> None:
+    disk = Disk(request.getfixturevalue(where), 64 * MIB, compression="never")
+    try:
+        size = 2 * CHUNK + PAGE
+        data = random_bytes(size)
+        file = await disk.write(7, data, nothing)
+        opened = await disk.open(file, size)
+        assert opened is not None
+        disk.remove(file)
+        got = os.pread(opened.fd, size, 0)
+        assert got == data
+        parts = [got[start : start + CHUNK] for start in range(0, size, CHUNK)]
+        assert opened.sums == b"".join(xxhash.xxh3_64_digest(part)[::-1] for part in parts)
+        opened.close()
+        assert await disk.open(file, size) is None
+    finally:
+        disk.close()
+
+
+async def test_what_can_not_be_sent_as_it_is(disk: Disk, packing: Disk) -> None:
+    packed = await packing.write(1, compressible(CHUNK), nothing)
+    assert await packing.open(packed, CHUNK) is None
+    for damage in (lambda file: os.truncate(file.path, CHUNK), lambda file: os.truncate(file.path, 0)):
+        file = await disk.write(2, random_bytes(CHUNK), nothing)
+        damage(file)
+        assert await disk.open(file, CHUNK) is None
+        disk.remove(file)
+
+
+async def test_who_gives_up_opening_leaves_nothing_open(disk: Disk) -> None:
+    file = await disk.write(1, random_bytes(CHUNK), nothing)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        opening = asyncio.create_task(disk.open(file, CHUNK))
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -13,7 +13,15 @@ import msgspec
 import pytest
 import zmq
 
-from dataplane.errors import DataplaneError, Freed, LimitExceeded, PeerUnavailable, ProtocolMismatch, Rejected
+from dataplane.errors import (
+    Backpressure,
+    DataplaneError,
+    Freed,
+    LimitExceeded,
+    PeerUnavailable,
+    ProtocolMismatch,
+    Rejected,
+)
 from dataplane.wire import peer
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
@@ -179,8 +187,8 @@ async def test_a_burst_of_what_is_answered_at_once(start: Start) -> None:
     await asyncio.gather(*(asks(one, other) for _ in range(900)))
 
 
-async def test_a_flood_that_can_not_be_answered_is_bounded(start: Start) -> None:
-    """What is beyond the bound is dropped, and answered when it is asked again."""
+async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
+    """What is beyond the bound is refused at once, so that it can be asked again; another's requests are answered."""
     running = 0
     most = 0
     go = asyncio.Event()
@@ -193,15 +201,36 @@ async def test_a_flood_that_can_not_be_answered_is_bounded(start: Start) -> None
         running -= 1
         return Done(request.id)
 
-    one, other = start(), start(answer)
-    asked = [asyncio.create_task(asks(one, other, 1.0)) for _ in range(400)]
-    await until(lambda: running == 256)
+    one, other, third = start(), start(answer), start()
+    asked = [asyncio.create_task(asks(one, other)) for _ in range(400)]
+    await until(lambda: sum(each.done() for each in asked) == 400 - 256)
+    assert running == 256
+    not_first = asyncio.create_task(asks(third, other))
+    await until(lambda: running == 257)
     go.set()
     results = await asyncio.gather(*asked, return_exceptions=True)
-    assert most == 256
-    assert sum(result is None for result in results) >= 256
-    assert {type(result) for result in results} <= {type(None), PeerUnavailable}
+    assert sum(result is None for result in results) == 256
+    assert {type(result) for result in results} == {type(None), Backpressure}
+    await not_first
+    assert most == 257
     await asks(one, other)
+    assert not other._answering
+
+
+async def test_all_together_are_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_AT_ONCE", 3)
+    go = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        await go.wait()
+        return Done(request.id)
+
+    other = start(answer)
+    asked = [asyncio.create_task(asks(start(), other)) for _ in range(5)]
+    await until(lambda: sum(each.done() for each in asked) == 2)
+    go.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Backpressure"] * 2 + ["NoneType"] * 3
 
 
 async def test_who_tells_many_answers_still(start: Start) -> None:

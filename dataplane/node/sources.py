@@ -1,0 +1,87 @@
+"""Where a shard of this node can be read: here, or at a host that has read all of it.
+
+So that many hosts that want one shard do not all read it here: few read at one place at a time, the next are sent to
+those who have it by then, and wait for that. The number of places doubles with each round.
+
+What always holds: who waits, waits for a bounded time, and for no longer than a slow read takes without one ending,
+after which it is sent to the place with the fewest readers; a node is named to another only while it is a member, and
+not again after somebody has found no copy there. A copy is a place to read bytes at, no more: whether a shard is there,
+and what of it was freed, this node alone says, and says first.
+
+Rejected: to let all read here at once (the sixth waits as long as six reads take); to pass pieces on while they come
+(it might be faster, and is a chain of hosts, each of which may stall or die in the middle).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection
+
+from dataplane.clock import Deadline
+
+READERS = 1
+"""Who read one shard at one place at a time."""
+
+SHARED = 1 << 20
+"""Bytes of a shard from which on others are sent to its copies."""
+
+_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # that are remembered; the first are forgotten
+
+
+class Sources:
+    """The places of one node's shards. To be used from its event loop."""
+
+    def __init__(self, node: bytes) -> None:
+        self._node = node
+        self._holders: dict[int, dict[bytes, None]] = {}
+        self._readers: Counter[tuple[int, bytes]] = Counter()
+        self._changed: dict[int, asyncio.Event] = {}
+
+    async def choose(
+        self, shard: int, reader: bytes, avoid: Collection[bytes], patience_s: float, deadline: Deadline
+    ) -> bytes:
+        """The node that the reader is to read the shard at, which counts until `ended`: as soon as one has few readers
+        of it, or the one that has the fewest when no read has ended for `patience_s`, or at the deadline."""
+        idle = False
+        for node in avoid:
+            self._holders.get(shard, {}).pop(node, None)
+        while True:
+            holders = [node for node in self._holders.get(shard, ()) if node != reader]
+            best = min((*holders, self._node), key=lambda node: self._readers[shard, node])
+            if self._readers[shard, best] < READERS or idle:
+                self._readers[shard, best] += 1
+                return best
+            try:
+                async with asyncio.timeout(min(patience_s, deadline.remaining_s)):
+                    await self._changed.setdefault(shard, asyncio.Event()).wait()
+            except TimeoutError:
+                idle = True
+
+    def ended(self, shard: int, node: bytes) -> None:
+        """A read at that place has ended."""
+        self._readers[shard, node] -= 1
+        if not self._readers[shard, node]:
+            del self._readers[shard, node]
+        self._tell(shard)
+
+    def has(self, shard: int, node: bytes) -> None:
+        """This node has all of the shard."""
+        holders = self._holders.setdefault(shard, {})
+        holders[node] = None
+        if len(holders) > _MOST_HOLDERS:
+            del holders[next(iter(holders))]
+        if len(self._holders) > _MOST_SHARDS:
+            del self._holders[next(iter(self._holders))]
+        self._tell(shard)
+
+    def gone(self, nodes: Collection[bytes]) -> None:
+        """These are no members any more."""
+        for holders in self._holders.values():
+            for node in nodes & holders.keys():
+                del holders[node]
+
+    def _tell(self, shard: int) -> None:
+        changed = self._changed.pop(shard, None)
+        if changed is not None:
+            changed.set()

@@ -1,0 +1,181 @@
+"""A spill file: how it is written, and read back or sent as it is.
+
+A file is the extent's chunks, each a whole number of pages, then a record: a header, and for each chunk its stored
+length and the xxh3-64 of its bytes as they are in memory. The record is written last, so a file without a sound one is
+unfinished. A chunk that is not compressed lies in the file as in the extent, at the same offset.
+
+What always holds: what is read was compared with what was written, by who has read it here, or by who has it sent: an
+`Opened` file comes with the sums of its chunks, and is of no use without.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import lz4.block
+import xxhash
+
+from dataplane.config import PAGE, format_size
+from dataplane.errors import Corrupt
+
+CHUNK = 4 << 20
+"""Bytes of an extent that are hashed, compressed, written and read as one."""
+
+_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, codec, shard, extent bytes, chunks
+_ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
+_MAGIC = b"DPSPILL\0"
+_VERSION = 1
+RAW, LZ4 = 0, 1
+
+Forget = Callable[[int, int], None]
+"""Told that the bytes (start, size) of the extent have been dealt with, from a thread of the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillFile:
+    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record."""
+
+    shard: int
+    path: Path
+    size: int
+    record_size: int
+    digest: bytes
+
+
+def record_size(extent: int) -> int:
+    return whole_pages(_HEADER.size + _ENTRY.size * -(-extent // CHUNK))
+
+
+def record(shard: int, codec: int, extent: int, entries: list[tuple[int, int]]) -> bytes:
+    header = _HEADER.pack(_MAGIC, _VERSION, codec, shard, extent, len(entries))
+    return (header + b"".join(_ENTRY.pack(*entry) for entry in entries)).ljust(record_size(extent), b"\0")
+
+
+def read_record(fd: int, file: SpillFile, extent: int) -> tuple[int, list[tuple[int, int]]]:
+    buffer = mmap.mmap(-1, file.record_size)
+    _pread(fd, file, memoryview(buffer), extent)
+    record = buffer[:]
+    if xxhash.xxh3_128_digest(record) != file.digest:
+        raise corrupt(file, "its record is not the one that was written")
+    _, _, codec, _, _, chunks = _HEADER.unpack_from(record)
+    return codec, [_ENTRY.unpack_from(record, _HEADER.size + i * _ENTRY.size) for i in range(chunks)]
+
+
+def read_chunk(
+    fd: int,
+    file: SpillFile,
+    codec: int,
+    entry: tuple[int, int],
+    memory: memoryview,
+    start: int,
+    size: int,
+    forget: Forget,
+) -> None:
+    stored, digest = entry
+    with memory[start : start + size] as chunk:
+        if codec == LZ4 and stored < size:
+            buffer = mmap.mmap(-1, whole_pages(stored))
+            _pread(fd, file, memoryview(buffer), start)
+            try:
+                chunk[:] = lz4.block.decompress(buffer[:stored], uncompressed_size=size)
+            except (lz4.block.LZ4BlockError, ValueError):
+                raise corrupt(file, f"its bytes {start} to {start + size} do not decompress") from None
+            if any(buffer[stored:]):
+                raise corrupt(file, f"its padding after byte {start + stored} is not zero")
+        else:
+            _pread(fd, file, chunk, start)
+        if xxhash.xxh3_64_intdigest(chunk) != digest:
+            raise corrupt(file, f"its bytes {start} to {start + size} are not those that were written")
+    forget(start, size)
+
+
+def corrupt(file: SpillFile, what: str) -> Corrupt:
+    return Corrupt(
+        f"shard {file.shard} was spilled, and its file {what} ({file.path}, {format_size(file.size)})",
+        shard=file.shard,
+        path=str(file.path),
+    )
+
+
+def open_direct(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without O_DIRECT
+            raise
+        with suppress(FileNotFoundError):
+            if flags & os.O_CREAT:
+                path.unlink()
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def aligned(data: bytes) -> mmap.mmap:
+    """The bytes in memory that O_DIRECT takes, padded with zeros to whole pages."""
+    buffer = mmap.mmap(-1, whole_pages(len(data)))
+    buffer[: len(data)] = data
+    return buffer
+
+
+def pwrite(fd: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        written = os.pwrite(fd, data[done:], offset + done)
+        if written == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done += written
+
+
+def _pread(fd: int, file: SpillFile, buffer: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(buffer):
+        try:
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise corrupt(file, f"cannot be read: {error.strerror}") from None
+        if count == 0:
+            raise corrupt(file, "was cut short")
+        done += count
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file that is open for reading, to be closed by who has it: the extent's bytes are its first. `sums` has the
+    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. What is deleted meanwhile can still be read."""
+
+    fd: int
+    sums: bytes
+
+    def close(self) -> None:
+        """And let its pages go from the page cache: nobody here has asked for them."""
+        with suppress(OSError):
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(self.fd)
+
+
+def open_raw(file: SpillFile, extent: int) -> Opened | None:
+    """The file of an extent of so many bytes, opened; None where its bytes are not in it as they are in memory, or it
+    can not be read: reading it back says why."""
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        codec, entries = read_record(fd, file, extent)
+        if codec == RAW:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            return Opened(fd, b"".join(digest.to_bytes(8, "little") for _, digest in entries))
+    except (Corrupt, OSError):
+        pass
+    os.close(fd)
+    return None

@@ -1,0 +1,212 @@
+"""Hosts that die, stop and come back while others read from them. Links that fail: `test_links`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.integration.test_hosts import Host, Hosts, Planes, members, together
+from tests.processes import MIB, eventually, pattern
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Hosts]:
+    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as other:
+        yield one, other
+
+
+@pytest.fixture
+def planes(two: Hosts) -> Iterator[Planes]:
+    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
+        together(one, other)
+        yield one, other
+
+
+def until_lost(plane: Any, ref: dp.BatchRef, timeout_s: float) -> set[type[Exception]]:
+    """Read until OwnerDied is raised; what was raised before."""
+    began = time.monotonic()
+    before: set[type[Exception]] = set()
+    while True:
+        try:
+            plane.get(ref)
+        except dp.OwnerDied:
+            assert time.monotonic() - began < timeout_s
+            return before
+        except dp.DataplaneError as error:
+            before.add(type(error))
+        assert time.monotonic() - began < timeout_s, "the owner's death was not noticed"
+
+
+def test_unavailable_and_then_lost(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    node = one.stats().node
+    small, large = one.put({"x": [1]}), one.put({"x": pattern(1, 2 * MIB)})
+    two[0].kill()
+    with pytest.raises(dp.PeerUnavailable) as caught:
+        other.get(large, timeout=0.1)
+    assert caught.value.address == two[0].listens
+    assert until_lost(other, large, 3.0) <= {dp.PeerUnavailable}
+    with pytest.raises(dp.OwnerDied) as lost:
+        other.get(small)
+    assert lost.value.node == node
+    assert members(other) == {other.stats().node}
+    own = other.put({"x": [2]})
+    assert other.get(own)["x"].to_list() == [2]
+    with pytest.raises(dp.OwnerDied):
+        other.get(dp.concat([own, small]))
+    other.free(small)
+
+
+def test_a_reader_that_waits_hears_of_the_death_as_soon_as_the_node_does(two: Hosts, planes: Planes) -> None:
+    """It was told what the shard is, and waits for leave to read it."""
+    one, other = planes
+    ref = one.put({"x": pattern(1, 8 * MIB, 8)})
+    other.get(ref[:1])  # so it is known what the shard is, and more of it is to be fetched
+    two[0].freeze()
+    errors: list[Exception] = []
+
+    def read() -> None:
+        try:
+            other.get(ref, timeout=30)
+        except dp.DataplaneError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=read)
+    waiting.start()
+    try:
+        eventually(lambda: members(other) == {other.stats().node}, "the other is no member")
+        waiting.join(1.0)
+        assert not waiting.is_alive(), "it waits for who is no member any more"
+        assert isinstance(errors[0], dp.OwnerDied | dp.PeerUnavailable)
+    finally:
+        two[0].thaw()
+        waiting.join()
+
+
+def test_killed_while_others_read(tmp_path: Path) -> None:
+    """Whatever was being read: right, or a typed error; and nothing stays pinned or reserved."""
+    with (
+        Host(tmp_path / "one", memory="64MiB") as host,
+        Host(tmp_path / "two", host, memory="64MiB") as second,
+        dp.connect(host.address) as one,
+        dp.connect(second.address) as other,
+    ):
+        together(one, other)
+        refs = [one.put({"x": pattern(seed, 8 * MIB)}) for seed in range(6)]
+        outcomes: list[str] = []
+        begun = threading.Event()
+
+        def read(seed: int) -> None:
+            begun.set()
+            try:
+                right = np.array_equal(other.get(refs[seed], timeout=20)["x"].numpy(), pattern(seed, 8 * MIB))
+                outcomes.append("right" if right else "wrong")
+            except dp.DataplaneError as error:
+                outcomes.append(type(error).__name__)
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        host.kill()
+        for thread in threads:
+            thread.join(8)
+        assert len(outcomes) == 6
+        assert set(outcomes) <= {"right", "PeerUnavailable", "OwnerDied"}
+        eventually(lambda: other.stats().pinned_bytes == 0, "nothing is pinned")
+        eventually(lambda: members(other) == {other.stats().node}, "the dead one is no member")
+        assert np.array_equal(other.get(other.put({"x": pattern(9, 48 * MIB)}))["x"].numpy(), pattern(9, 48 * MIB))
+
+
+def test_what_was_copied_outlives_its_owner(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, 2 * MIB)})
+    view = other.get(ref)["x"].numpy()
+    two[0].kill()
+    eventually(lambda: members(other) == {other.stats().node}, "the dead one is no member")
+    assert np.array_equal(view, pattern(1, 2 * MIB))
+    assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, 2 * MIB))
+    del view
+    other.free(ref)
+    eventually(lambda: other.stats().memory_used == 0, "it was freed here")
+
+
+def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    old = one.stats().node
+    ref = one.put({"x": pattern(1, 2 * MIB)})
+    two[0].kill()
+    with Host(tmp_path / "again", listen=two[0].listens) as host, dp.connect(host.address) as again:
+        together(again, other)
+        assert again.stats().node != old
+        new = again.put({"x": pattern(2, 2 * MIB)})
+        assert np.array_equal(other.get(new)["x"].numpy(), pattern(2, 2 * MIB))
+        for plane in (again, other):
+            with pytest.raises(dp.OwnerDied) as caught:
+                plane.get(ref)
+            assert caught.value.node == old
+        assert np.array_equal(again.get(other.put({"x": pattern(3, MIB)}))["x"].numpy(), pattern(3, MIB))
+
+
+def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> None:
+    """The same member as before: what it holds can be read again, and nothing that was offered meanwhile stays."""
+    one, other = planes
+    node = one.stats().node
+    ref, ref_2 = one.put({"x": pattern(1, 2 * MIB)}), one.put({"x": pattern(2, 2 * MIB)})
+    two[0].freeze()
+    try:
+        assert until_lost(other, ref, 3.0) <= {dp.PeerUnavailable}
+    finally:
+        two[0].thaw()
+    together(one, other)
+    assert one.stats().node == node
+    for seed, each in ((1, ref), (2, ref_2)):
+        assert np.array_equal(other.get(each)["x"].numpy(), pattern(seed, 2 * MIB))
+    eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
+
+
+def test_a_reader_that_was_stopped_in_the_middle_costs_the_owner_nothing(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, 8 * MIB)})
+    reading = threading.Thread(target=lambda: read_quietly(other, ref))
+    reading.start()
+    two[1].freeze()
+    try:
+        eventually(lambda: len(members(one)) == 1, "the reader is no member")
+        eventually(lambda: two[0].facts()["offers"] == 0, "what was offered to it was taken back")
+        one.free(ref)
+        eventually(lambda: one.stats().memory_used == 0, "memory goes back")
+    finally:
+        two[1].thaw()
+        reading.join()
+    together(one, other)
+
+
+def read_quietly(plane: Any, ref: dp.BatchRef) -> None:
+    with suppress(dp.DataplaneError):
+        plane.get(ref, timeout=5)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["the owner", "the reader"])
+def test_told_to_stop_it_stops_though_the_other_is_stopped(two: Hosts, planes: Planes, which: int) -> None:
+    one, other = planes
+    ref = one.put({"x": pattern(1, 8 * MIB)})
+    two[1 - which].freeze()
+    reading = threading.Thread(target=read_quietly, args=(other, ref))
+    reading.start()
+    try:
+        began = time.monotonic()
+        assert two[which].kill(signal.SIGTERM) == 0
+        assert time.monotonic() - began < 2.0
+    finally:
+        two[1 - which].thaw()
+        reading.join()

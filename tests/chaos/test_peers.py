@@ -1,0 +1,394 @@
+"""What strangers, and members that lie, say to a node on its two ports: nobody else notices, and nothing is given away.
+
+The ports are real nodes'; what is said is random from a fixed seed, or was right before it was changed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import dataplane as dp
+from dataplane.wire import auth
+from dataplane.wire import peer_messages as pm
+from tests.integration.test_hosts import Host, members, together
+from tests.processes import MIB, eventually, pattern
+
+encode = msgspec.msgpack.encode
+SIZE = 2 * MIB
+
+
+@pytest.fixture(params=["no key", "a key"])
+def key(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    if request.param == "no key":
+        return None
+    auth.generate(tmp_path / "key")
+    return tmp_path / "key"
+
+
+Nodes = tuple[list[Host], list[Any]]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, key: Path | None) -> Iterator[Nodes]:
+    with (
+        Host(tmp_path / "one", key=key) as one,
+        Host(tmp_path / "two", one, key=key) as other,
+        dp.connect(one.address) as here,
+        dp.connect(other.address) as there,
+    ):
+        together(here, there)
+        yield [one, other], [here, there]
+
+
+def still_well(nodes: Nodes) -> None:
+    """Fails where one of the two is no member, can not be read from, or holds something for nobody."""
+    hosts, planes = nodes
+    assert members(planes[0]) >= {plane.stats().node for plane in planes}
+    for seed, (owner, reader) in enumerate([planes, planes[::-1]]):
+        ref = owner.put({"x": pattern(seed, MIB)})
+        assert np.array_equal(reader.get(ref)["x"].numpy(), pattern(seed, MIB))
+        reader.free(ref)
+    eventually(lambda: all(host.facts()["offers"] == 0 for host in hosts), "nothing is held for strangers")
+    assert [plane.stats().pinned_bytes for plane in planes] == [0, 0]
+
+
+class Voice:
+    """A ZeroMQ socket that speaks to a node: with the cluster's key, another, or none."""
+
+    def __init__(
+        self, context: zmq.Context[Any], address: str, key: auth.Key | None, own: auth.Key | None = None
+    ) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        if key is not None:
+            self._socket.curve_serverkey = key.public
+            own = own or key
+            self._socket.curve_publickey, self._socket.curve_secretkey = own.public, own.secret
+        self._socket.connect(address)
+
+    def say(self, what: bytes) -> None:
+        with suppress(zmq.Again):
+            self._socket.send(what, zmq.NOBLOCK)
+
+    def hear(self, timeout_s: float = 5.0) -> Any:
+        """What is answered, or None."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        return msgspec.msgpack.decode(self._socket.recv(), type=pm.PeerReply)
+
+    def ask(self, message: Any) -> Any:
+        self.say(encode(message))
+        return self.hear()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def voices() -> Iterator[Callable[..., Voice]]:
+    context: zmq.Context[Any] = zmq.Context()
+    made: list[Voice] = []
+
+    def one(*arguments: Any, **settings: Any) -> Voice:
+        made.append(Voice(context, *arguments, **settings))
+        return made[-1]
+
+    try:
+        yield one
+    finally:
+        for voice in made:
+            voice.close()
+        context.destroy(linger=0)
+
+
+def loaded(key: Path | None) -> auth.Key | None:
+    return None if key is None else auth.load(key)
+
+
+# Who is no member
+
+
+def test_random_bytes_on_both_ports(nodes: Nodes) -> None:
+    chance = random.Random(5)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\x00" * 32
+    ports = [nodes[0][0].listens.removeprefix("tcp://"), port_of_bytes(nodes)]
+    for turn in range(60):
+        host, _, port = ports[turn % 2].rpartition(":")
+        said = chance.randbytes(chance.choice([1, 16, 32, 36, 64, 1000, 100_000]))
+        with socket.create_connection((host, int(port)), timeout=5) as stranger, suppress(OSError):
+            stranger.sendall(greeting[: chance.randrange(len(greeting))] * (turn % 3 == 0) + said)
+            if turn % 4 < 2:
+                stranger.shutdown(socket.SHUT_WR)
+    still_well(nodes)
+
+
+def port_of_bytes(nodes: Nodes) -> str:
+    plane = nodes[1][0]
+    return str(plane.members()["members"][plane.stats().node]["transports"]["tcp"])
+
+
+def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | None) -> None:
+    right = loaded(key)
+    if right is None:
+        pytest.skip("everybody on this host may ask, without a key")
+    other = auth.Key(*zmq.curve_keypair())
+    ref = nodes[1][0].put({"x": pattern(1, SIZE)})
+    (_, shard) = ref.shards()[0]
+    with voices() as voice:
+        address = nodes[0][0].listens
+        strangers = [
+            voice(address, None),
+            voice(address, other),
+            voice(address, right, own=other),
+        ]
+        for stranger in strangers:
+            for number in range(50):
+                stranger.say(encode(pm.Offer(number, b"stranger", shard, "tcp", 5.0)))
+        assert [stranger.hear(0.3) for stranger in strangers] == [None] * 3
+        assert nodes[0][0].facts()["offers"] == 0
+        assert isinstance(voice(address, right).ask(pm.Describe(1, [shard])), pm.Described), "who has it, is"
+    still_well(nodes)
+
+
+# What is right but for something
+
+
+def right_messages(shard: int) -> list[Any]:
+    return [
+        pm.Greet(1, 1, 0, b"stranger", "tcp://127.0.0.1:1", {"tcp": "127.0.0.1:1"}),
+        pm.Describe(1, [shard, shard]),
+        pm.Offer(1, b"stranger", shard, "tcp", 0.2, b"", True, [b"somebody"], True),
+        pm.Withdraw(1, b"stranger", bytes(16), 1 << 40, True),
+        pm.FreeParts(1, [(1 << 40, [0], (0, 1, b""))]),
+    ]
+
+
+def changed(chance: random.Random, right: bytes) -> bytes:
+    """The message with a few bytes different, missing or too many."""
+    made = bytearray(right)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(made) + 1)
+        match chance.randrange(4):
+            case 0 if at < len(made):
+                made[at] ^= 1 << chance.randrange(8)
+            case 1 if at < len(made):
+                made[at] = chance.choice([0x00, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xCB, 0xCF, 0xD3, 0xDD, 0xDF, 0xFF])
+            case 2:
+                made[at:at] = chance.randbytes(chance.choice([1, 8, 300]))
+            case _:
+                del made[at:]
+    return bytes(made)
+
+
+def test_messages_that_were_changed_on_their_way(nodes: Nodes, key: Path | None) -> None:
+    chance = random.Random(7)
+    ref = nodes[1][0].put({"x": pattern(1, SIZE)})
+    right = [encode(message) for message in right_messages(ref.shards()[0][1])]
+    with voices() as voice:
+        stranger = voice(nodes[0][0].listens, loaded(key))
+        for _ in range(2000):
+            stranger.say(changed(chance, chance.choice(right)))
+        while stranger.hear(0.2) is not None:
+            pass
+        assert isinstance(stranger.ask(pm.Withdraw(77, b"", b"")), pm.Done), "it answers still"
+    assert np.array_equal(nodes[1][1].get(ref)["x"].numpy(), pattern(1, SIZE))
+    still_well(nodes)
+
+
+WORST = float("nan"), float("inf"), float("-inf"), -1.0, 1e308, 1e-320
+MEAN = [
+    *(pm.Offer(1, b"x", 1, "tcp", timeout_s) for timeout_s in WORST),
+    pm.Offer(1, b"", 2**63, "tcp", 1.0),
+    pm.Offer(1, b"x" * 100_000, 1, "tcp", 1.0, b"y" * 100_000, True, [b"z" * 1000] * 1000, True),
+    pm.Offer(1, b"x", -1, "", 1.0),
+    pm.Offer(1, b"x", 1, "tcp", 1.0, b"nobody", True),
+    pm.Describe(1, []),
+    pm.Describe(1, [1] * 4096),
+    pm.Describe(1, [1] * 100_000),
+    pm.Describe(-1, [-1, 2**63]),
+    pm.Withdraw(1, b"", b"", -1, True),
+    pm.Withdraw(1, b"", b"", 2**63, True),
+    pm.FreeParts(1, [(1 << 40, [0] * 1000, (0, 1, b""))]),
+    pm.FreeParts(1, [(2**63, [-1], (-5, 3, b"xyz"))]),
+    pm.FreeParts(1, [(1 << 40, [99], (0, 2**62, b""))]),
+    pm.Greet(1, 0, 0, b"", "", {}),
+    pm.Greet(1, 1, 0, b"x", "nonsense", {"tcp": "nonsense"}),
+    pm.Greet(1, 1, 0, b"x" * 1000, "tcp://127.0.0.1:1", {"tcp" * 1000: ""}),
+    pm.Greet(1, 1, -5, b"x", "ipc:///nowhere/at/all", {}),
+]
+
+
+def test_messages_that_no_node_sends(nodes: Nodes, key: Path | None) -> None:
+    kept = nodes[1][0].put({"x": pattern(1, MIB, 4)})
+    with voices() as voice:
+        stranger = voice(nodes[0][0].listens, loaded(key))
+        for message in MEAN:
+            stranger.say(encode(message))
+            stranger.say(encode(pm.Withdraw(77, b"", b"")))
+            while (answer := stranger.hear()).id != 77:
+                pass
+            assert isinstance(answer, pm.Done), f"it answers nobody any more after {type(message).__name__}"
+    assert np.array_equal(nodes[1][0].get(kept)["x"].numpy(), pattern(1, MIB, 4))
+    still_well(nodes)
+
+
+# Tickets
+
+
+def taken(address: str, ticket: bytes, *stretches: tuple[int, int]) -> bytes:
+    """What a stranger with this ticket is sent."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        asked = b"".join(struct.pack("<QQ", start, count) for start, count in stretches)
+        stranger.sendall(ticket + struct.pack("<I", len(stretches)) + asked)
+        heard = b""
+        with suppress(OSError):
+            stranger.settimeout(1)
+            while len(heard) < sum(count for _, count in stretches) and (more := stranger.recv(1 << 20)):
+                heard += more
+    return heard
+
+
+def test_a_ticket_is_good_once_there_and_until_it_is_withdrawn(nodes: Nodes, key: Path | None) -> None:
+    """Who has read it on its way, or keeps it, gets nothing that was not his, and nothing later."""
+    hosts, planes = nodes
+    ref = planes[0].put({"x": pattern(1, SIZE)})
+    (_, shard) = ref.shards()[0]
+    here = port_of_bytes(nodes)
+    there = port_of_bytes((hosts[::-1], planes[::-1]))
+    with voices() as voice:
+        reader, name = voice(hosts[0].listens, loaded(key)), bytes.fromhex(planes[1].stats().node)
+        offers = [reader.ask(pm.Offer(number, name, shard, "tcp", 30.0)) for number in (1, 2)]
+        assert all(isinstance(each, pm.Offered) for each in offers)
+        first, second = (each.ticket for each in offers)
+        assert taken(there, first, (0, SIZE)) == b"", "another node knows it not"
+        assert len(taken(here, first, (0, SIZE))) == SIZE
+        assert taken(here, first, (0, SIZE)) == b"", "each byte is given once"
+        assert taken(here, first, (0, 1)) == b""
+        reader.ask(pm.Withdraw(3, b"thief", second))
+        assert len(taken(here, second, (0, 4096))) == 4096, "only who asked for it gives it back"
+        for ticket in (first, second):
+            reader.ask(pm.Withdraw(4, name, ticket))
+        eventually(lambda: hosts[0].facts()["offers"] == 0, "they have ended")
+        assert taken(here, second, (4096, 4096)) == b"", "what was not read of it is not given later"
+    still_well(nodes)
+
+
+def test_requests_on_the_port_of_bytes_that_were_changed(nodes: Nodes, key: Path | None) -> None:
+    """A ticket that is good, and stretches that are not: nobody gets a byte that is beside the offer."""
+    chance = random.Random(11)
+    hosts, planes = nodes
+    ref = planes[0].put({"x": pattern(1, SIZE)})
+    (_, shard) = ref.shards()[0]
+    address = port_of_bytes(nodes)
+    extreme = [0, 1, SIZE - 1, SIZE, SIZE + 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1]
+    with voices() as voice:
+        reader, name = voice(hosts[0].listens, loaded(key)), bytes.fromhex(planes[1].stats().node)
+        offered = reader.ask(pm.Offer(1, name, shard, "tcp", 30.0))
+        for _ in range(40):
+            stretches = [(chance.choice(extreme), chance.choice(extreme)) for _ in range(chance.randrange(1, 6))]
+            if all(0 < count <= SIZE and start <= SIZE - count for start, count in stretches):
+                continue
+            assert taken(address, offered.ticket, *stretches) == b""
+        reader.ask(pm.Withdraw(2, name, offered.ticket))
+    still_well(nodes)
+
+
+# Members that lie
+
+
+class Liar:
+    """A member of no node: it greets, and answers as a test says."""
+
+    def __init__(self, context: zmq.Context[Any], host: Host, answer: Callable[[Any], Any]) -> None:
+        self.node = b"liarliar"
+        self._context = context
+        self._host = host
+        self._answer = answer
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._lie)
+        self._thread.start()
+
+    def _lie(self) -> None:
+        router = self._context.socket(zmq.ROUTER)
+        greeting = self._context.socket(zmq.DEALER)
+        try:
+            address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+            transports = {"tcp": "127.0.0.1:1"}
+            greeting.connect(self._host.listens)
+            greeting.send(encode(pm.Greet(1, 1, 0, self.node, address, transports)))
+            while not self._over.is_set():
+                if router.poll(20):
+                    who, payload = router.recv_multipart()
+                    request = msgspec.msgpack.decode(payload, type=pm.PeerRequest)
+                    if isinstance(request, pm.Greet):
+                        answer = pm.Greeted(request.id, 1, 0, self.node, address, transports)
+                    else:
+                        answer = self._answer(request)
+                    router.send_multipart([who, encode(answer)])
+        finally:
+            greeting.close(linger=0)
+            router.close(linger=0)
+
+    def __enter__(self) -> Liar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+LIES: dict[str, Callable[[int], pm.Offered]] = {
+    "bytes are where nobody is": lambda number: pm.Offered(number, bytes(16)),
+    "no ticket": lambda number: pm.Offered(number, b""),
+    "a copy at nobody": lambda number: pm.Offered(number, bytes(16), b"nobody"),
+    "a copy at itself": lambda number: pm.Offered(number, bytes(16), b"liarliar"),
+    "no sums": lambda number: pm.Offered(number, bytes(16), b"", 1, b""),
+    "chunks of less than nothing": lambda number: pm.Offered(number, bytes(16), b"", -4096, bytes(8)),
+    "chunks beyond all": lambda number: pm.Offered(number, bytes(16), b"", 2**63, bytes(8)),
+}
+
+
+@pytest.mark.parametrize("key", ["no key"], indirect=True)
+@pytest.mark.parametrize("what", LIES)
+def test_a_member_that_lies(nodes: Nodes, what: str) -> None:
+    """Its references raise, whoever reads them goes on as before."""
+    hosts, planes = nodes
+    ref = planes[0].put({"x": pattern(1, SIZE, 4)})
+    (owner, shard) = ref.shards()[0]
+    with voices() as voice:
+        described = voice(hosts[0].listens, None).ask(pm.Describe(1, [shard])).shards
+
+    def answer(request: Any) -> Any:
+        if isinstance(request, pm.Describe):
+            return pm.Described(request.id, described)
+        if isinstance(request, pm.Offer):
+            return LIES[what](request.id)
+        return pm.Done(request.id)
+
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        with Liar(context, hosts[1], answer) as liar:
+            eventually(lambda: liar.node.hex() in members(planes[1]), "it is a member")
+            forged = dp.BatchRef.decode(ref.encode().replace(owner, liar.node))
+            with pytest.raises(dp.DataplaneError) as caught:
+                planes[1].get(forged, timeout=5)
+            assert isinstance(caught.value, dp.PeerUnavailable), "at once, and the connection of who asked goes on"
+            assert planes[1].get(planes[1].put({"x": [1]}))["x"].to_list() == [1]
+    finally:
+        context.destroy(linger=0)
+    assert os.path.exists(f"/proc/{hosts[1].pid}")
+    still_well(nodes)

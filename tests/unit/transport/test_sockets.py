@@ -1,0 +1,111 @@
+"""Stretches through real sockets: large and small, in any mixture, whole or not at all."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane.transport import sockets
+from dataplane.transport.base import Memory
+from dataplane.transport.sockets import SMALL, Stretch, exactly, mapping, receive, runs, send
+
+SIZE, OFFSET = 4 << 20, 5000  # not at the start of a page
+CONTENT = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[Memory]:
+    fd = os.memfd_create("offered")
+    os.ftruncate(fd, OFFSET + SIZE)
+    os.pwrite(fd, CONTENT, OFFSET)
+    yield Memory(fd, OFFSET, SIZE)
+    os.close(fd)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    near.settimeout(10)
+    far.settimeout(10)
+    with near, far:
+        yield near, far
+
+
+def through(
+    ends: tuple[socket.socket, socket.socket], memory: Memory, mapped: mmap.mmap | None, chosen: list[Stretch]
+) -> bytes:
+    target = bytearray(SIZE)
+    sending = threading.Thread(target=send, args=(ends[0], memory, mapped, chosen, lambda: False))
+    sending.start()
+    receive(ends[1], memoryview(target), chosen)
+    sending.join()
+    return bytes(target)
+
+
+@st.composite
+def stretches(draw: st.DrawFn) -> list[Stretch]:
+    """Ascending and apart, some large, most small."""
+    made, at = [], 0
+    for gap, size in draw(
+        st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([1, 7, 4096, SMALL - 1, SMALL, 300_000])))
+    ):
+        if at + gap + size > SIZE:
+            break
+        made.append((at + gap, at + gap + size))
+        at += gap + size
+    return made
+
+
+@given(chosen=stretches(), gathers=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_named_arrives_and_nothing_else(
+    ends: tuple[socket.socket, socket.socket], memory: Memory, chosen: list[Stretch], gathers: bool
+) -> None:
+    expected = np.zeros(SIZE, np.uint8)
+    for start, stop in chosen:
+        expected[start:stop] = CONTENT[start:stop]
+    if not gathers:
+        assert through(ends, memory, None, chosen) == expected.tobytes()
+        return
+    with mapping(memory) as mapped:
+        assert through(ends, memory, mapped, chosen) == expected.tobytes()
+
+
+@given(chosen=stretches())
+def test_runs_are_all_of_it_in_order_and_bounded(chosen: list[Stretch]) -> None:
+    found = [list(run) for run in runs(chosen)]
+    assert [stretch for run in found for stretch in run] == chosen
+    for run in found:
+        assert len(run) == 1 or all(stop - start < SMALL for start, stop in run)
+        assert len(run) == 1 or sum(stop - start for start, stop in run) <= sockets._BATCH
+
+
+def test_it_ends_when_it_is_told_to(ends: tuple[socket.socket, socket.socket], memory: Memory) -> None:
+    with mapping(memory) as mapped:
+        for chosen in ([(0, SIZE)], [(start, start + 10) for start in range(0, SIZE, 100)]):
+            with pytest.raises(EOFError):
+                send(ends[0], memory, mapped, chosen, lambda: True)
+
+
+def test_a_file_that_is_shorter_is_not_mapped(memory: Memory) -> None:
+    """Who looks at what is mapped and not there dies."""
+    with pytest.raises((ValueError, OSError)):
+        mapping(Memory(memory.fd, memory.offset, memory.size + 1))
+
+
+@pytest.mark.parametrize("say", [lambda stream: stream.close(), lambda stream: None])
+def test_who_says_too_little(ends: tuple[socket.socket, socket.socket], say: Callable[[socket.socket], None]) -> None:
+    ends[0].sendall(b"half")
+    say(ends[0])
+    with pytest.raises((EOFError, OSError)):
+        exactly(ends[1], 8, 0.05)
