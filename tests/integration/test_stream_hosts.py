@@ -258,3 +258,22 @@ def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) 
     assert found == [4, 3]
     with pytest.raises(dp.NotReady):
         streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
+
+
+def test_what_one_stream_delivers_is_appended_to_another_from_a_third_host(planes: list[Any]) -> None:
+    raw = [plane.stream("raw", tasks=["filter"]) for plane in planes]
+    good = [plane.stream("good", tasks=["actor"]) for plane in planes]
+    raw[0].append(ids(24), group=GROUPS)
+    with raw[1].consume("filter", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        good[1].append(delivery.ref[::2], group=[str(group) for group in delivery.groups[::2]])
+        kept = sorted(int(i) for i in delivery.get()["id"].to_list()[::2])
+        more = planes[2].put({"label": np.arange(12.0)})
+        with good[0].consume("actor", rows=12, min_rows=12, columns=["id"], timeout=10) as other:
+            good[1].extend(other.ref, more)
+            other.nack()
+    with good[2].consume("actor", rows=12, min_rows=12, columns=["id", "label"], timeout=10) as delivery:
+        batch = delivery.get()
+        assert sorted(batch["id"].to_list()) == kept
+        assert sorted(batch["label"].to_list()) == list(range(12))
+        del batch
+    eventually(lambda: all(map(nothing_kept, planes)), "each host frees what was put there")
