@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -110,9 +110,9 @@ class Holds:
 
     # by others
 
-    @asynccontextmanager
-    async def holding(self, refs: Iterable[BatchRef]) -> AsyncIterator[None]:
-        """While other nodes hold what they store of these. Raises Freed, Corrupt, PeerUnavailable."""
+    async def keep(self, refs: Iterable[BatchRef]) -> Callable[[], None]:
+        """Have other nodes hold what they store of these, until what this returns is called. Raises Freed, Corrupt,
+        PeerUnavailable."""
         by_node: dict[bytes, list[list[bytes]]] = {}
         for ref in refs:
             encoded = b""
@@ -123,15 +123,20 @@ class Holds:
                     batches.append([])
                 batches[-1].append(encoded)
         number = next(self._numbers)
+
+        def let_go() -> None:
+            for node in by_node:
+                self._asking.tell_soon(node, pm.LetGo(self._asking.next_id(), self._wholes.node, number))
+
         try:
             for node, batches in by_node.items():
                 for batch in batches:
                     asked = pm.Hold(self._asking.next_id(), self._wholes.node, number, batch, None)
                     await self._asking.tell(node, asked, Done)
-            yield
-        finally:
-            for node in by_node:
-                self._asking.tell_soon(node, pm.LetGo(self._asking.next_id(), self._wholes.node, number))
+        except BaseException:
+            let_go()
+            raise
+        return let_go
 
     def _others(self, ref: BatchRef) -> list[bytes]:
         return [node for node in dict.fromkeys(node for node, _ in ref.shards()) if node != self._wholes.node]

@@ -40,8 +40,9 @@ class Spread:
         self._adopting = Adopting(homes, self._wholes, asking)
         self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
         self._holds = Holds(homes, self._wholes, self._mirrors, asking)
+        homes.keep_elsewhere = self._holds.keep
         self._rehoming = Rehoming(self._wholes, self._mirrors, asking)
-        self._wholes.watch(lambda whole: None, self._rehoming.begin)
+        self._wholes.watch(self._rehoming.ended, self._rehoming.begin)
         self._limits = Limits(self._wholes, asking)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
