@@ -101,6 +101,7 @@ class _Attempt:
         self._lock = threading.Lock()
         self._stream: socket.socket | None = None
         self._over = False
+        self.reading = False
 
     def use(self, stream: socket.socket | None) -> None:
         """This connection ends if the attempt is given up. Raises EOFError where it was."""
@@ -109,12 +110,13 @@ class _Attempt:
                 raise EOFError("given up")
             self._stream = stream
 
-    def give_up(self) -> None:
+    def give_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """End it, or (SHUT_WR) ask the server to, if it reads already."""
         with self._lock:
             self._over = True
             if self._stream is not None:
                 with suppress(OSError):
-                    self._stream.shutdown(socket.SHUT_RDWR)
+                    self._stream.shutdown(how if self.reading else socket.SHUT_RDWR)
 
 
 class Lanes(Transport):
@@ -239,8 +241,10 @@ class Lanes(Transport):
             async with asyncio.timeout(timeout_s):
                 await asyncio.wrap_future(running)
         except BaseException as error:
-            attempt.give_up()
+            attempt.give_up(socket.SHUT_WR)
+            cut = asyncio.get_running_loop().call_later(_PATIENCE_S, attempt.give_up)
             await stopped([running])
+            cut.cancel()
             if isinstance(error, OSError | EOFError | TimeoutError | ValueError | OverflowError):
                 raise TransportError(f"{self.name} from {address}: {str(error) or 'too slow'}") from error
             raise
@@ -264,8 +268,10 @@ class Lanes(Transport):
                 way.stream.settimeout(timeout_s)
                 way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_STRETCH.pack(*each) for each in part))
                 exactly(way.stream, len(_GRANTED), timeout_s)
+                attempt.reading = True
                 way.lane = way.lane or self._lane(way.stream)
                 way.lane.take(into, part)
+                attempt.reading = False
                 way.stream.sendall(DONE)
                 exactly(way.stream, len(DONE), timeout_s)
             attempt.use(None)
