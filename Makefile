@@ -6,10 +6,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test demo bench clean
+.PHONY: help install check format test test-transports demo bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(STAMP) ## make .venv with all that the tests and the demo need
 
@@ -32,6 +32,12 @@ format: $(STAMP) ## format the sources
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest -q
+
+test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both
+	@test -x .venv-transports/bin/python || $(PYTHON) -m venv .venv-transports
+	@echo "installing into .venv-transports"
+	@.venv-transports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ucx,nixl]'
+	@.venv-transports/bin/python -m pytest -q tests/conformance tests/integration/test_transports.py
 
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo

@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
     node.add_argument("--join", metavar="static://H:P,...", default="", help="where the other nodes listen")
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
+    node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
@@ -93,9 +94,11 @@ def _node(chosen: argparse.Namespace) -> int:
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
     cluster = None
     if chosen.listen:
-        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key)
-    elif chosen.join or chosen.key:
-        raise ValueError("--join and --key go with --listen")
+        cluster = ClusterConfig(
+            chosen.listen, chosen.join, chosen.key, transports=tuple(filter(None, (chosen.transports or "").split(",")))
+        )
+    elif chosen.join or chosen.key or chosen.transports:
+        raise ValueError("--join, --key and --transports go with --listen")
     node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:
@@ -135,6 +138,9 @@ def _members(chosen: argparse.Namespace) -> int:
     for node, member in found.get("members", {}).items():
         transports = ", ".join(member["transports"])
         print(f"{node}  {member['address']}  {transports}{'  (this one)' if member['self'] else ''}")
+    read = [f"{format_size(nbytes)} by {name}" for name, nbytes in found.get("read_bytes", {}).items()]
+    if read:
+        print(f"read from others: {', '.join(read)}")
     return 0
 
 

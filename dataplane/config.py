@@ -25,6 +25,9 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _MIB = 1 << 20
 
+TRANSPORTS = ("tcp", "ucx", "nixl")
+"""What may carry bytes between hosts."""
+
 
 def parse_size(size: int | str) -> int:
     """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else."""
@@ -126,11 +129,13 @@ class ClusterConfig:
     listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any.
     join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one.
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
+    transports: what carries bytes, of `TRANSPORTS`, the best first. Empty: tcp, and before it what uses RDMA here.
     """
 
     listen: str
     join: str = ""
     key: str | os.PathLike[str] | None = None
+    transports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
@@ -140,6 +145,9 @@ class ClusterConfig:
             raise ValueError(f"{host} is not this host alone: a key is needed; `dataplane keygen FILE` makes one")
         if self.join and not self.join.startswith("static://"):
             raise ValueError(f"a cluster is joined by static://HOST:PORT,..., not by {self.join!r}")
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or len(set(self.transports)) < len(self.transports):
+            raise ValueError(f"transports are some of {', '.join(TRANSPORTS)}, each once, not {self.transports!r}")
         for address in self.addresses:
             named, port = _host_port(address.removeprefix("tcp://"))
             if not port or set(named) & set("/* ") or named != named.strip():

@@ -11,7 +11,6 @@ since a node's number is new with each start.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -26,11 +25,10 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, Misuse, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport, TransportError
+from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
-
-log = logging.getLogger(__name__)
 
 MAX_COPIES = 1 << 16
 """Shards of others that are remembered; the first known are forgotten."""
@@ -56,7 +54,7 @@ class Fetcher:
         self._store = store
         self._peers = peers
         self._membership = membership
-        self._transports = transports
+        self.choice = Choice(transports)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, _Remote] = {}
         self.fetched_bytes = 0
@@ -146,18 +144,18 @@ class Fetcher:
         """Fill these stretches of the memory with a shard's, by the best transport that both have and that works.
         Raises OwnerDied, Freed, PeerUnavailable."""
         why = "no transport is on both sides"
-        for transport in self._transports:
-            member = self._member(owner)
-            address = member.transports.get(transport.name)
-            if address is None:
-                continue
+        member = self._member(owner)
+        for transport in self.choice.of(owner, member.transports):
+            address = member.transports[transport.name]
             try:
-                await self._read_by(transport, address, member, shard, memory, stretches)
-                self.fetched_bytes += total(stretches)
-                return
+                await self._read_by(transport, address, self._member(owner), shard, memory, stretches)
             except TransportError as error:
                 why = str(error)
-                log.warning("a shard of %s did not come: %s", owner.hex(), error)
+                self.choice.failed(owner, transport, error)
+                continue
+            self.choice.worked(owner, transport, total(stretches))
+            self.fetched_bytes += total(stretches)
+            return
         self._member(owner)
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 

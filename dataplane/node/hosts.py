@@ -22,7 +22,7 @@ from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.node.fetch import Fetcher
 from dataplane.store.store import Store
 from dataplane.transport.base import Memory, Transport
-from dataplane.transport.tcp import Tcp
+from dataplane.transport.choice import started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -62,7 +62,7 @@ class Hosts:
         self._store = store
         key = None if config.key is None else auth.load(Path(config.key))
         self._peers = Peers(config.listen, key, self._answer)
-        self._transports: Sequence[Transport] = (Tcp(config.host),)
+        self._transports: Sequence[Transport] = ()
         self._offers: dict[bytes, _Offer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.membership: StaticMembership | None = None
@@ -75,8 +75,7 @@ class Hosts:
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
-        for transport in self._transports:
-            await transport.start()
+        self._transports = await started(self._config.transports, self._config.host)
         self._peers.start()
         me = Member(self._node, self._peers.address, {t.name: t.address for t in self._transports})
         self.membership = membership = StaticMembership(self._peers, me, self._config.addresses)
@@ -168,7 +167,8 @@ class Hosts:
             node.hex(): {"address": m.address, "transports": dict(m.transports), "self": node == self._node}
             for node, m in self.membership.members.items()
         }
-        return {"epoch": self.membership.epoch, "members": members}
+        read = {} if self.fetcher is None else self.fetcher.choice.statistics()
+        return {"epoch": self.membership.epoch, "members": members, "read_bytes": read}
 
     async def aclose(self) -> None:
         """Leave. Idempotent."""

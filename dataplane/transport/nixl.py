@@ -27,7 +27,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ def _agent(library: Any) -> Any:
         config = library.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         return library.nixl_agent(f"dataplane-{secrets.token_hex(8)}", config)
     except Exception as error:  # NIXL's errors have no base of their own
-        raise OSError(f"NIXL can not start: {error or type(error).__name__}") from error
+        raise OSError(f"NIXL can not start: {error!r}") from error
 
 
 class _NixlLane(Lane):
@@ -115,7 +115,7 @@ class _NixlLane(Lane):
             def done() -> bool:
                 if state[0] == "PROC":
                     state[0] = self._agent.check_xfer_state(transfer)
-                return state[0] != "PROC"
+                return bool(state[0] != "PROC")
 
             try:
                 self._look(lambda: done() or heard(self._stream))
@@ -156,7 +156,7 @@ def _errors() -> Iterator[None]:
     except (OSError, EOFError, ValueError):
         raise
     except Exception as error:  # NIXL's errors have no base of their own
-        raise OSError(f"NIXL: {error or type(error).__name__}") from error
+        raise OSError(f"NIXL: {error!r}") from error
 
 
 def _parts(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

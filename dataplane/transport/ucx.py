@@ -1,12 +1,12 @@
 """Bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them where they belong.
 
 Each end of a lane has a context, a worker and an endpoint of its own. Their addresses are told over the lane's socket,
-and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long stretches
-travel as they lie, in messages of `_PIECE` bytes; runs of short ones are packed into messages of `_PACK`. A few messages
-are under way at a time. The owner announces each on the socket, and the reader asks for no other: so what has begun ends,
-even where a read ends early, as long as both ends live; both see to that before they close. (ucxx cancels what has not
-ended, but leaks the worker of a message that had begun. That is left for peers that vanish; and no more than
-`_MOST_LOST` are lost.)
+and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
+stretches travel as they lie, in messages of `_PIECE` bytes; runs of short ones are packed into messages of `_PACK`. A
+few messages are under way at a time. The owner announces each on the socket, and the reader asks for no other: so what
+has begun ends, even where a read ends early, as long as both ends live; both see to that before they close. (ucxx
+cancels what has not ended, but leaks the worker of a message that had begun. That is left for peers that vanish; and no
+more than `_MOST_LOST` are lost.)
 
 What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp
 and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
@@ -19,6 +19,7 @@ endpoint.
 from __future__ import annotations
 
 import importlib
+import re
 import secrets
 import select
 import socket
@@ -58,7 +59,9 @@ class Ucx(Lanes):
 
     def _lane(self, stream: socket.socket) -> Lane:
         if self._lost >= _MOST_LOST:
-            raise OSError(f"UCX: {self._lost} ends of connections were lost with peers that vanished; start the node again")
+            raise OSError(
+                f"UCX: {self._lost} ends of connections were lost with peers that vanished; start the node again"
+            )
         return _UcxLane(stream, self._lose)
 
     def _lose(self) -> None:
@@ -71,6 +74,15 @@ def _library() -> Any:
         return importlib.import_module("ucxx._lib.libucxx")
     except ImportError as error:
         raise OSError(f"ucxx is not installed: pip install rollout-dataplane[ucx] ({error})") from error
+
+
+def carries_rdma() -> bool:
+    """Whether the UCX that is here was built with verbs, and finds a device."""
+    try:
+        about = _library().UCXContext().info
+    except Exception:  # whatever keeps it from starting: it carries nothing then
+        return False
+    return bool(re.search(r"component +\d+ *: *(ib|mlx)", about))
 
 
 @dataclass(frozen=True, slots=True)

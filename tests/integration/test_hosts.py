@@ -44,13 +44,16 @@ class Host(Worker):
         listen: str = ANY,
         key: Path | None = None,
         beat_s: float = BEAT_S,
+        transports: tuple[str, ...] = (),
+        serve: Any = None,
         **settings: Any,
     ) -> None:
         directory.mkdir(exist_ok=True)
         settings = {"memory": "32MiB", "spill": 0, "prewarm": 0, "spill_dir": directory / "spill"} | settings
         others = [each if isinstance(each, str) else each.listens for each in join]
         static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
-        super().__init__(_serve, directory / "node.sock", settings, (listen, static, key), beat_s)
+        cluster = (listen, static, key, transports)
+        super().__init__(serve or _serve, directory / "node.sock", settings, cluster, beat_s)
         try:
             self.address, self.listens = self.hear()
         except BaseException:
