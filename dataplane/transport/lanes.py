@@ -374,9 +374,9 @@ def told(stream: socket.socket) -> bytes:
     return exactly(stream, length)
 
 
-def heard(stream: socket.socket) -> bool:
-    """Whether a byte lies in the socket. Does not wait. Raises EOFError where the other end has gone."""
-    if not _ready(stream, 0):
+def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
+    """Whether a byte lies in the socket, or comes in time. Raises EOFError where the other end has gone."""
+    if not _ready(stream, within_s):
         return False
     if not stream.recv(1, socket.MSG_PEEK):
         raise EOFError("the other end has gone")

@@ -6,7 +6,8 @@ the lane's socket where it lies and the agent's metadata for it (some hundred by
 reader forgets them afterwards.
 
 NIXL says neither when a transfer is done nor when a peer wants something: both are looked for, some thousand times a
-second, while a read is under way and never between reads.
+second, while a read is under way and never between reads. The owner looks less often at first: nine lanes that look all
+the time take a processor from those that copy, and with RDMA, or on one host, it has no part in the transfer.
 
 A one-sided read can not be stopped by the owner of the memory. So when an offer ends, its readers are asked to stop,
 over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses what is
@@ -38,6 +39,7 @@ from dataplane.transport.lanes import Lane, Lanes, heard, mapped, tell, told
 _PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
 _MOST = 4096  # stretches of a transfer
 _PAUSE_S = 50e-6  # between looks
+_REST_S, _SOON_S = 1e-3, 0.05  # between the owner's looks, for as long
 _STOP_S = 2.0  # for a transfer that was given up; then its agent goes, and it with that
 _WHERE = struct.Struct("<Q")
 
@@ -91,7 +93,11 @@ class _NixlLane(Lane):
             with self._registered(start + first, last - first) as registered:
                 tell(self._stream, _WHERE.pack(start))
                 tell(self._stream, self._agent.get_partial_agent_metadata(registered, True))
-                self._look(lambda: bool(self._agent.get_new_notifs()) or heard(self._stream))
+                began = time.monotonic()
+                while not heard(self._stream, _REST_S if time.monotonic() - began < _SOON_S else 0.0):
+                    self._agent.get_new_notifs()
+                    if time.monotonic() - began >= _SOON_S:
+                        time.sleep(_PAUSE_S)
 
     def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
         (there,) = _WHERE.unpack(told(self._stream))
