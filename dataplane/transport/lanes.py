@@ -374,6 +374,15 @@ def told(stream: socket.socket) -> bytes:
     return exactly(stream, length)
 
 
+def agree(stream: socket.socket, version: str) -> None:
+    """See that the other end has the same version of the library, which may end the process where one that it does not
+    know talks to it. Raises OSError."""
+    tell(stream, version.encode())
+    other = told(stream).decode("ascii", "replace")
+    if other != version:
+        raise OSError(f"version {other!r} of the library there, {version!r} here")
+
+
 def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
     """Whether a byte lies in the socket, or comes in time. Raises EOFError where the other end has gone."""
     if not _ready(stream, within_s):

@@ -29,12 +29,13 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 from dataplane.transport.base import Memory
-from dataplane.transport.lanes import Lane, Lanes, heard, mapped, tell, told
+from dataplane.transport.lanes import Lane, Lanes, agree, heard, mapped, tell, told
 
 _PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
 _MOST = 4096  # stretches of a transfer
@@ -72,6 +73,13 @@ def _library() -> Any:
     raise OSError(f"NIXL is not installed: pip install rollout-dataplane[nixl] ({failed})") from failed
 
 
+def _version(library: Any) -> str:
+    try:
+        return metadata.version(library.__name__)
+    except metadata.PackageNotFoundError:  # built from source
+        return "unknown"
+
+
 def _agent(library: Any) -> Any:
     """A new agent with UCX. Raises OSError."""
     try:
@@ -83,8 +91,10 @@ def _agent(library: Any) -> Any:
 
 class _NixlLane(Lane):
     def __init__(self, stream: socket.socket) -> None:
+        library = _library()
+        agree(stream, _version(library))
         self._stream = stream
-        self._agent = _agent(_library())
+        self._agent: Any = _agent(library)
 
     def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
         first, last = stretches[0][0], max(stop for _, stop in stretches)
@@ -101,11 +111,11 @@ class _NixlLane(Lane):
 
     def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
         (there,) = _WHERE.unpack(told(self._stream))
-        metadata = told(self._stream)
+        about = told(self._stream)
         first, last = stretches[0][0], max(stop for _, stop in stretches)
         with _errors():
             here = np.frombuffer(into, np.uint8).ctypes.data
-            owner = self._agent.add_remote_agent(metadata)
+            owner = self._agent.add_remote_agent(about)
             try:
                 with self._registered(here + first, last - first):
                     for part in _parts(stretches):

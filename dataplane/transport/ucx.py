@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.base import Memory
-from dataplane.transport.lanes import Bytes, Lane, Lanes, exactly, heard, mapped, tell, told
+from dataplane.transport.lanes import Bytes, Lane, Lanes, agree, exactly, heard, mapped, tell, told
 
 _PIECE = 8 << 20  # bytes of a message
 _UNDER_WAY = 4  # messages
@@ -104,6 +104,7 @@ class _UcxLane(Lane):
             context = self._ucx.UCXContext(feature_flags=(self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP))
             self._worker = self._ucx.UCXWorker(context)
             self._worker.init_blocking_progress_mode()
+            agree(stream, ".".join(map(str, self._ucx.get_ucx_version())))
             mine = secrets.token_bytes(8)
             tell(stream, mine + self._worker.address.tobytes())
             theirs = told(stream)

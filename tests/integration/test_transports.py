@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from dataplane import cli
 from dataplane.transport import choice
 from dataplane.transport.base import TransportError
 from dataplane.transport.tcp import Tcp
-from tests.integration.test_hosts import Host, _serve, together
-from tests.processes import MIB
+from tests.integration.test_hosts import Host, _serve, members, together
+from tests.processes import MIB, eventually
 
 INSTALLED = {
     "ucx": importlib.util.find_spec("ucxx") is not None,
@@ -131,3 +132,29 @@ def test_transports_without_others_to_talk_to(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         cli.main(["node", "--transports", "tcp"])
     assert "--listen" in capsys.readouterr().err
+
+
+@each
+def test_the_owner_is_killed_while_it_is_read(tmp_path: Path, name: str) -> None:
+    """What was read fails as by tcp, and its reader goes on with others."""
+    with ExitStack() as undo:
+        names = (name, "tcp")
+        reader = undo.enter_context(Host(tmp_path / "reader", transports=names, memory="128MiB"))
+        theirs = undo.enter_context(dp.connect(reader.address))
+        for turn in range(3):
+            with (
+                Host(tmp_path / str(turn), reader, transports=names, memory="128MiB") as owner,
+                dp.connect(owner.address) as ours,
+            ):
+                eventually(lambda: ours.stats().node in members(theirs), "they know each other")
+                refs = [ours.put({"x": np.full((1, 12 * MIB), seed, np.uint8)}) for seed in range(3)]
+                check(theirs.get(refs[0]), {"x": np.zeros((1, 12 * MIB), np.uint8)})  # they are connected
+                with ThreadPoolExecutor(2) as pool:
+                    reading = [pool.submit(theirs.get, ref) for ref in refs[1:]]
+                    owner.kill()
+                for future in reading:
+                    assert isinstance(future.exception(), (dp.PeerUnavailable, dp.OwnerDied, type(None)))
+        with Host(tmp_path / "another", reader, transports=names) as owner, dp.connect(owner.address) as ours:
+            eventually(lambda: ours.stats().node in members(theirs), "they know each other")
+            expected = columns(1)
+            check(theirs.get(ours.put(expected)), expected)
