@@ -35,6 +35,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +51,9 @@ _GRANTED = b"\x02"
 _MOST = 1 << 14  # stretches of a request
 _TOLD = 1 << 20  # bytes that one end of a lane tells the other
 _CONNECTIONS = 256
-_SAY_S = 5.0  # seconds for a request, and for each step of a handshake
+_SAY_S, _STEP_S = 5.0, 20.0  # seconds for a request, and for each step between ends that know each other
 _KEPT, _KEPT_S = 64, 20.0
+_AT_ONCE = 3  # reads of one address: more of them, on a few processors, are slower (measured: decision 0017)
 _PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
 
 
@@ -130,6 +132,7 @@ class Lanes(Transport):
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-read")
         self._connections: set[socket.socket] = set()
         self._attempts: set[_Attempt] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._kept: list[_Way] = []
         self._keeping = threading.Lock()
 
@@ -214,11 +217,11 @@ class Lanes(Transport):
             connected.close()
 
     def _claim(self, connected: socket.socket) -> tuple[Offered, list[tuple[int, int]]] | None:
-        ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size))
+        ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
         offered = self._offers.get(ticket)
         if offered is None or not 0 < number <= _MOST:
             return None
-        asked = list(_STRETCH.iter_unpack(exactly(connected, number * _STRETCH.size)))
+        asked = list(_STRETCH.iter_unpack(exactly(connected, number * _STRETCH.size, _SAY_S)))
         return (offered, asked) if offered.take(connected, asked) else None
 
     # reading
@@ -234,12 +237,21 @@ class Lanes(Transport):
         asked = [(0, len(into))] if stretches is None else stretches
         if self._listener is None or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
+        turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
+        try:
+            async with asyncio.timeout(timeout_s), turn:
+                await self._carried(address, ticket, into, timeout_s, asked)
+        except TimeoutError as error:
+            raise TransportError(f"{self.name} from {address}: too slow") from error
+
+    async def _carried(
+        self, address: str, ticket: bytes, into: memoryview, timeout_s: float, asked: Iterable[tuple[int, int]]
+    ) -> None:
         attempt = _Attempt()
         self._attempts.add(attempt)
         running = self._reading.submit(self._read, attempt, address, ticket, into, asked, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(running)
+            await asyncio.wrap_future(running)
         except BaseException as error:
             attempt.give_up(socket.SHUT_WR)
             cut = asyncio.get_running_loop().call_later(_PATIENCE_S, attempt.give_up)
@@ -350,7 +362,7 @@ class Lanes(Transport):
 
 def exactly(stream: socket.socket, count: int, within_s: float | None = None) -> bytes:
     """So many bytes of the socket. Raises EOFError where it ends before, and TimeoutError after so many seconds."""
-    deadline = time.monotonic() + (_SAY_S if within_s is None else within_s)
+    deadline = time.monotonic() + (_STEP_S if within_s is None else within_s)
     data = bytearray()
     while len(data) < count:
         stream.settimeout(max(deadline - time.monotonic(), 1e-3))

@@ -42,6 +42,7 @@ _COMES = b"\x03"  # said by the owner on the socket before each message
 _LOOK_MS = 1000  # between looks, where nothing is told
 _STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
 _LAST_WORDS = 64
+_CONNECT_S = 10.0
 _MOST_LOST = 32
 
 
@@ -120,9 +121,9 @@ class _UcxLane(Lane):
         tag, byte = self._next(), np.zeros(1, np.uint8)
         arrives = _Message(self._endpoint.tag_recv(self._array(byte), tag), byte)
         if not first:
-            self._drain(deque([arrives]))
+            self._drain(deque([arrives]), _CONNECT_S)
         one = np.ones(1, np.uint8)
-        self._drain(deque([_Message(self._endpoint.tag_send(self._array(one), tag), one), arrives]))
+        self._drain(deque([_Message(self._endpoint.tag_send(self._array(one), tag), one), arrives]), _CONNECT_S)
         if not byte[0]:
             self.close()
             raise OSError("UCX: the other end can not be reached")
@@ -173,9 +174,9 @@ class _UcxLane(Lane):
                 target[start:stop] = buffer[at : at + stop - start]
                 at += stop - start
 
-    def _drain(self, under_way: deque[_Message]) -> None:
-        """Wait for what has begun, for `_STOP_S` at most, and let UCX say what it still has to say to the other end."""
-        until = time.monotonic() + _STOP_S
+    def _drain(self, under_way: deque[_Message], within_s: float = _STOP_S) -> None:
+        """Wait for what has begun, but not for ever, and let UCX say what it still has to say to the other end."""
+        until = time.monotonic() + within_s
         while under_way and time.monotonic() < until:
             if under_way[0].request.completed:
                 under_way.popleft()
