@@ -181,11 +181,11 @@ def measure(transport: str) -> Row:
     try:
         with nodes(transport) as (ours, theirs):
             for _ in range(RUNS + 2):
-                limits.append(size / timed(loop.read))
                 ref = ours.put(columns)
                 began = time.perf_counter()
                 batch = theirs.get(ref)
                 rates.append(size / (time.perf_counter() - began))
+                limits.append(size / timed(loop.read))  # while the nodes have nothing to do
                 del batch
                 theirs.free(ref)
     finally:

@@ -22,6 +22,7 @@ than `_CONNECTIONS`; no lane writes into memory that its reader has given up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import secrets
 import select
@@ -43,6 +44,8 @@ import numpy.typing as npt
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.offers import DONE, Offered
+
+log = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -208,8 +211,8 @@ class Lanes(Transport):
                 finally:
                     offered.leave(connected)
                 wait_s = _KEPT_S
-        except (OSError, EOFError, ValueError):
-            pass  # the reader sees a read that ended early, and says what is to be said
+        except (OSError, EOFError, ValueError) as error:  # the reader sees a read that ended early, and says so
+            log.info("a connection of %s ended: %s", self.name, error)
         finally:
             if lane is not None:
                 lane.close()
