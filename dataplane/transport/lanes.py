@@ -56,7 +56,7 @@ _TOLD = 1 << 20  # bytes that one end of a lane tells the other
 _CONNECTIONS = 256
 _SAY_S, _STEP_S = 5.0, 20.0  # seconds for a request, and for each step between ends that know each other
 _KEPT, _KEPT_S = 64, 20.0
-_AT_ONCE = 3  # reads of one address: more of them, on a few processors, are slower (measured: decision 0017)
+_AT_ONCE = 3  # reads of one address: more are no faster, and need more workers (measured: decision 0017)
 _PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
 
 

@@ -42,8 +42,8 @@ class Offered:
             return True
 
     def confirm(self, stream: socket.socket) -> None:
-        """Tell the reader that what it has is what was offered, and leave, at once: the offer may end before this returns,
-        and the connection then serves another. Raises EOFError where the offer has ended."""
+        """Tell the reader that what it has is what was offered, and leave, at once: the offer may end before this
+        returns, and the connection then serves another. Raises EOFError where the offer has ended."""
         with self._left:
             if self._over:
                 raise EOFError("the offer has ended")
