@@ -139,7 +139,7 @@ def _members(chosen: argparse.Namespace) -> int:
         transports = ", ".join(member["transports"])
         print(f"{node}  {member['address']}  {transports}{'  (this one)' if member['self'] else ''}")
     read = [f"{format_size(nbytes)} by {name}" for name, nbytes in found.get("read_bytes", {}).items()]
-    if read:
+    if any(found.get("read_bytes", {}).values()):
         print(f"read from others: {', '.join(read)}")
     return 0
 
