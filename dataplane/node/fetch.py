@@ -11,7 +11,6 @@ since a node's number is new with each start.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -23,12 +22,10 @@ from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.node.reading import Reading, member_of
 from dataplane.node.remote import Remote, Want
 from dataplane.store.store import Store
-from dataplane.transport.base import Transport
+from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
-
-log = logging.getLogger(__name__)
 
 MAX_COPIES = 1 << 16
 """Shards of others that are remembered; the first known are forgotten."""
@@ -39,15 +36,12 @@ _CONTROL_S = 5.0
 class Fetcher:
     """The copies of one node."""
 
-    def __init__(
-        self, node: bytes, store: Store, peers: Peers, membership: Membership, transports: Sequence[Transport]
-    ) -> None:
-        """`transports`: those of this node, the best first."""
+    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, choice: Choice) -> None:
         self._node = node
         self._store = store
         self._peers = peers
         self._membership = membership
-        self._reading = Reading(node, peers, membership, transports)
+        self._reading = Reading(node, peers, membership, choice)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
