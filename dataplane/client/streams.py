@@ -132,6 +132,7 @@ class AsyncStream:
             else:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
                 lengths = _lengths(planned)
+            spares = await self._spares(ref, deadline)
             request = m.Append(
                 self._connection.next_id(),
                 self._token,
@@ -144,6 +145,7 @@ class AsyncStream:
                 versions.tobytes(),
                 tagged,
                 lengths,
+                spares,
             )
             reply = await self._connection.request(request, m.Appended, 0.0)
         except BaseException:
@@ -152,6 +154,12 @@ class AsyncStream:
         finally:
             self._connection.reserved(-1)
         return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
+        """The other nodes that have the columns too."""
+        if self.settings.replicas == 1:
+            return []
+        return await self._writer.replicate(ref, self.settings.replicas, deadline.remaining_s)
 
     async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
         """What two appends have in common only if they are the same: xxh3-128 over all that is said and all bytes."""
@@ -211,6 +219,7 @@ class AsyncStream:
             if staged:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
                 lengths = _lengths(planned)
+            spares = await self._spares(ref, deadline)
             request = m.Extend(
                 self._connection.next_id(),
                 self._token,
@@ -222,6 +231,7 @@ class AsyncStream:
                 lengths,
                 bool(replace),
                 origins,
+                spares,
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:

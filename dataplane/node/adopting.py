@@ -43,6 +43,7 @@ class Adopting:
         """Rows come whose home has died. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
         whole, known, numbers = self._rows(request)
         self._put(whole, _mapped(_decoded(request.columns), known))
+        self._held_by(whole, request, known)
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
 
@@ -51,8 +52,9 @@ class Adopting:
         those know of it that hold some. Raises as `rows`."""
         whole, known, numbers = self._rows(request)
         columns = _mapped(_decoded(request.columns), known)
-        await asyncio.gather(*(self._tell(whole, request, known, node) for node in self._holders(columns)))
+        await asyncio.gather(*(self._tell(whole, request, known, node) for node in self._holders(columns, request)))
         self._put(whole, columns)
+        self._held_by(whole, request, known)
         self.let_go(request.token, np.array(numbers, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
@@ -70,8 +72,16 @@ class Adopting:
         known.update(zip(were.tolist(), came.tolist(), strict=True))
         return whole, known, [number for number in numbers.tolist() if number in known]
 
-    def _holders(self, columns: Columns) -> set[bytes]:
-        return {node for _, _, ref, _ in columns for node, _ in ref.shards()} - {self._wholes.node}
+    def _held_by(self, whole: Whole, request: pm.Announce, known: dict[int, int]) -> None:
+        rows = np.array([known[number] for number in block_rows(request.block).tolist() if number in known], np.int64)
+        stored = whole.stream.home.books.rows
+        for node in request.holders:
+            if node != self._wholes.node:
+                stored.add_spare(rows[stored.there(rows)], node)
+
+    def _holders(self, columns: Columns, request: pm.Announce) -> set[bytes]:
+        stored = {node for _, _, ref, _ in columns for node, _ in ref.shards()}
+        return {*stored, *request.holders} - {self._wholes.node}
 
     async def _tell(self, whole: Whole, request: pm.Announce, known: dict[int, int], node: bytes) -> None:
         here, numbers = whole.here, sorted(known)
@@ -115,7 +125,7 @@ class Adopting:
             if len(at) < len(rows):
                 rows, ref = rows[at], ref[at]
                 lengths = {name: values[at] for name, values in lengths.items()}
-            self._homes.keep(ref)
+            self._homes.keep(ref, anywhere=True)
             try:
                 put_columns(home, rows, task, ref, lengths)
             except Corrupt as error:

@@ -79,6 +79,7 @@ class Hosts:
         me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
         self.membership = membership = join(self._config.joined, self._peers, me)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
+        self._homes.replica = self.fetcher.replicas.here
         self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
         membership.watch(self._changed)
@@ -114,6 +115,12 @@ class Hosts:
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
+            case pm.TakeReplicas() if self.fetcher is not None:
+                return self.fetcher.replicas.take(request)
+            case pm.FreeReplicas() if self.fetcher is not None:
+                self.fetcher.replicas.free(request.node, request.parts)
+            case pm.FindReplicas() if self.fetcher is not None:
+                return self.fetcher.replicas.found(request)
             case pm.Offer():
                 return self._offers.offer(request)
             case pm.Withdraw():

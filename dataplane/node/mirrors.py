@@ -239,6 +239,7 @@ class Mirrors:
             held.part.token,
             block,
             encoded(columns),
+            holders=[self._wholes.node],
         )
         if node == self._wholes.node:
             self._adopting.rows(asked)

@@ -140,6 +140,7 @@ class Rehoming:
                     stream.token,
                     block_of(books, rows, stream.clock()),
                     encoded(measured(books, rows)),
+                    holders=list(books.rows.by_node(rows)),
                     moved=True,
                 )
                 reply = await self._announce(node, asked)

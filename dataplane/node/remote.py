@@ -60,6 +60,11 @@ class Remote:
         return len(set(ordinals)) == len(columns) and rows.slice == slice(0, columns[0][1].rows)
 
     @property
+    def source(self) -> bytes:
+        """The node that it is read from."""
+        return self._owner
+
+    @property
     def complete(self) -> bool:
         """Whether all of it is there, if any is in memory."""
         return self._there == [(0, self._size)]

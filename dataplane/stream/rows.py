@@ -15,7 +15,7 @@ because the stream is long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -49,11 +49,16 @@ class Patch:
     ref: BatchRef
     left: int
     hold: Hold = -1
+    spares: tuple[bytes, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on."""
+    """Those that its columns are stored on; `spares` are others that have them too."""
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
+
+    def lives(self, there: Callable[[bytes], bool]) -> bool:
+        """Whether its columns are somewhere, given which nodes are there."""
+        return all(map(there, self.nodes)) or any(map(there, self.spares))
 
 
 @dataclass(slots=True, eq=False)
@@ -156,13 +161,14 @@ class Rows:
 
     # writing
 
-    def append(self, ref: BatchRef) -> int:
-        """New rows with these columns; the number of the first. Raises SchemaMismatch, LimitExceeded."""
+    def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
+        """New rows with these columns, which these other nodes have too; the number of the first. Raises
+        SchemaMismatch, LimitExceeded."""
         self.fits(ref)
         need = self._give_bits(ref.columns)
         self._learn(ref)
         first, names = self.next, tuple(sorted(ref.columns))
-        number = self._patch(ref)
+        number = self._patch(ref, -1, spares)
         for page, inside, taken in self._stretches(first, len(ref)):
             layer = page.layers.setdefault(names, Layer())
             layer.patch[inside] = number
@@ -176,7 +182,14 @@ class Rows:
         return first
 
     def extend(
-        self, rows: Index, ref: BatchRef, *, replace: bool, hold: Hold = -1, keep: bool = False
+        self,
+        rows: Index,
+        ref: BatchRef,
+        *,
+        replace: bool,
+        hold: Hold = -1,
+        keep: bool = False,
+        spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[Patch]]:
         """More columns for these rows, each once and none gone. With `keep`, the patches that they were in before, each
         of which is needed until it is `unkept`; and those that nothing needs any more.
@@ -198,7 +211,7 @@ class Rows:
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
         self._learn(ref)
-        number, names = self._patch(ref, hold), tuple(sorted(ref.columns))
+        number, names = self._patch(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
             layer = page.layers.setdefault(names, Layer())
@@ -219,10 +232,10 @@ class Rows:
         """What was kept is not read any more; those that nothing needs."""
         return self._unneeded(kept)
 
-    def _patch(self, ref: BatchRef, hold: Hold = -1) -> int:
+    def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
         number = self._next_patch
         self._next_patch += 1
-        self._patches[number] = Patch(ref, len(ref), hold)
+        self._patches[number] = Patch(ref, len(ref), hold, tuple(spares))
         return number
 
     def holds(self, rows: Index, column: str) -> Index:
@@ -337,16 +350,26 @@ class Rows:
             for layer in page.layers.values():
                 patches = layer.patch[inside]
                 for number in np.unique(patches[patches >= 0]).tolist():
-                    for node in self._patches[number].nodes:
+                    for node in (*self._patches[number].nodes, *self._patches[number].spares):
                         found.setdefault(node, []).append(rows[chosen[patches == number]])
         return {node: np.unique(np.concatenate(several)) for node, several in found.items()}
 
-    def of_node(self, node: bytes) -> Index:
-        """The rows that have a column stored on this node."""
-        there = [number for number, patch in self._patches.items() if node in patch.nodes]
+    def add_spare(self, rows: Index, node: bytes) -> None:
+        """This node, too, has columns of these rows, or tells of them."""
+        for page, inside, _ in self.by_page(rows):
+            for layer in page.layers.values():
+                patches = layer.patch[inside]
+                for number in np.unique(patches[patches >= 0]).tolist():
+                    patch = self._patches[number]
+                    if node not in patch.nodes and node not in patch.spares:
+                        patch.spares = (*patch.spares, node)
+
+    def dead(self, there: Callable[[bytes], bool]) -> Index:
+        """The rows that have a column which is nowhere any more, given which nodes are there."""
+        lost = [number for number, patch in self._patches.items() if not patch.lives(there)]
         found = [
-            page.first + np.flatnonzero(np.isin(layer.patch[: page.count], there) & page.present)
-            for page in (self.pages.values() if there else ())
+            page.first + np.flatnonzero(np.isin(layer.patch[: page.count], lost) & page.present)
+            for page in (self.pages.values() if lost else ())
             for layer in page.layers.values()
         ]
         return np.unique(np.concatenate(found)) if found else _NONE
