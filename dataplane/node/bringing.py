@@ -172,7 +172,7 @@ class Bringing:
         sub = m.Append(
             id=0,
             stream=part.token,
-            ticket=0,
+            ticket=m.LET_IN,
             staged="",
             ref=mine.encode(),
             keys=_picked(request.keys, rows),

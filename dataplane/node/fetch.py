@@ -63,22 +63,23 @@ class Fetcher:
         read. When this returns, that comes with the shard, or is there. Raises OwnerDied, Freed, PeerUnavailable,
         Backpressure, Misuse for columns or rows that a shard has not."""
         keys = [(owner, shard) for owner, shard, _ in wanted]
-        unknown = defaultdict(list)
-        for owner, shard in dict.fromkeys(keys):
-            if self.replicas.here((owner, shard)) is None and not self._known((owner, shard)):
-                unknown[owner].append(shard)
-        asked = [self._describe(owner, shards, deadline) for owner, shards in unknown.items()]
+        unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
+        for owner, shard, wants in wanted:
+            if self.replicas.here((owner, shard)) is None and not self._known((owner, shard), wants):
+                unknown[owner][shard] = None
+        asked = [self._describe(owner, list(shards), deadline) for owner, shards in unknown.items()]
         for error in [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked):
             if error is not None:
                 raise error
         return [await self._ready(key, wants, deadline) for key, (_, _, wants) in zip(keys, wanted, strict=True)]
 
-    def _known(self, key: ShardKey) -> bool:
-        """Whether there is a copy of this, or one can be read where it was read before."""
+    def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
+        """Whether what is wanted of this is here, or can be read where more of it was read before."""
         copy = self._copies.get(key)
         if copy is None or not self._store.mend(copy):
             return False
-        return self._remotes[copy].source in self._membership.members or self._store.coming(copy)
+        remote = self._remotes[copy]
+        return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
         """The number here of a shard that is known; what is wanted of it is there, or comes with it."""
@@ -119,18 +120,19 @@ class Fetcher:
         reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(numbered):
             raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
-        for (shard, number), described in zip(numbered, reply.shards, strict=True):
+        for (shard, there), described in zip(numbered, reply.shards, strict=True):
             key = (owner, shard)
-            if self._known(key):
+            copy = self._copies.get(key)
+            if copy is not None and self._store.mend(copy) and self._remotes[copy].source == source:
                 continue  # somebody else has asked meanwhile
-            if key in self._copies:
+            if copy is not None:
                 self._forget(key)
             size, rows, columns, layout, live, payload = described
-            backing = Remote(self._reading, source, number, layout, size, whole=bool(payload))
-            copy = self._store.adopt(
+            backing = Remote(self._reading, source, there, layout, size, whole=bool(payload))
+            number = self._store.adopt(
                 size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
             )
-            self._copies[key], self._remotes[copy] = copy, backing
+            self._copies[key], self._remotes[number] = number, backing
             self._inline_bytes += len(payload)
 
     def _forget(self, key: ShardKey) -> None:

@@ -249,7 +249,7 @@ class Mirrors:
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
                 self._mirror(whole, part, block, columns, were, came)
-        held.mirror.over(rows)
+        held.mirror.announced(rows)
 
     async def _announce_columns(self, held: _Held) -> None:
         """Columns of rows that were appended from elsewhere: whoever has the rows by now takes them, and those that
@@ -274,7 +274,7 @@ class Mirrors:
                 for rows, task, ref, lengths in some_columns(columns, were, came):
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
-        held.mirror.over(were)
+        held.mirror.announced_columns(were)
 
     async def aclose(self) -> None:
         """The node stops."""

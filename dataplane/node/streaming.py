@@ -269,7 +269,7 @@ class Streaming:
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         home = stream.home
         ref, kept = BatchRef.decode(request.ref), False
-        ticket = request.ticket or self._let_in(request, ref, stream)
+        ticket = self._let_in(request, ref, stream) if request.ticket == m.LET_IN else request.ticket
         if not self._owns(stream.token, ticket):
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
         staged = request.staged if request.staged in self._staged else ""

@@ -397,7 +397,8 @@ class Store:
             del self._shards[number]
             shard.freed = True
             self.freed(number, (), None)
-            self._freed_bytes += shard.size
+            if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
+                self._freed_bytes += shard.size
             if self.pins.holds(number):
                 self._held_freed[number] = shard
             elif shard.moving is None:

@@ -32,6 +32,9 @@ MAX_LAYOUT = 1 << 20
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
 
+LET_IN = 1 << 62
+"""The ticket of an append for which nobody asked leave: it is let in if nothing holds it back."""
+
 MAX_ROWS = 1 << 16
 """Rows that one append brings or one delivery takes."""
 
