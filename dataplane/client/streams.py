@@ -333,8 +333,9 @@ class AsyncStream:
         """Deliveries until the stream is closed and this task has done all of it; arguments as for `consume`.
 
         Each is acked when the next is asked for; left by `break` or an exception, it is given back unless it was
-        acked. `prefetch`: how many more are asked for meanwhile; their leases run. `timeout`: seconds to wait for each,
-        counted from when it is asked for. Raises as `consume`, and Closed where the stream is dropped.
+        acked. `prefetch`: how many more are asked for meanwhile, and fetched from other hosts; their leases run.
+        `timeout`: seconds to wait for each, counted from when it is asked for. Raises as `consume`, and Closed where
+        the stream is dropped.
         """
         wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
         ahead: list[asyncio.Task[Delivery]] = []
@@ -342,7 +343,9 @@ class AsyncStream:
         async def one() -> Delivery:
             while True:
                 with suppress(NotReady):  # perhaps nobody is waiting yet; who does keeps the time
-                    return await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                    delivery = await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                    self._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
+                    return delivery
 
         try:
             while True:

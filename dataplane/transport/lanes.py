@@ -227,7 +227,10 @@ class Lanes(Transport):
         if offered is None or not 0 < number <= _MOST:
             return None
         asked = list(_STRETCH.iter_unpack(exactly(connected, number * _STRETCH.size, _SAY_S)))
-        return (offered, asked) if offered.take(connected, asked) else None
+        bounds = np.array(asked, np.uint64)
+        if (bounds > offered.memory.size).any() or not offered.take(connected, bounds.astype(np.int64)):
+            return None
+        return offered, asked
 
     # reading
 

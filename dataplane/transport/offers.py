@@ -6,13 +6,20 @@ reader that was not told before that its bytes were as they were offered is neve
 
 from __future__ import annotations
 
+import mmap
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from dataplane.transport.base import Memory
+from dataplane.transport.sockets import mapping
+
+Asked: TypeAlias = npt.NDArray[np.int64]
+"""[n, 2]: where each stretch starts, and where it stops."""
 
 DONE = b"\x01"
 """What a reader says when it has everything, and hears when that was as it was offered."""
@@ -23,21 +30,35 @@ class Offered:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._taken: list[tuple[int, int]] = []
+        self._taken: Asked = np.empty((0, 2), np.int64)
         self._streams: set[socket.socket] = set()
         self._over = False
         self._left = threading.Condition()
+        self._mapped: mmap.mmap | None = None
 
-    def take(self, stream: socket.socket, asked: Sequence[tuple[int, int]]) -> bool:
-        """Whether this connection may read these stretches, (start, stop), which then nobody else may. If so, it has
-        to `leave`."""
-        size = self.memory.size
+    @property
+    def over(self) -> bool:
+        """Whether the offer has ended."""
+        return self._over
+
+    def map(self) -> mmap.mmap:
+        """The memory, mapped once for all who read it, until the offer ends."""
         with self._left:
-            taken = sorted([*self._taken, *asked])
-            inside = all(0 <= start < stop <= size for start, stop in asked)
-            if self._over or not inside or any(b > c for (_, b), (c, _) in pairwise(taken)):
+            if self._mapped is None:
+                self._mapped = mapping(self.memory)
+            return self._mapped
+
+    def take(self, stream: socket.socket, stretches: npt.ArrayLike) -> bool:
+        """Whether this connection may read these stretches, (start, stop) each and none empty, which then nobody else
+        may. If so, it has to `leave`."""
+        asked: Asked = np.asarray(stretches, np.int64).reshape(-1, 2)
+        with self._left:
+            taken = np.concatenate([self._taken, asked])
+            taken = taken[np.argsort(taken[:, 0], kind="stable")]
+            inside = len(asked) and asked.min() >= 0 and asked.max() <= self.memory.size
+            if self._over or not inside or (taken[:-1, 1] > taken[1:, 0]).any() or (asked[:, 0] >= asked[:, 1]).any():
                 return False
-            self._taken = taken
+            self._taken = _joined(taken)
             self._streams.add(stream)
             return True
 
@@ -62,10 +83,17 @@ class Offered:
         after so many seconds."""
         with self._left:
             self._over = True
-            for how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
                 for stream in self._streams:
                     with suppress(OSError):
                         stream.shutdown(how)
-                if self._left.wait_for(lambda: not self._streams, patience_s):
-                    return
-            self._left.wait_for(lambda: not self._streams)
+                if self._left.wait_for(lambda: not self._streams, wait_s):
+                    break
+        if self._mapped is not None:
+            self._mapped.close()
+
+
+def _joined(taken: Asked) -> Asked:
+    """The same, those that touch as one: who asks for much in order costs little to remember."""
+    starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
+    return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)
