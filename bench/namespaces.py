@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import dataplane as dp
+
 _CLONE_NEWNET = 0x40000000
 _STOP_S = 10.0
 _numbers = itertools.count(1)
@@ -82,7 +84,7 @@ def link() -> Iterator[list[End]]:
 
 @contextmanager
 def switch(count: int, rate: str = "") -> Iterator[list[End]]:
-    """So many namespaces on one switch, each of which sends no more than `rate`, as `tc` writes it, if that is given."""
+    """So many namespaces on one switch, which send no more than `rate` each, as `tc` writes it, if given."""
     ends = _ends(count)
     bridge = f"{ends[0][0][:-1]}s"
     with ExitStack() as undo:
@@ -131,14 +133,17 @@ class Host:
         command += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
         if others:
             command += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout is not None, "it was asked for"
-        assert self.process.stderr is not None, "it was asked for"
         self.address = self.process.stdout.readline().strip().partition("=")[2]
-        said = self.process.stderr.readline()
         if not self.address:
-            raise RuntimeError(f"a node did not start: {said}{self.process.communicate()[1]}")
-        self.listens = said.split()[-1]
+            self.process.communicate()
+            raise RuntimeError(f"a node did not start: {self.log.read_text()}")
+        with dp.connect(self.address) as plane:
+            members = plane.members()["members"].values()
+        [self.listens] = [str(member["address"]) for member in members if member["self"]]
 
     def received(self) -> int:
         """Bytes that have come over the link."""
