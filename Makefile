@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-integrations demo bench clean
+.PHONY: help install check format test test-integrations demo demo-hosts bench bench-hosts clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,9 +46,15 @@ $(OTHERS)/.installed: pyproject.toml constraints.txt setup.py
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo
 
+demo-hosts: $(STAMP) ## run it over three hosts, of which one is killed
+	@$(BIN)/python -m examples.multi_host --kill
+
 bench: $(STAMP) ## measure put, get, spill, memory and streams on this machine
 	@$(BIN)/python -m bench.local
 	@$(BIN)/python -m bench.stream
+
+bench-hosts: $(STAMP) ## measure hosts of network namespaces, as root
+	@$(BIN)/python -m bench.hosts
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

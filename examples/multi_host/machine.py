@@ -1,7 +1,7 @@
 """Three hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
 
-What always holds: when it is left, its processes, nodes and namespaces are gone. A host that is killed takes with it all
-that runs there, as a machine does.
+What always holds: when it is left, its processes, nodes and namespaces are gone. A host that is killed takes with it
+all that runs there, as a machine does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the processes do, on whichever host they run. The work itself is that of `examples.multimodal_grpo`.
 
-When a host dies, a call that needs it raises: `Retryable` while nobody knows yet whether it is dead, `Lost` for what was
-there. Both mean that this delivery comes to nothing, and the next will not: rows go on at their new homes, and those
-whose columns died are told by `stream.lost()`, once, so that a rollout worker makes them again. Only where a process's
-own node has gone is there nothing to go on with.
+When a host dies, a call that needs it raises: `Retryable` while nobody knows yet whether it is dead, `Lost` for what
+was there. Both mean that this delivery comes to nothing, and the next will not: rows go on at their new homes, and
+those whose columns died are told by `stream.lost()`, once, so that a rollout worker makes them again. Only where a
+process's own node has gone is there nothing to go on with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,13 +63,14 @@ def roll_out(reports: Reports, job: Job, address: str, worker: int, pictures: dp
         for batch in itertools.count():
             with going_on(plane):
                 lost += sorted({f"{row.group}+" for row in rollouts.lost()})
-                again, lost = lost[: job.prompts], lost[job.prompts :]
+                again = lost[: job.prompts]
                 groups = again or [f"{worker}.0/{batch * job.prompts + i}" for i in range(job.prompts)]
                 version = refresh(plane, policy, version, board)
                 chosen = pictures[[picture_of(group, len(pictures)) for group in groups]]
-                prompts = put_prompts(plane, job, insist(plane, lambda: plane.get(chosen)), rng)
+                prompts = put_prompts(plane, job, plane.get(chosen), rng)
                 rows = prompts.repeat(job.responses).union(put_responses(plane, job, policy, prompts))
                 append(plane, rollouts, rows, groups, version)
+                lost = lost[job.prompts :]
                 if again:
                     reports.send(MadeAgain(worker, tuple(again)))
             time.sleep(job.pauses[worker])
@@ -86,7 +86,12 @@ def append(plane: dp.Plane, rollouts: dp.Stream, rows: dp.BatchRef, groups: list
     responses = len(rows) // len(groups)
     keys = [f"{group}/{i}" for group in groups for i in range(responses)]
     named = [group for group in groups for _ in range(responses)]
-    insist(plane, lambda: rollouts.append(rows, keys=keys, group=named, version=version))
+    while True:
+        try:
+            rollouts.append(rows, keys=keys, group=named, version=version)
+            return
+        except dp.Retryable:
+            plane.stats()  # raises where it is this host's node that has gone
 
 
 def verify(reports: Reports, job: Job, address: str) -> None:
@@ -151,19 +156,3 @@ class going_on:
             return False
         self._plane.stats()  # raises where it is this host's node that has gone
         return True
-
-
-def insist(plane: dp.Plane, call: Callable[[], Any]) -> Any:
-    """What the call returns, made again until it is known whether a host that it needs is dead."""
-    while True:
-        try:
-            return call()
-        except dp.Retryable:
-            plane.stats()
-
-
-def counts(books: Any) -> Iterator[str]:
-    """What the trainer's count says, in words."""
-    counted = sum(books.counted.values())
-    yield f"{books.appended:,} rows appended, {counted:,} counted by the trainer, {books.left_out:,} left out,"
-    yield f"{books.again:,} counted twice"

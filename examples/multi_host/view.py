@@ -116,5 +116,6 @@ class View:
             print(f"         {len(self.made_again)} prompts were made again, with what died", file=self._out)
         print(f"         counted twice: {books.again}; right on digits never seen: {done.accuracy:.0%}", file=self._out)
         learnt = done.average >= self._job.target
-        print(f"         reward {done.average:.2f} of {self._job.target:g}: {'reached' if learnt else 'NOT reached'}")
+        verdict = "reached" if learnt else "NOT reached"
+        print(f"         reward {done.average:.2f} of {self._job.target:g}: {verdict}", file=self._out)
         return 0 if learnt and not books.again else 1
