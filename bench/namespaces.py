@@ -122,7 +122,7 @@ def _up(end: End) -> None:
 
 class Host:
     """A node in a namespace, or on loopback where the end has no name. `address` is for clients, `listens` for the
-    other nodes."""
+    other nodes. It does not hear Ctrl-C: who started it does, and stops it."""
 
     def __init__(
         self, end: End, key: Path, others: Sequence[Host] = (), memory: str = "2GiB", options: Sequence[str] = ()
@@ -135,7 +135,7 @@ class Host:
             command += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
         self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
         assert self.process.stdout is not None, "it was asked for"
         self.address = self.process.stdout.readline().strip().partition("=")[2]
         if not self.address:

@@ -37,8 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _cluster(options: argparse.Namespace) -> Any:
     os.environ.pop("DATAPLANE_ADDRESS", None)
     if options.ray:
-        from examples.multi_host.on_ray import OnRay
-
+        try:
+            from examples.multi_host.on_ray import OnRay
+        except ImportError:
+            sys.exit("Ray is not installed: pip install 'rollout-dataplane[ray]'")
         return OnRay(len(hosts.HOSTS), options.memory, options.ray_address)
     loopback = options.loopback
     if not loopback and (why := why_not()):

@@ -55,13 +55,13 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
             for report in cluster.reports(LOOK_S):
                 view.report(report)
                 if isinstance(report, Finished | Failed):
+                    view.figures(cluster.figures(), None)
                     return
                 if isinstance(report, Step) and report.number == kill_at:
                     cluster.kill(VICTIM)
                     view.say(f"host {HOSTS[VICTIM]} is killed, with its node and all that runs there")
         view.report(Failed("job", f"not over {GRACE_S:.0f} s after its time"))
     finally:
-        view.figures(cluster.figures(), None)
         rollouts.drop()
 
 

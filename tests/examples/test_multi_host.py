@@ -31,7 +31,8 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_job_goes_on_when_a_host_dies() -> None:
-    job = Job(pauses=(0.0, 0.0), prompts=8, steps=12, target=0.0, averaged=50, seconds=60.0, in_flight="16MiB")
+    small = {"prompts": 8, "smallest": 56, "largest": 84, "in_flight": "4MiB"}
+    job = Job(pauses=(0.0, 0.0), steps=12, target=0.0, averaged=50, seconds=60.0, **small)
     out = io.StringIO()
     view = View(job, hosts.HOSTS, out)
     with Machine(3, "48MiB", loopback=True) as machine:
