@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-integrations test-transports demo bench clean
+.PHONY: help install check format test test-integrations test-transports demo demo-hosts bench bench-hosts clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,9 +52,15 @@ test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-tra
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo
 
+demo-hosts: $(STAMP) ## run it over three hosts, of which one is killed
+	@$(BIN)/python -m examples.multi_host --kill
+
 bench: $(STAMP) ## measure put, get, spill, memory and streams on this machine
 	@$(BIN)/python -m bench.local
 	@$(BIN)/python -m bench.stream
+
+bench-hosts: $(STAMP) ## measure hosts of network namespaces, as root
+	@$(BIN)/python -m bench.hosts
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

@@ -31,11 +31,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HostsStatistics:
-    """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here."""
+    """Bytes that have come from other nodes, and that have gone to them; how many of their shards are known here;
+    requests to them, and theirs."""
 
     fetched: int = 0
     sent: int = 0
     copies: int = 0
+    asked: int = 0
+    answered: int = 0
 
 
 class Hosts:
@@ -151,7 +154,8 @@ class Hosts:
         if self.fetcher is None:
             return HostsStatistics()
         sent = self._inline_bytes + self._offers.sent_bytes
-        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies)
+        peers = self._peers.statistics()
+        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, peers.asked, peers.answered)
 
     def figures(self) -> dict[str, Any]:
         """Who is there, as plain values."""

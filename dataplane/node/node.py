@@ -173,7 +173,8 @@ class Node:
         if self.hosts is None:
             return {}
         hosts = self.hosts.statistics()
-        return {"fetched_bytes": hosts.fetched, "sent_bytes": hosts.sent, "copies": hosts.copies}
+        crossed = {"fetched_bytes": hosts.fetched, "sent_bytes": hosts.sent, "copies": hosts.copies}
+        return crossed | {"asked": hosts.asked, "answered": hosts.answered}
 
     async def _close(self) -> None:
         self._listener.close()

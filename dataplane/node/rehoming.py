@@ -97,7 +97,7 @@ class Rehoming:
 
     def begin(self, whole: Whole) -> None:
         """There is a part of this stream here now; where it was restored, with rows whose homes are elsewhere."""
-        if whole.stream.home.books.rows.count:
+        if whole.stream.home.books.rows.count or not self._still:
             self.changed()
         view = self._view()
         whole.stream.home.unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)

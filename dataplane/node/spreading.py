@@ -7,6 +7,7 @@ deliveries in `gathering`, the rest here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -97,6 +98,11 @@ class Spreading:
                 return None
             case m.Streams() | m.ReadSnapshot() | m.ReleaseSnapshot() | m.Restore():
                 return self._streams.answer(request, deadline)
+            case m.GiveBack():
+                if self._wholes.is_part(request.stream):
+                    return self._streams.answer(request, deadline)
+                self._bringing.give_back(request.ticket, request.brought)
+                return None
         whole = self._wholes.whole(request.stream)
         if whole is None and self._streams.restoring(request.stream):
             if isinstance(request, m.Restored):
@@ -106,9 +112,6 @@ class Spreading:
             return partial(self._elsewhere, request, deadline)
         if request.stream == whole.stream.token:
             return self._streams.answer(request, deadline)
-        if isinstance(request, m.GiveBack):
-            self._bringing.give_back(request.ticket, request.brought)
-            return None
         return partial(self._spread, request, whole, deadline)
 
     async def _open(self, request: m.Open) -> m.Reply:
@@ -166,8 +169,7 @@ class Spreading:
             case m.TakeSnapshot():
                 return await self._snapshotting.take(request, whole)
             case m.TakeLost():
-                lost = await self._reach.of_all(whole, lambda part: m.TakeLost(0, part.token), m.LostRows)
-                return m.LostRows(request.id, [row for _, reply in lost for row in reply.rows])
+                return await self._lost(request, whole)
             case m.Measure():
                 replies = await self._reach.of_all(whole, lambda part: m.Measure(0, part.token), m.Figures)
                 return m.Figures(request.id, summed([reply.values for _, reply in replies]))
@@ -186,6 +188,14 @@ class Spreading:
         if isinstance(request, m.Consume):
             return await self._sharing.consume(self._reach, request, whole, deadline)
         return await self._sharing.look(self._reach, request, whole, deadline)
+
+    async def _lost(self, request: m.TakeLost, whole: Whole) -> m.LostRows:
+        """What homes tell of, they tell once: where one does not answer, what others have told is not lost again."""
+        rows = []
+        for part in await self._wholes.parts(whole):
+            with suppress(PeerUnavailable):
+                rows += (await self._reach.ask(part, m.TakeLost(0, part.token), m.LostRows)).rows
+        return m.LostRows(request.id, rows)
 
     async def _drop_rows(self, request: m.DropRows, whole: Whole) -> None:
         numbers = packed.int64("rows", request.rows)

@@ -97,7 +97,11 @@ class Wholes:
     def homes(self, whole: Whole, places: list[str | int]) -> dict[bytes, Index]:
         """By node, which of the rows have their homes there that are in these groups, or have these keys."""
         placement = self.placement
-        at = placement.homes(whole.name, places)
+        groups = list(dict.fromkeys(places))  # the rows of a prompt have one home
+        at = placement.homes(whole.name, groups)
+        if len(groups) < len(places):
+            of = dict(zip(groups, at.tolist(), strict=True))
+            at = np.fromiter(map(of.__getitem__, places), np.int64, len(places))
         if (at == at[0]).all():
             return {placement.nodes[int(at[0])]: np.arange(len(at))}
         return {placement.nodes[number]: np.flatnonzero(at == number) for number in np.unique(at).tolist()}
@@ -107,6 +111,11 @@ class Wholes:
     def whole(self, token: bytes) -> Whole | None:
         """The stream of which this is the token, or that of the part that is here."""
         return self._by_token.get(token)
+
+    def is_part(self, token: bytes) -> bool:
+        """Whether this is the token of a part that is here."""
+        whole = self._by_token.get(token)
+        return whole is not None and whole.stream.token == token
 
     async def route(self, token: bytes) -> tuple[Whole, Part]:
         """Of which stream this token is, and on which node. Raises Closed where nobody knows it."""
@@ -128,8 +137,7 @@ class Wholes:
 
     def locate(self, token: bytes) -> str:
         """The name of the stream of which a part of this token is here; empty for none."""
-        whole = self._by_token.get(token)
-        return whole.name if whole is not None and whole.stream.token == token else ""
+        return self._by_token[token].name if self.is_part(token) else ""
 
     async def part(self, whole: Whole, node: bytes) -> Part:
         """The part that this node has, which is made if need be. Raises PeerUnavailable, Misuse."""

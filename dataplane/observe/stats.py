@@ -14,7 +14,8 @@ class Stats:
     memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident are
     the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
     fetched_bytes came from other nodes and sent_bytes went to them, as those said that have read them; copies are
-    shards of theirs that are known here, and count as shards too.
+    shards of theirs that are known here, and count as shards too. asked are requests to other nodes, and answered
+    those of theirs; payloads are not among them.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
     figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
@@ -42,6 +43,8 @@ class Stats:
     fetched_bytes: int = 0
     sent_bytes: int = 0
     copies: int = 0
+    asked: int = 0
+    answered: int = 0
     spill_error: str = ""
     holders: tuple[Mapping[str, Any], ...] = ()
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,6 +52,14 @@ _requests = msgspec.msgpack.Decoder(PeerRequest)
 _replies = msgspec.msgpack.Decoder(PeerReply)
 
 
+@dataclass(frozen=True, slots=True)
+class PeersStatistics:
+    """Requests that went to other nodes, and requests of theirs that came here; each has one reply."""
+
+    asked: int
+    answered: int
+
+
 class Peers:
     """One node's end of all control channels. `start` it in the loop that it is used from."""
 
@@ -67,6 +76,8 @@ class Peers:
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answering: Counter[bytes] = Counter()
+        self._asked_others = 0
+        self._asked_here = 0
         self.address = ""
         """Where it listens, once it has started."""
 
@@ -109,6 +120,7 @@ class Peers:
         timer = loop.call_later(timeout_s, _late, future, address, timeout_s)
         try:
             link.socket.send([_encoder.encode(request)])
+            self._asked_others += 1
             reply = await future
         finally:
             timer.cancel()
@@ -134,6 +146,10 @@ class Peers:
         if link is not None:
             link.close()
 
+    def statistics(self) -> PeersStatistics:
+        """What has crossed since the start."""
+        return PeersStatistics(self._asked_others, self._asked_here)
+
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -147,6 +163,7 @@ class Peers:
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("a peer sent what is no message: %s", error)
             return
+        self._asked_here += 1
         try:
             answer = self._answer(request)
         except Exception as error:

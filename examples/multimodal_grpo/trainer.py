@@ -39,7 +39,7 @@ def work(reports: Connection, job: Job, address: str, deadline: float, held_out:
         rollouts = plane.stream("rollouts")
         for number, delivery in enumerate(batches(job, rollouts), 1):
             recent.append(update(plane, job, policy, optimizer, delivery.ref))
-            reports.send(_report(job, number, delivery, recent))
+            reports.send(report(job, number, delivery, recent))
             delivery.ack()
             ledger.count(delivery.keys)
             published = publish(plane, policy, number, board, published)
@@ -116,7 +116,8 @@ def examine(plane: dp.Plane, job: Job, policy: Policy, held_out: dp.BatchRef) ->
     return right / len(held_out)
 
 
-def _report(job: Job, number: int, delivery: dp.Delivery, recent: deque[float]) -> Step:
+def report(job: Job, number: int, delivery: dp.Delivery, recent: deque[float]) -> Step:
+    """What there is to say of an update."""
     ref = delivery.ref
     once = ref[:: job.responses].select(*PROMPT_COLUMNS).nbytes + ref.select(*RESPONSE_COLUMNS).nbytes
     lag = number - 1 - float(np.mean(delivery.versions))

@@ -597,3 +597,12 @@ async def test_nothing_is_said_of_an_ordinary_end(start: Start, caplog: pytest.L
     await one.aclose()
     await other.aclose()
     assert caplog.text == ""
+
+
+async def test_each_request_is_counted_by_who_asks_and_who_is_asked(start: Start) -> None:
+    one, other = start(), start()
+    for number in range(3):
+        await one.request(other.address, pm.Describe(number, []), Done, 5.0)
+    with pytest.raises(PeerUnavailable):
+        await one.request("tcp://nobody", pm.Describe(9, []), Done, SOON_S)
+    assert (one.statistics(), other.statistics()) == (peer.PeersStatistics(3, 0), peer.PeersStatistics(0, 3))

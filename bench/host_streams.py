@@ -1,0 +1,324 @@
+"""Streams over hosts of network namespaces: what bookkeeping costs on four hosts beside one, who carries the control
+messages, how many rows move when a host comes or goes, and how soon everybody knows more when one is killed.
+
+Run by `python -m bench.hosts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+import dataplane as dp
+from bench.measure import Row, row
+from bench.namespaces import Host, nodes, switch, together
+from dataplane.cluster.placement import Placement
+
+RUNS = 5
+GROUP, BLOCK, BLOCKS = 8, 512, 60
+_TASK = "actor"
+_WORKERS = 4
+_NODES, _GROUPS = 1024, 131072
+_WATCHED_S = 8.0  # that clients go on after a host was killed
+_SMALL = ("--spill", "0", "--prewarm", "0")
+
+BREAKDOWN: dict[str, Any] = {}
+"""What explains the rows, for the JSON."""
+
+
+def bookkeeping(scratch: Path) -> list[Row]:
+    """Rows a second that four processes append in groups, consume in groups and ack: each on a host of its own, and all
+    four on one."""
+    ratios, shares, four_costs, one_costs, messages = [], [], [], [], []
+    for _ in range(RUNS):
+        with switch(4) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
+            four = _flow([host.address for host in hosts])
+        with dp.connect(config=dp.NodeConfig(memory="256MiB", spill=0, prewarm=0)) as plane:
+            one = _flow([plane.address])
+        ratios.append(four["rows_s"] / one["rows_s"])
+        shares.append(max(four["messages"]) / (sum(four["messages"]) / 4))
+        messages.append(sum(four["messages"]) / 2 / (_WORKERS * BLOCKS))  # each is one's question and another's answer
+        four_costs.append(four["node_us"] + four["client_us"])
+        one_costs.append(one["node_us"] + one["client_us"])
+        BREAKDOWN.setdefault("bookkeeping", []).append({"four": four, "one": one})
+    cores = psutil.cpu_count()
+    detail = f"{cores} cores for {_WORKERS + 4} processes; processor time a row: {np.median(four_costs):.1f} us,"
+    detail += f" on one host {np.median(one_costs):.1f}"
+    return [
+        row(
+            "4 hosts, rows/s of a stream with groups, over those of one", ratios, at_least=0.25, unit="x", detail=detail
+        ),
+        row("the most control messages of a host over the mean", shares, at_most=1.3, unit="x"),
+        row(f"requests between nodes for {BLOCK} rows appended, given and acked", messages, at_most=30, unit="each"),
+    ]
+
+
+def _flow(addresses: list[str]) -> dict[str, Any]:
+    """The figures of one run: four producers and consumers, over these nodes."""
+    with ExitStack() as undo:
+        planes = [undo.enter_context(dp.connect(address)) for address in addresses]
+        if len(planes) > 1:
+            together(planes)
+        pids = [plane.stats().pid for plane in planes]
+        stream = planes[0].stream("flow", tasks=[_TASK])
+        workers = [_Worker(addresses[number % len(addresses)], number) for number in range(_WORKERS)]
+        for worker in workers:
+            worker.hear()
+        before = [_spent(pid) for pid in pids], _counted(planes)
+        began = time.perf_counter()
+        for worker in workers:
+            worker.tell("go")
+        for worker in workers:
+            worker.hear()
+        stream.close()
+        told = [json.loads(worker.hear()) for worker in workers]
+        took = time.perf_counter() - began
+        rows = _WORKERS * BLOCKS * BLOCK
+        spent = [_spent(pid) - each for pid, each in zip(pids, before[0], strict=True)]
+        messages = [now - then for now, then in zip(_counted(planes), before[1], strict=True)]
+        delivered = stream.stats()["task"][_TASK]["delivered"]
+        stream.drop()
+        assert sum(each["rows"] for each in told) == rows, "each was given once"
+        for worker in workers:
+            worker.end()
+    return {
+        "rows_s": rows / took,
+        "seconds": took,
+        "node_us": sum(spent) / rows * 1e6,
+        "client_us": sum(each["cpu_s"] for each in told) / rows * 1e6,
+        "cores_used": (sum(spent) + sum(each["cpu_s"] for each in told)) / took,
+        "messages": messages,
+        "delivered": delivered,
+        "deliveries": sum(each["deliveries"] for each in told),
+        "told": told,
+    }
+
+
+def _counted(planes: list[dp.Plane]) -> list[int]:
+    """Requests that each node has sent and answered."""
+    return [stats.asked + stats.answered for stats in (plane.stats() for plane in planes)]
+
+
+def _spent(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+class _Worker:
+    """A process that produces and consumes, told so over its standard input."""
+
+    def __init__(self, address: str, number: int) -> None:
+        command = [sys.executable, "-c", "from bench.host_streams import work; work()", address, str(number)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def hear(self) -> str:
+        assert self._process.stdout is not None, "it was asked for"
+        return self._process.stdout.readline().strip()
+
+    def tell(self, what: str) -> None:
+        assert self._process.stdin is not None, "it was asked for"
+        print(what, file=self._process.stdin, flush=True)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+def work() -> None:
+    """What a worker's process does."""
+    asyncio.run(_work(sys.argv[1], int(sys.argv[2])))
+
+
+async def _work(address: str, number: int) -> None:
+    async with dp.aio.connect(address) as plane:
+        stream = await plane.stream("flow")
+        columns = {"x": np.zeros(BLOCK, np.float32)}
+        print("ready", flush=True)
+        sys.stdin.readline()
+        began = time.process_time()
+
+        async def produce() -> float:
+            waited = 0.0
+            for block in range(BLOCKS):
+                first = (number * BLOCKS + block) * (BLOCK // GROUP)
+                groups = np.repeat(np.arange(first, first + BLOCK // GROUP), GROUP).tolist()
+                since = time.perf_counter()
+                await stream.append(columns, group=groups)
+                waited += time.perf_counter() - since
+            print("appended", flush=True)
+            return waited
+
+        async def consume() -> dict[str, Any]:
+            found: dict[str, Any] = {"rows": 0, "deliveries": 0, "consume_s": 0.0, "ack_s": 0.0}
+            while True:
+                since = time.perf_counter()
+                try:
+                    delivery = await stream.consume(
+                        _TASK, rows=BLOCK, min_rows=GROUP, columns=["x"], sampler=dp.CompleteGroups(GROUP)
+                    )
+                except dp.Closed:
+                    return found
+                given = time.perf_counter()
+                await delivery.ack()
+                found["rows"] += len(delivery)
+                found["deliveries"] += 1
+                found["consume_s"] += given - since
+                found["ack_s"] += time.perf_counter() - given
+
+        append_s, found = await asyncio.gather(produce(), consume())
+        print(json.dumps(found | {"append_s": append_s, "cpu_s": time.process_time() - began}), flush=True)
+
+
+# who comes and goes
+
+
+def placement(scratch: Path) -> list[Row]:
+    """Of 1,024 hosts one joins, or one leaves: groups that get another home, over those that have to."""
+    joined, left, shares = [], [], []
+    groups = [f"prompt-{i}" for i in range(_GROUPS)]
+    for run in range(RUNS):
+        names = [f"{run}-{i}".encode() for i in range(_NODES + 1)]
+        few, many = Placement(names[:-1]), Placement(names)
+        before = np.array(few.nodes)[few.homes("rollouts", groups)]
+        after = np.array(many.nodes)[many.homes("rollouts", groups)]
+        moved, won = int((before != after).sum()), int((after == names[-1]).sum())
+        joined.append(moved / won)
+        shares.append(won / (_GROUPS / (_NODES + 1)))
+        gone = int(np.random.default_rng(run).integers(_NODES))
+        rest = Placement([name for name in few.nodes if name != few.nodes[gone]])
+        after = np.array(rest.nodes)[rest.homes("rollouts", groups)]
+        left.append(int((before != after).sum()) / int((before == few.nodes[gone]).sum()))
+    detail = f"it wins {min(shares):.2f} to {max(shares):.2f} of an even share"
+    return [
+        row("1,024 hosts, one joins: rows that move, over those it wins", joined, at_most=1.1, unit="x", detail=detail),
+        row("one leaves: rows that move, over those it had", left, at_most=1.1, unit="x"),
+    ]
+
+
+# one is killed
+
+
+def killed(scratch: Path) -> list[Row]:
+    """A host is killed while clients on two others get, append, consume and ack: how long until the last of them has
+    what it asked for, or a typed error."""
+    worst: list[float] = []
+    calls: dict[str, list[float]] = {}
+    for _ in range(RUNS):
+        with switch(3) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
+            for what, seconds in _kill(hosts).items():
+                calls.setdefault(what, []).append(seconds)
+        worst.append(max(runs[-1] for runs in calls.values()))
+    BREAKDOWN["killed"] = calls
+    detail = ", ".join(f"{what} {np.median(runs):.2f}" for what, runs in calls.items())
+    return [
+        row("a host is killed: until the last client has data or an error", worst, at_most=5.0, unit="s", detail=detail)
+    ]
+
+
+def _kill(hosts: list[Host]) -> dict[str, float]:
+    """The longest that a call of each kind took since the host was killed, or since it began, if later."""
+    with ExitStack() as undo:
+        planes = [undo.enter_context(dp.connect(host.address)) for host in hosts]
+        together(planes)
+        streams = [plane.stream("busy", tasks=[_TASK]) for plane in planes]
+        refs = [planes[2].put({"x": np.full(1 << 18, i, np.float32)}) for i in range(100)]
+        clients = [_Calls(plane, stream, refs) for plane, stream in zip(planes[:2], streams[:2], strict=True)]
+        for client in clients:
+            client.start()
+        time.sleep(1.0)  # all are at it
+        hosts[2].stop(signal.SIGKILL)
+        at = time.monotonic()
+        time.sleep(_WATCHED_S)  # what is measured
+        for client in clients:
+            client.stop()
+        streams[0].close()  # who waits for rows is told so
+        for client in clients:
+            client.join()
+    found: dict[str, float] = {}
+    for client in clients:
+        for what, began, ended in client.calls:
+            if ended > at:
+                found[what] = max(found.get(what, 0.0), ended - max(at, began))
+    return found
+
+
+class _Calls:
+    """A client on one host, which does one thing after another in a thread each. Whatever is no typed error is raised
+    by `join`."""
+
+    def __init__(self, plane: dp.Plane, stream: dp.Stream, refs: list[dp.BatchRef]) -> None:
+        self.calls: list[tuple[str, float, float]] = []
+        self.errors: list[BaseException] = []
+        self._plane, self._stream, self._refs = plane, stream, refs
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,)) for each in (self._get, self._append, self._take)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        for error in self.errors:
+            raise error
+
+    def _run(self, work: Callable[[int], None]) -> None:
+        number = 0
+        try:
+            while not self._over.is_set():
+                number += 1
+                work(number)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _timed(self, what: str, call: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        try:
+            return call()
+        except (dp.Retryable, dp.Lost, dp.Closed):
+            return None
+        finally:
+            self.calls.append((what, began, time.monotonic()))
+
+    def _get(self, number: int) -> None:
+        ref = self._refs[number % len(self._refs)]
+        self._timed("get", lambda: self._plane.get(ref[:: 1 + number % 7], timeout=30))
+        self._plane.free(ref[:0])
+        self._over.wait(0.01)
+
+    def _append(self, number: int) -> None:
+        groups = [f"{id(self)}-{number}-{i // GROUP}" for i in range(64)]
+        columns = {"x": np.zeros(64, np.float32)}
+        self._timed("append", lambda: self._stream.append(columns, group=groups, timeout=30))
+        self._over.wait(0.01)
+
+    def _take(self, number: int) -> None:
+        delivery = self._timed(
+            "consume", lambda: self._stream.consume(_TASK, rows=64, columns=["x"], timeout=30).__enter__()
+        )
+        if delivery is not None:
+            self._timed("ack", delivery.ack)
+
+
+SECTIONS: dict[str, Callable[[Path], list[Row]]] = {
+    "bookkeeping": bookkeeping,
+    "placement": placement,
+    "killed": killed,
+}

@@ -1,0 +1,187 @@
+"""Hosts made of network namespaces on one machine: links and switches between them, and a node in each.
+
+Needs to be root, and `ip`; `why_not` says what is missing. What always holds: namespaces and nodes are gone when the
+context that made them is left; names carry this process's id, so that two runs do not meet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import dataplane as dp
+
+_CLONE_NEWNET = 0x40000000
+_STOP_S = 10.0
+_numbers = itertools.count(1)
+
+End = tuple[str, str]
+"""A host's namespace, which is also the name of its end of the link, and its address."""
+
+
+def why_not(*tools: str) -> str:
+    """Why there can be no namespaces here, or not these tools; empty where there can."""
+    missing = [tool for tool in ("ip", *tools) if shutil.which(tool) is None]
+    if missing:
+        return f"{' and '.join(missing)} must be installed (Debian: iproute2, iperf3)"
+    name = f"dp{os.getpid()}try"[-15:]
+    try:
+        ip("netns", "add", name)
+        ip("netns", "del", name)
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces may not be made: {error.stderr.decode().strip() or 'root is needed'}"
+    return ""
+
+
+def ip(*arguments: str) -> bytes:
+    """Run `ip`."""
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True).stdout
+
+
+def inside(name: str) -> list[str]:
+    """What comes before a command that is to run there."""
+    return ["ip", "netns", "exec", name] if name else []
+
+
+def enter(name: str) -> None:
+    """From now on this thread, and what it starts, is there. An empty name: where it is."""
+    if name:
+        with open(f"/run/netns/{name}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace.name)
+
+
+def crossed(name: str) -> dict[str, int]:
+    """Bytes that have come over the host's link (`rx`), and gone (`tx`)."""
+    [found] = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", name))
+    return {way: int(found["stats64"][way]["bytes"]) for way in ("rx", "tx")}
+
+
+@contextmanager
+def link() -> Iterator[list[End]]:
+    """Two namespaces, joined."""
+    ends = _ends(2)
+    with ExitStack() as undo:
+        for name, _ in ends:
+            _made(undo, name)
+        (a, _), (b, _) = ends
+        ip("link", "add", a, "netns", a, "type", "veth", "peer", "name", b, "netns", b)
+        for end in ends:
+            _up(end)
+        yield ends
+
+
+@contextmanager
+def switch(count: int, rate: str = "") -> Iterator[list[End]]:
+    """So many namespaces on one switch, which send no more than `rate` each, as `tc` writes it, if given."""
+    ends = _ends(count)
+    bridge = f"{ends[0][0][:-1]}s"
+    with ExitStack() as undo:
+        for name in (bridge, *(name for name, _ in ends)):
+            _made(undo, name)
+        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
+        ip("-n", bridge, "link", "set", "switch", "up")
+        for i, (name, address) in enumerate(ends):
+            ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", bridge)
+            ip("-n", bridge, "link", "set", f"port{i}", "master", "switch")
+            ip("-n", bridge, "link", "set", f"port{i}", "up")
+            _up((name, address))
+            if rate:
+                limit = ["tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst", "64kb"]
+                subprocess.run([*inside(name), *limit, "latency", "50ms"], check=True, capture_output=True)
+        yield ends
+
+
+def _ends(count: int) -> list[End]:
+    number = next(_numbers)
+    return [(f"dp{os.getpid() % 1000000}n{number}{chr(97 + i)}", f"10.77.{number}.{i + 1}") for i in range(count)]
+
+
+def _made(undo: ExitStack, name: str) -> None:
+    ip("netns", "add", name)
+    undo.callback(ip, "netns", "del", name)
+
+
+def _up(end: End) -> None:
+    name, address = end
+    ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+    ip("-n", name, "link", "set", name, "up")
+    ip("-n", name, "link", "set", "lo", "up")
+
+
+class Host:
+    """A node in a namespace, or on loopback where the end has no name. `address` is for clients, `listens` for the
+    other nodes. It does not hear Ctrl-C: who started it does, and stops it."""
+
+    def __init__(
+        self, end: End, key: Path, others: Sequence[Host] = (), memory: str = "2GiB", options: Sequence[str] = ()
+    ) -> None:
+        """Raises RuntimeError where the node does not start: with what it said."""
+        self.name, self.ip = end
+        command = [*inside(self.name), sys.executable, "-m", "dataplane.cli", "node", "--memory", memory]
+        command += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
+        if others:
+            command += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
+        self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
+        assert self.process.stdout is not None, "it was asked for"
+        self.address = self.process.stdout.readline().strip().partition("=")[2]
+        if not self.address:
+            self.process.communicate()
+            raise RuntimeError(f"a node did not start: {self.log.read_text()}")
+        with dp.connect(self.address) as plane:
+            members = plane.members()["members"].values()
+        [self.listens] = [str(member["address"]) for member in members if member["self"]]
+
+    def received(self) -> int:
+        """Bytes that have come over the link."""
+        return crossed(self.name)["rx"]
+
+    def sent(self) -> int:
+        """Bytes that have gone over the link."""
+        return crossed(self.name)["tx"]
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the node. Idempotent."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.communicate(timeout=_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.communicate()
+
+
+@contextmanager
+def nodes(ends: Sequence[End], directory: Path, **settings: Any) -> Iterator[list[Host]]:
+    """A node at each of these ends, which join each other. Settings are those of `Host`."""
+    key = directory / "cluster.key"
+    if not key.exists():
+        subprocess.run([sys.executable, "-m", "dataplane.cli", "keygen", str(key)], check=True, capture_output=True)
+    with ExitStack() as undo:
+        made: list[Host] = []
+        for end in ends:
+            made.append(Host(end, key, made[:1], **settings))
+            undo.callback(made[-1].stop)
+        yield made
+
+
+def together(planes: Sequence[Any], wait_s: float = 20.0) -> None:
+    """Wait until all these planes' nodes know each other. Raises TimeoutError."""
+    deadline = time.monotonic() + wait_s
+    while min(len(plane.members().get("members", ())) for plane in planes) < len(planes):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the nodes do not know each other after {wait_s:.0f} s")
+        time.sleep(0.05)

@@ -1,0 +1,121 @@
+"""What is seen while the job runs: a line every other second, and at the end what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from dataplane.config import format_size
+from examples.multi_host.stages import MadeAgain
+from examples.multimodal_grpo.job import Failed, Finished, Job, Step
+
+LINE_S = 2.0
+_BAR = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A host's: memory, bytes that came and went over its link, and requests to and from other nodes. All zero: it is
+    dead."""
+
+    used: int = 0
+    budget: int = 0
+    peak: int = 0
+    came: int = 0
+    went: int = 0
+    requests: int = 0
+
+
+class View:
+    """Sees every report and the hosts' figures, shows them and keeps them."""
+
+    def __init__(self, job: Job, names: Sequence[str], out: TextIO) -> None:
+        self._job = job
+        self._names = names
+        self._out = out
+        self._began = self._said = time.monotonic()
+        self._acked: list[tuple[float, int]] = [(self._began, 0)]
+        self.steps: list[Step] = []
+        self.made_again: list[str] = []
+        self.finished: Finished | None = None
+        self.failed: Failed | None = None
+        self.peaks = [Figures()] * len(names)
+        self.last = [Figures()] * len(names)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began
+
+    def say(self, what: str) -> None:
+        """A line with the time."""
+        print(f"{self.seconds:5.1f} s  {what}", file=self._out, flush=True)
+
+    def report(self, report: Any) -> None:
+        """What a process reports."""
+        match report:
+            case Step():
+                self.steps.append(report)
+            case MadeAgain():
+                self.made_again += report.groups
+                self.say(f"rollout {report.worker} makes {len(report.groups)} prompts again whose rows were lost")
+            case Finished():
+                self.finished = report
+            case Failed():
+                self.failed = report
+
+    def figures(self, hosts: Sequence[Figures], stream: Mapping[str, Any] | None) -> None:
+        """What the hosts do now, and the stream: None where it can not be said now."""
+        self.last = [now if now.budget else then for now, then in zip(hosts, self.last, strict=True)]
+        if time.monotonic() - self._said < LINE_S:
+            return
+        self._said = time.monotonic()
+        self.say(f"{self._learning()} | {self._flow(stream)} | {self._memory(hosts)}")
+
+    def _learning(self) -> str:
+        if not self.steps:
+            return f"reward ---- {'.' * _BAR}"
+        average = self.steps[-1].average
+        full = round(average * _BAR)
+        return f"reward {average:.2f} {'#' * full}{'.' * (_BAR - full)} step {self.steps[-1].number:3}"
+
+    def _flow(self, stream: Mapping[str, Any] | None) -> str:
+        if stream is None:
+            return "the stream is finding its new homes"
+        now, acked = time.monotonic(), int(stream["task"]["actor"]["acked"])
+        then, before = self._acked[-1]
+        self._acked.append((now, acked))
+        return f"{max(0, acked - before) / (now - then):5.0f} rows/s, {stream['rows']:5,} in the stream"
+
+    def _memory(self, hosts: Sequence[Figures]) -> str:
+        said = []
+        for name, host in zip(self._names, hosts, strict=True):
+            memory = f"{host.used >> 20}/{host.budget >> 20} MiB" if host.budget else "dead"
+            said.append(f"{name}: {memory}, in {format_size(host.came)}, out {format_size(host.went)}")
+        return "; ".join(said)
+
+    def summary(self) -> int:
+        """Say what came of it. The exit code: 0 where the job learnt and each row was counted once at most."""
+        if self.failed is not None:
+            self.say(f"{self.failed.process} failed. Everything is stopped.\n{self.failed.error}")
+            return 1
+        if self.finished is None:
+            self.say("interrupted. Everything is stopped.")
+            return 130
+        done, books = self.finished, self.finished.books
+        counted = sum(books.counted.values())
+        rate = sum(step.rows for step in self.steps) / self.seconds
+        self.say(f"{len(self.steps)} updates, {rate:.0f} rows/s with start and end, {counted:,} rows counted")
+        for name, host in zip(self._names, self.last, strict=True):
+            over = f"{format_size(host.came)} came over its link and {format_size(host.went)} went"
+            memory = f"memory {format_size(host.peak)} at most, of {format_size(host.budget)}"
+            print(f"         host {name}: {over}; {memory}; {host.requests:,} requests", file=self._out)
+        if self.made_again:
+            print(f"         {len(self.made_again)} prompts were made again, with what died", file=self._out)
+        print(f"         counted twice: {books.again}; right on digits never seen: {done.accuracy:.0%}", file=self._out)
+        learnt = done.average >= self._job.target
+        verdict = "reached" if learnt else "NOT reached"
+        print(f"         reward {done.average:.2f} of {self._job.target:g}: {verdict}", file=self._out)
+        return 0 if learnt and not books.again else 1
