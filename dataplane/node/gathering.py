@@ -170,8 +170,10 @@ class Gathering:
             for part in self._in_order(request, whole, states, enough):
                 if request.rows - count < size:
                     break
+                short = enough - count
                 try:
-                    reply = await self._take(part, request, request.rows - count, 1)
+                    least = short if states[part].ready >= short else 1
+                    reply = await self._take(part, request, request.rows - count, max(1, least))
                 except (NotReady, Closed, PeerUnavailable):
                     if len(told) or states[part].ready < enough:
                         continue
