@@ -221,7 +221,10 @@ class Home:
     def lose(self, node: bytes, now: float) -> None:
         """What that node stored is gone, and with it the rows that need some of it; those that somebody holds go when
         he is done. They are told by `take_lost`."""
-        rows = self.books.rows.of_node(node)
+        self.lose_rows(self.books.rows.of_node(node), now)
+
+    def lose_rows(self, rows: Index, now: float) -> None:
+        """Something of these rows is gone, as for `lose`."""
         if len(rows):
             keys, told = self.books.keys.names(rows), self.books.told(rows)
             self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))

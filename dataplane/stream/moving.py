@@ -43,7 +43,7 @@ def renumbered(block: Block, were: Index, came: Index) -> Block:
     calls = [
         (key, numbers[first], count, digest)
         for key, first, count, digest in block.calls
-        if all(numbers.get(first + i, -1) == numbers.get(first, -1) + i for i in range(count))
+        if first in numbers and all(numbers.get(first + i) == numbers[first] + i for i in range(count))
     ]
     at, count = np.flatnonzero(np.isin(block_rows(block), were)), len(block.keys)
 
