@@ -150,8 +150,8 @@ def _table(batch: Batch) -> Any:
 
 async def read(
     connection: Connection, writer: Writer, path: str | os.PathLike[str], name: str | None, timeout: float
-) -> tuple[str, m.Opened]:
-    """The stream in the file, restored under this name or its own. Raises as `AsyncPlane.restore`."""
+) -> str:
+    """Restore the stream in the file, under this name or its own, which is returned. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
         heading = _decoded(file, HEAD, _Heading, file.frame())
         if not is_text(heading.name) or not heading.name:
@@ -174,7 +174,7 @@ async def read(
             if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
                 raise file.corrupt(f"holds what no stream has: {error}") from error
             raise
-    return name, opened
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,9 @@ class AsyncPlane:
         self.check()
         if name is not None:
             arguments.text("a stream's name", name)
-        name, opened = await checkpoint.read(self._connection, self._writer, path, name, arguments.seconds(timeout))
+        name = await checkpoint.read(self._connection, self._writer, path, name, arguments.seconds(timeout))
+        asked = m.Open(self._connection.next_id(), name, None)
+        opened = await self._connection.request(asked, m.Opened, 0.0)
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 
     # The cluster

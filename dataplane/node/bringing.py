@@ -182,12 +182,16 @@ class Bringing:
             tags={name: _picked(values, rows) for name, values in request.tags.items()},
             lengths={name: _of(values, rows) for name, values in request.lengths.items()},
         )
-        if part.node == self._wholes.node:
-            return await self._reach.ask(part, sub, m.Appended)
-        with self._reach.mirrors.bringing(whole, part, mine) as kept:
-            reply = await self._reach.ask(part, sub, m.Appended)
+        async with self._reach.holds.bringing(whole, part, mine) as others:
+            if part.node == self._wholes.node:
+                reply = await self._reach.ask(part, sub, m.Appended)
+            else:
+                with self._reach.mirrors.bringing(whole, part, mine) as kept:
+                    reply = await self._reach.ask(part, sub, m.Appended)
+                    if reply.new:
+                        kept.append(reply.first, sub)
             if reply.new:
-                kept.append(reply.first, sub)
+                others.done(sub, reply.first)
         return reply
 
     # extending
@@ -234,13 +238,16 @@ class Bringing:
             lengths={name: _of(values, positions) for name, values in request.lengths.items()},
             replace=request.replace,
         )
-        if part.node == self._wholes.node:
-            reply: m.Message = await self._reach.ask(part, sub, m.Message)
-        else:
-            with self._reach.mirrors.bringing(whole, part, mine) as kept:
-                reply = await self._reach.ask(part, sub, m.Message)
-                if isinstance(reply, m.Done):
-                    kept.extend(rows, sub)
+        async with self._reach.holds.bringing(whole, part, mine) as others:
+            if part.node == self._wholes.node:
+                reply: m.Message = await self._reach.ask(part, sub, m.Message)
+            else:
+                with self._reach.mirrors.bringing(whole, part, mine) as kept:
+                    reply = await self._reach.ask(part, sub, m.Message)
+                    if isinstance(reply, m.Done):
+                        kept.extend(rows, sub)
+            if isinstance(reply, m.Done):
+                others.done(sub)
         if isinstance(reply, m.Elsewhere):
             await self._follow(sub, whole, mine, reply)
 

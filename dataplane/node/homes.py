@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,8 @@ class Homes:
         self._clock = clock
         self.elsewhere: Callable[[bytes], bool] = lambda _: False
         """Whether this is another node of the cluster, which keeps itself what it has of a stream's rows."""
+        self.keep_elsewhere: Callable[[Iterable[BatchRef]], Awaitable[Callable[[], None]]] | None = None
+        """Has other nodes hold what they store of references; see `node.holds`."""
         self.telling: Telling | None = None
         """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}

@@ -18,6 +18,7 @@ import numpy as np
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
 from dataplane.node import packed
+from dataplane.node.holds import Holds
 from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
 from dataplane.node.streaming import Streaming
@@ -37,11 +38,12 @@ Found = list[tuple[Part, packed.Index, packed.Index]]
 class Reach:
     """The homes, as one client reaches them. `streams` are those here, as it does."""
 
-    def __init__(self, streams: Streaming, wholes: Wholes, mirrors: Mirrors, limits: Limits) -> None:
+    def __init__(self, streams: Streaming, wholes: Wholes, mirrors: Mirrors, limits: Limits, holds: Holds) -> None:
         self.streams = streams
         self.wholes = wholes
         self.mirrors = mirrors
         self.limits = limits
+        self.holds = holds
         self._number = next(_numbers)
         self._asked: set[bytes] = set()  # nodes
         self._tasks: set[asyncio.Task[None]] = set()

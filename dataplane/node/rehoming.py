@@ -92,8 +92,13 @@ class Rehoming:
                 home.unsettled = unsettled
                 home.adopted(whole.stream.clock())
 
+    def ended(self, whole: Whole) -> None:
+        """The stream was dropped."""
+
     def begin(self, whole: Whole) -> None:
-        """There is a part of this stream here now."""
+        """There is a part of this stream here now; where it was restored, with rows whose homes are elsewhere."""
+        if whole.stream.home.books.rows.count:
+            self.changed()
         view = self._view()
         whole.stream.home.unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
 

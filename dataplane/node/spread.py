@@ -12,6 +12,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
 from dataplane.node.far import Far, FarClient
+from dataplane.node.holds import Holds
 from dataplane.node.homes import Homes
 from dataplane.node.limits import Limits
 from dataplane.node.mirrors import Mirrors
@@ -38,8 +39,10 @@ class Spread:
         self._wholes = Wholes(node, homes, asking, membership)
         self._adopting = Adopting(homes, self._wholes, asking)
         self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
+        self._holds = Holds(homes, self._wholes, self._mirrors, asking)
+        homes.keep_elsewhere = self._holds.keep
         self._rehoming = Rehoming(self._wholes, self._mirrors, asking)
-        self._wholes.watch(lambda whole: None, self._rehoming.begin)
+        self._wholes.watch(self._rehoming.ended, self._rehoming.begin)
         self._limits = Limits(self._wholes, asking)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
@@ -56,7 +59,7 @@ class Spread:
         return Spreading(self._reach(streams), self._sharing)
 
     def _reach(self, streams: Streaming) -> Reach:
-        return Reach(streams, self._wholes, self._mirrors, self._limits)
+        return Reach(streams, self._wholes, self._mirrors, self._limits, self._holds)
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
         """What another node's message is answered; None for what is not about streams."""
@@ -83,6 +86,12 @@ class Spread:
                 return self._mirrors.moved(request)
             case pm.AnnounceColumns():
                 return self._adopting.columns(request)
+            case pm.Hold():
+                return self._holds.hold(request)
+            case pm.HeldAs():
+                return self._holds.held_as(request)
+            case pm.LetGo():
+                self._holds.let_go(request.node, request.number)
             case pm.Holds():
                 self._limits.told(request)
             case _:
@@ -96,6 +105,7 @@ class Spread:
             self._homes.lose(node)
             self._wholes.gone(node)
             self._mirrors.gone(node)
+            self._holds.gone(node)
         self._wholes.moved()
         self._limits.changed()
         self._rehoming.changed()
@@ -105,6 +115,7 @@ class Spread:
         await self._far.aclose()
         await self._sharing.aclose()
         await self._rehoming.aclose()
+        await self._holds.aclose()
         await self._mirrors.aclose()
         await self._limits.aclose()
         await self._wholes.aclose()

@@ -22,6 +22,7 @@ from dataplane.node.looking import Looking
 from dataplane.node.merging import merged, summed
 from dataplane.node.reach import Reach, all_of
 from dataplane.node.sharing import Sharing
+from dataplane.node.snapshotting import Snapshotting
 from dataplane.node.streaming import StreamRequest, Waiting
 from dataplane.node.wholes import Part, Whole
 from dataplane.wire import messages as m
@@ -37,6 +38,7 @@ class Spreading:
         self._wholes = reach.wholes
         self._bringing = Bringing(self._reach)
         self._looking = Looking(reach)
+        self._snapshotting = Snapshotting(reach)
         self._gathering = Gathering(reach, self._looking)
 
     # what is as on one host
@@ -88,9 +90,18 @@ class Spreading:
             case m.Open():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
                 return partial(self._open, request)
+            case m.ReadSnapshot(snapshot=number) if number < 0:
+                return partial(self._snapshotting.read, request)
+            case m.ReleaseSnapshot(snapshot=number) if number < 0:
+                self._snapshotting.release(number)
+                return None
             case m.Streams() | m.ReadSnapshot() | m.ReleaseSnapshot() | m.Restore():
                 return self._streams.answer(request, deadline)
         whole = self._wholes.whole(request.stream)
+        if whole is None and self._streams.restoring(request.stream):
+            if isinstance(request, m.Restored):
+                return partial(self._restored, request)
+            return self._streams.answer(request, deadline)
         if whole is None:
             return partial(self._elsewhere, request, deadline)
         if request.stream == whole.stream.token:
@@ -103,6 +114,11 @@ class Spreading:
     async def _open(self, request: m.Open) -> m.Reply:
         whole = await self._wholes.open(request.name, request.settings)
         return m.Opened(request.id, whole.token, whole.settings, whole.here.mark, spread=True)
+
+    async def _restored(self, request: m.Restored) -> m.Reply:
+        """A stream is restored here: from now on it is one of all hosts, and its rows move to their homes."""
+        await self._wholes.restored(request.stream, lambda: self._streams.answer(request, Deadline.after(0.0)))
+        return m.Done(request.id)
 
     async def _elsewhere(self, request: Any, deadline: Deadline) -> m.Reply:
         """The request is about what is on another node alone."""
@@ -147,6 +163,8 @@ class Spreading:
                 await self._reach.of_all(whole, lambda part: m.End(0, part.token, drop=False), m.Done)
             case m.Dead():
                 return await self._dead(request, whole)
+            case m.TakeSnapshot():
+                return await self._snapshotting.take(request, whole)
             case m.TakeLost():
                 lost = await self._reach.of_all(whole, lambda part: m.TakeLost(0, part.token), m.LostRows)
                 return m.LostRows(request.id, [row for _, reply in lost for row in reply.rows])

@@ -96,6 +96,10 @@ class Streaming:
             self._homes.free_scope(scope)
         self._staged.clear()
 
+    def restoring(self, token: bytes) -> bool:
+        """Whether the client restores a stream of this token."""
+        return self._snapshots.restoring(token)
+
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The reply, or what has to be called and awaited for it; None where there is none."""
         match request:
@@ -167,6 +171,8 @@ class Streaming:
                 return m.LostRows(request.id, stream.home.take_lost(_LOST))
             case m.Measure():
                 return m.Figures(request.id, figures(stream.home, now))
+            case m.TakeSnapshot() if self._homes.keep_elsewhere is not None:
+                return partial(self._snapshots.take_whole, request, stream)
             case m.TakeSnapshot():
                 return self._snapshots.take(request, stream)
             case m.PutBack():

@@ -224,13 +224,34 @@ class Wholes:
         here, closed = whole.here, whole.stream.home.closed
         return pm.Part(request.id, here.token, here.whole, here.mark, whole.settings, whole.generation, closed)
 
+    async def restored(self, token: bytes, finish: Callable[[], object]) -> None:
+        """The stream of this token, which is here alone and has been restored, is one over hosts, once `finish` has
+        made it one like others here. Raises Misuse where there is one of its name."""
+        stream = self._homes.find(token)
+        taken = Misuse(f"there is a stream {stream.name!r} already; drop it first, or name another")
+        try:
+            await self.open(stream.name, None)
+        except Misuse:
+            pass
+        else:
+            raise taken
+        finish()
+        if stream.name in self._by_name:
+            raise taken
+        stream.home.unlimit()
+        self._enter(stream, self._dropped.get(stream.name, 0) + 1)
+        self.moved()
+
     def _make(self, name: str, settings: Settings, generation: int, *, closed: bool) -> Whole:
-        stream = self._homes.open(name, settings, limits=False)
-        whole = self._by_name[name] = Whole(stream, generation, self.node)
+        whole = self._enter(self._homes.open(name, settings, limits=False), generation)
+        if closed:
+            whole.stream.home.close(whole.stream.clock())
+        return whole
+
+    def _enter(self, stream: Stream, generation: int) -> Whole:
+        whole = self._by_name[stream.name] = Whole(stream, generation, self.node)
         self._by_token[whole.token] = self._by_token[stream.token] = whole
         self._routes[whole.token] = self._routes[stream.token] = (whole, whole.here)
-        if closed:
-            stream.home.close(stream.clock())
         for watcher in self._made:
             watcher(whole)
         return whole

@@ -177,6 +177,37 @@ class Still(Message, frozen=True, tag="still"):
     members: bytes
 
 
+class Hold(Message, frozen=True, tag="hold"):
+    """Keep what you store of these references, for the node `node` and under its number; more may come under the same.
+    `part`: the one reference is of columns of a stream's rows, whose numbers are told by `HeldAs`: the stream's name,
+    settings and generation, and the part's node, token, token of the whole, and mark. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    number: int
+    refs: list[bytes]
+    part: tuple[str, Settings, int, bytes, bytes, bytes, str] | None
+
+
+class HeldAs(Message, frozen=True, tag="held-as"):
+    """What was held are the columns that this `Append` (whose first row got this number) or `Extend` of
+    `wire.messages` has brought. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    number: int
+    first: int
+    request: bytes
+
+
+class LetGo(Message, frozen=True, tag="let-go"):
+    """What was held under this number is not needed. Answered by `Done`."""
+
+    id: int
+    node: bytes
+    number: int
+
+
 class Holds(Message, frozen=True, tag="holds"):
     """What a node's part of a stream holds, at which of its changes: rows, bytes, the oldest policy version that a task
     has to do, and the tasks it waits for. Answered by `Done`."""
@@ -219,6 +250,9 @@ PeerRequest = (
     | Holds
     | Moved
     | Still
+    | Hold
+    | HeldAs
+    | LetGo
 )
 
 

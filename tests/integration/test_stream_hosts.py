@@ -258,3 +258,67 @@ def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) 
     assert found == [4, 3]
     with pytest.raises(dp.NotReady):
         streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
+
+
+def test_what_one_stream_delivers_is_appended_to_another_from_a_third_host(planes: list[Any]) -> None:
+    raw = [plane.stream("raw", tasks=["filter"]) for plane in planes]
+    good = [plane.stream("good", tasks=["actor"]) for plane in planes]
+    raw[0].append(ids(24), group=GROUPS)
+    with raw[1].consume("filter", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+        good[1].append(delivery.ref[::2], group=[str(group) for group in delivery.groups[::2]])
+        kept = sorted(int(i) for i in delivery.get()["id"].to_list()[::2])
+        more = planes[2].put({"label": np.arange(12.0)})
+        with good[0].consume("actor", rows=12, min_rows=12, columns=["id"], timeout=10) as other:
+            good[1].extend(other.ref, more)
+            other.nack()
+    with good[2].consume("actor", rows=12, min_rows=12, columns=["id", "label"], timeout=10) as delivery:
+        batch = delivery.get()
+        assert sorted(batch["id"].to_list()) == kept
+        assert sorted(batch["label"].to_list()) == list(range(12))
+        del batch
+    eventually(lambda: all(map(nothing_kept, planes)), "each host frees what was put there")
+
+
+def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
+    for number, stream in enumerate(streams):
+        stream.append(ids(24, 24 * number), group=GROUPS, version=number, tags={"n": list(range(24))})
+    with streams[1].consume("reward", rows=72, min_rows=72, columns=["id"], timeout=10) as delivery:
+        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 3.0})
+    with streams[2].consume("actor", rows=12, columns=["id"], timeout=10) as delivery:
+        done = {int(i) for i in delivery.get()["id"].to_list()}
+    streams[0].checkpoint(tmp_path / "stream")
+    streams[0].drop()
+    restored = planes[2].restore(tmp_path / "stream")
+    with pytest.raises(dp.Misuse, match="already"):
+        planes[1].restore(tmp_path / "stream")
+    left = 72 - len(done)
+    with restored.consume(
+        "actor", rows=72, min_rows=left, columns=["id", "reward"], sampler=dp.Fifo(), timeout=10
+    ) as delivery:
+        batch = delivery.get()
+        got = [int(i) for i in batch["id"].to_list()]
+        assert sorted(got) == sorted(set(range(72)) - done)
+        assert (batch["reward"].numpy() == batch["id"].numpy() * 3.0).all()
+        assert delivery.groups == [GROUPS[i % 24] for i in got]
+        assert delivery.versions == [i // 24 for i in got]
+        del batch
+    again = planes[0].stream("rollouts")
+    again.append(ids(24, 100), group=GROUPS)
+    again.close()
+    assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
+
+
+def test_a_checkpoint_reads_what_was_there_while_tasks_go_on(planes: list[Any], tmp_path: Path) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    going_on = threading.Thread(target=lambda: drained(streams[1], "actor", ["id"]))
+    going_on.start()
+    streams[2].checkpoint(tmp_path / "stream")
+    streams[0].close()
+    going_on.join(20)
+    streams[0].drop()
+    restored = planes[0].restore(tmp_path / "stream", name="again")
+    restored.close()
+    assert set(drained(restored, "actor", ["id"])) <= set(range(24))
+    eventually(lambda: all(plane.stats().put_bytes == plane.stats().freed_bytes for plane in planes), "all is freed")
