@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, PeerUnavailable
+from dataplane.errors import Corrupt, Freed, OwnerDied, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
 from dataplane.node.homes import Homes
@@ -51,7 +51,8 @@ class Adopting:
         those know of it that hold some. Raises as `rows`."""
         whole, known, numbers = self._rows(request)
         columns = _mapped(_decoded(request.columns), known)
-        await asyncio.gather(*(self._tell(whole, request, known, node) for node in self._holders(columns)))
+        news = {number: known[number] for number in numbers}
+        await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns)))
         self._put(whole, columns)
         self.let_go(request.token, np.array(numbers, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
@@ -73,9 +74,9 @@ class Adopting:
     def _holders(self, columns: Columns) -> set[bytes]:
         return {node for _, _, ref, _ in columns for node, _ in ref.shards()} - {self._wholes.node}
 
-    async def _tell(self, whole: Whole, request: pm.Announce, known: dict[int, int], node: bytes) -> None:
-        here, numbers = whole.here, sorted(known)
-        were, came = np.array(numbers, np.int64), np.array([known[number] for number in numbers], np.int64)
+    async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
+        here = whole.here
+        were, came = np.array(list(news), np.int64), np.array(list(news.values()), np.int64)
         while self._asking.knows(node):
             message = pm.Moved(
                 self._asking.next_id(),
@@ -108,8 +109,12 @@ class Adopting:
 
     def _put(self, whole: Whole, columns: Columns) -> None:
         home = whole.stream.home
+        lost: list[packed.Index] = []
         for rows, task, ref, lengths in columns:
             at = np.flatnonzero(home.books.rows.lack(rows, ref.columns))
+            gone = self._gone(ref[at]) if len(at) else at
+            lost.append(rows[at[gone]])
+            at = np.delete(at, gone)
             if not len(at):
                 continue
             if len(at) < len(rows):
@@ -118,9 +123,25 @@ class Adopting:
             self._homes.keep(ref)
             try:
                 put_columns(home, rows, task, ref, lengths)
-            except Corrupt as error:
+            except BaseException as error:
                 self._homes.forget(ref)
+                if not isinstance(error, Corrupt):
+                    raise
                 log.warning("columns of stream %r that were announced are not taken: %s", whole.name, error)
+        missed = np.unique(np.concatenate([packed.NOTHING, *lost]))
+        home.lose_rows(missed[home.books.rows.there(missed)], whole.stream.clock())  # once all know that hold others
+
+    def _gone(self, ref: BatchRef) -> packed.Index:
+        """Which of these rows have columns that are nowhere any more: who stored them has died too."""
+        try:
+            self._homes.keep(ref)
+        except (OwnerDied, Freed, Corrupt):
+            if len(ref) == 1:
+                return np.zeros(1, np.int64)
+            half = len(ref) // 2
+            return np.concatenate((self._gone(ref[:half]), half + self._gone(ref[half:])))
+        self._homes.forget(ref)
+        return packed.NOTHING
 
     def forget(self, whole: Whole) -> None:
         """The stream was dropped."""

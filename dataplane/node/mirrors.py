@@ -91,7 +91,7 @@ class Mirrors:
     def bringing(self, whole: Whole, part: Part, ref: BatchRef) -> Iterator[Brought]:
         """While the home of this part is asked to take what `ref` means. Raises Freed, Corrupt where it is gone."""
         self._homes.keep(ref)
-        with self._flying(whole, part) as held:
+        with self.flying(whole, part) as held:
             brought = Brought(held, ref)
             try:
                 yield brought
@@ -100,8 +100,8 @@ class Mirrors:
                     self._homes.forget(ref)
 
     @contextmanager
-    def _flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
-        """While numbers of rows are on their way, what their home says of rows waits."""
+    def flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
+        """While numbers of rows are on their way, what their home, this part, says of rows waits."""
         held = self._held.get(part.token)
         if held is None:
             held = self._held[part.token] = _Held(whole, part, self._homes)
@@ -149,7 +149,7 @@ class Mirrors:
             chosen = came[np.isin(were, brought)]
             if len(brought):
                 self._mirror(old.whole, part, mirror.block(brought, now), mirror.columns(brought), brought, chosen)
-            with self._flying(old.whole, part) as there:
+            with self.flying(old.whole, part) as there:
                 for rows, task, ref, lengths in some_columns(mirror.added(), were, came):
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
@@ -172,7 +172,7 @@ class Mirrors:
         taken = some_columns(columns, were, came)
         for _, _, ref, _ in taken:
             self._homes.keep_too(ref)
-        with self._flying(whole, part) as there:
+        with self.flying(whole, part) as there:
             there.mirror.take(renumbered(block, were, came), taken, whole.stream.clock())
 
     def let_go(self, token: bytes, rows: packed.Index) -> None:
@@ -244,7 +244,7 @@ class Mirrors:
             self._adopting.rows(asked)
         else:
             part = await self._wholes.part(whole, node)
-            with self._flying(whole, part):
+            with self.flying(whole, part):
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
                 self._mirror(whole, part, block, columns, were, came)
@@ -267,7 +267,7 @@ class Mirrors:
             answer = self._adopting.columns(asked)
             were = packed.int64("rows", answer.were)
         else:
-            with self._flying(held.whole, part) as there:
+            with self.flying(held.whole, part) as there:
                 answer = await self._asking.tell(part.node, asked, pm.Announced)
                 were, came = packed.int64("rows", answer.were), packed.int64("rows", answer.rows)
                 for rows, task, ref, lengths in some_columns(columns, were, came):

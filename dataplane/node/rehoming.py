@@ -130,7 +130,7 @@ class Rehoming:
         if not len(rows):
             return 0
         books.progress.hide(books.rows.places(rows), hidden=True)
-        with stream.moving(rows):
+        with stream.moving(rows), self._mirrors.flying(whole, part):
             try:
                 asked = pm.Announce(
                     self._asking.next_id(),

@@ -55,6 +55,18 @@ class Patch:
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
+    def on(self, node: bytes, index: Index) -> Flags:
+        """Of which of these rows of the reference something is stored on this node: not of all, where what several
+        nodes stored came together."""
+        if self.nodes == (node,):
+            return np.ones(len(index), np.bool_)
+        flags = np.zeros(len(self.ref), np.bool_)
+        for name in self.ref.columns:
+            pieces, order = self.ref.sources(name)
+            there = np.repeat([piece.node == node for piece in pieces], [len(piece.rows) for piece in pieces])
+            flags |= there if order is None else there[order]
+        return flags[index]
+
 
 @dataclass(slots=True, eq=False)
 class Layer:
@@ -335,21 +347,24 @@ class Rows:
         found: dict[bytes, list[Index]] = {}
         for page, inside, chosen in self.by_page(rows):
             for layer in page.layers.values():
-                patches = layer.patch[inside]
+                patches, index = layer.patch[inside], layer.index[inside]
                 for number in np.unique(patches[patches >= 0]).tolist():
-                    for node in self._patches[number].nodes:
-                        found.setdefault(node, []).append(rows[chosen[patches == number]])
-        return {node: np.unique(np.concatenate(several)) for node, several in found.items()}
+                    patch, of = self._patches[number], patches == number
+                    for node in patch.nodes:
+                        found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
+        return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
 
     def of_node(self, node: bytes) -> Index:
         """The rows that have a column stored on this node."""
-        there = [number for number, patch in self._patches.items() if node in patch.nodes]
-        found = [
-            page.first + np.flatnonzero(np.isin(layer.patch[: page.count], there) & page.present)
-            for page in (self.pages.values() if there else ())
-            for layer in page.layers.values()
-        ]
-        return np.unique(np.concatenate(found)) if found else _NONE
+        there = {number: patch for number, patch in self._patches.items() if node in patch.nodes}
+        found = [_NONE]
+        for page in self.pages.values() if there else ():
+            for layer in page.layers.values():
+                patches, index = layer.patch[: page.count], layer.index[: page.count]
+                for number in np.intersect1d(patches, list(there)).tolist():
+                    at = np.flatnonzero((patches == number) & page.present)
+                    found.append(page.first + at[there[number].on(node, index[at])])
+        return np.unique(np.concatenate(found))
 
     def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
         """Which of these rows are there and have none of these columns."""
