@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import xxhash
@@ -31,7 +32,11 @@ _AGAIN_S = 1.0
 class Rehoming:
     """The rows of one node that move."""
 
-    def __init__(self, wholes: Wholes, mirrors: Mirrors, asking: Asking) -> None:
+    def __init__(
+        self, wholes: Wholes, mirrors: Mirrors, asking: Asking, told: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`told()` returns once others know what had come up that they are to be told."""
+        self._told = told
         self._wholes = wholes
         self._mirrors = mirrors
         self._asking = asking
@@ -132,6 +137,7 @@ class Rehoming:
         books.progress.hide(books.rows.places(rows), hidden=True)
         with stream.moving(rows), self._mirrors.flying(whole, part):
             try:
+                await self._told()  # what was said of them comes before what is said of them there
                 asked = pm.Announce(
                     self._asking.next_id(),
                     whole.name,
@@ -145,12 +151,20 @@ class Rehoming:
                 reply = await self._announce(node, asked)
             except BaseException:
                 if self._wholes.there(whole):
-                    books.progress.hide(books.rows.places(rows), hidden=False)
-                    stream.home.adopted(stream.clock())
+                    self._keep(whole, rows)
                 raise
             if self._wholes.there(whole):
-                self._moved(whole, part, reply)
+                self._moved(whole, part, rows, reply)
         return len(rows)
+
+    def _keep(self, whole: Whole, rows: packed.Index) -> None:
+        """These hidden rows stay here, but for those of which something was lost meanwhile."""
+        stream, books = whole.stream, whole.stream.home.books
+        books.progress.hide(books.rows.places(rows), hidden=False)
+        for node, of in books.rows.by_node(rows).items():
+            if not self._asking.knows(node):
+                stream.home.lose_rows(of[books.rows.there(of)], stream.clock())
+        stream.home.adopted(stream.clock())
 
     async def _announce(self, node: bytes, asked: pm.Announce) -> pm.Announced:
         """Tell the new home, again and again while it is there: it takes each row once."""
@@ -161,12 +175,15 @@ class Rehoming:
                 if not self._asking.knows(node):
                     raise
 
-    def _moved(self, whole: Whole, part: Part, reply: pm.Announced) -> None:
+    def _moved(self, whole: Whole, part: Part, rows: packed.Index, reply: pm.Announced) -> None:
         were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
         stream, books = whole.stream, whole.stream.home.books
         self._mirrors.take_over(whole, part, were, came)
         stream.moved(part.token, were, came)
         books.move(were)
+        again = np.setdiff1d(rows, were)  # their keys are there already: they were appended again since members changed
+        books.progress.hide(books.rows.places(again), hidden=False)
+        books.lose(again)
         stream.home.adopted(stream.clock())
 
     async def aclose(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 
 from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node.asking import Asking
+from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.rows import Index, Rows
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -33,11 +34,12 @@ class Telling:
         """How many times something was noted that others are to be told."""
 
     def note(self, token: bytes, stored: Rows, task: int, rows: Index, state: int) -> None:
-        """Tell the nodes that columns of these rows are on, of the part of this token, what became of them."""
-        for node, of in stored.by_node(rows).items():
+        """Tell the nodes that columns of these rows are on, or were, of the part of this token, what became of them."""
+        nodes = stored.past_by_node(rows) if task == MOVED else stored.ever_by_node(rows)
+        for node, of in nodes.items():
             if node != self._node and self._asking.knows(node):
                 self.noted += 1
-                self._queues.setdefault(node, []).append((token, task, of.tobytes(), state))
+                self._queues.setdefault(node, []).append((token, max(task, OVER), of.tobytes(), state))
                 if node not in self._tasks:
                     self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
 

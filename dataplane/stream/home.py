@@ -227,9 +227,9 @@ class Home:
         """Something of these rows is gone, as for `lose`."""
         if len(rows):
             keys, told = self.books.keys.names(rows), self.books.told(rows)
-            self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+            facts = dict(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+            self._lost.update((row, facts[row]) for row in self.books.lose(rows).tolist())
             self.found(list(self._lost)[:-MAX_LOST])
-            self.books.lose(rows)
             self._tell(now)
 
     def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:

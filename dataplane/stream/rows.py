@@ -127,6 +127,7 @@ class Rows:
         self._bits: dict[str, int] = {}
         self._patches: dict[int, Patch] = {}
         self._next_patch = 0
+        self._past: dict[bytes, set[int]] = {}  # by node: rows of which a column was replaced that it stored
 
     # columns
 
@@ -222,10 +223,16 @@ class Rows:
         if not replace:
             return _NONE, []
         before = np.concatenate(over)
+        self._note_past(np.concatenate([rows[chosen] for _, _, chosen in pages]), before)
         kept = np.unique(before[before >= 0]) if keep else _NONE
         for number in kept.tolist():
             self._patches[number].left += 1
         return kept, self._unneeded(before)
+
+    def _note_past(self, rows: Index, patches: Index) -> None:
+        for number in np.unique(patches[patches >= 0]).tolist():
+            for node in self._patches[number].nodes:
+                self._past.setdefault(node, set()).update(rows[patches == number].tolist())
 
     def unkept(self, kept: Index) -> list[Patch]:
         """What was kept is not read any more; those that nothing needs."""
@@ -354,6 +361,23 @@ class Rows:
                         found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
         return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
 
+    def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows have columns stored on which node, or had some that were replaced."""
+        found = self.by_node(rows)
+        for node, had in self._had(rows).items():
+            found[node] = np.union1d(found.get(node, _NONE), had)
+        return found
+
+    def past_by_node(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows had columns stored on which node, and have none there any more."""
+        there = self.by_node(rows)
+        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in self._had(rows).items()}
+        return {node: had for node, had in found.items() if len(had)}
+
+    def _had(self, rows: Index) -> dict[bytes, Index]:
+        found = {node: [row for row in rows.tolist() if row in past] for node, past in self._past.items()}
+        return {node: np.array(had, np.int64) for node, had in found.items() if had}
+
     def of_node(self, node: bytes) -> Index:
         """The rows that have a column stored on this node."""
         there = {number: patch for number, patch in self._patches.items() if node in patch.nodes}
@@ -432,6 +456,10 @@ class Rows:
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
+        for node, past in list(self._past.items()):
+            past.difference_update(rows.tolist())
+            if not past:
+                del self._past[node]
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[Patch]:
@@ -449,6 +477,7 @@ class Rows:
         """All rows are gone; all patches."""
         patches = list(self._patches.values())
         self._patches.clear()
+        self._past.clear()
         self.pages.clear()
         self.count = 0
         return patches
