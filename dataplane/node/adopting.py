@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
+AWAITED_S = 5.0
+"""Seconds in which columns of rows that have come are announced by those who store them."""
+
+
 class Adopting:
     """The rows that have come to one node."""
 
@@ -43,8 +47,27 @@ class Adopting:
         """Rows come whose home has died. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
         whole, known, numbers = self._rows(request)
         self._put(whole, _mapped(_decoded(request.columns), known))
+        for node, packed_rows in request.others:
+            came = [known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known]
+            self._await(whole, node, np.array(came, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
+
+    def _await(self, whole: Whole, node: bytes, rows: packed.Index) -> None:
+        """These rows had columns on this node. Without them they are lost, at once or in a while: it may tell of
+        them still."""
+
+        def look() -> None:
+            if self._wholes.there(whole):
+                stored = whole.stream.home.books.rows
+                there = rows[stored.there(rows)]
+                lacking = np.setdiff1d(there, stored.by_node(there).get(node, packed.NOTHING))
+                whole.stream.home.lose_rows(lacking, whole.stream.clock())
+
+        if self._asking.knows(node):
+            asyncio.get_running_loop().call_later(AWAITED_S, look)
+        else:
+            look()
 
     async def moved(self, request: pm.Announce) -> pm.Announced:
         """Rows come whose home this is now, from the one they had. They are without columns, and so nobody's, until

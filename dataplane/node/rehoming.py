@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import numpy as np
-import xxhash
 
+from dataplane.cluster.static import MAX_MEMBERS
 from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
@@ -71,12 +71,8 @@ class Rehoming:
 
     # who is done with it
 
-    def _view(self) -> bytes:
-        """The members, as they are compared."""
-        return xxhash.xxh3_64_digest(b"".join(self._wholes.placement.nodes))
-
     async def _say_still(self) -> None:
-        view = self._view()
+        view = self._wholes.view
         self.still(pm.Still(0, self._wholes.node, view))
         others = [node for node in self._wholes.placement.nodes if node != self._wholes.node]
         said = [self._asking.tell(n, pm.Still(self._asking.next_id(), self._wholes.node, view), Done) for n in others]
@@ -85,11 +81,13 @@ class Rehoming:
     def still(self, said: pm.Still) -> None:
         """A node has nothing more to move."""
         self._still[said.node] = said.members
+        if len(self._still) > MAX_MEMBERS:
+            del self._still[next(iter(self._still))]
         self._unsettle()
 
     def _unsettle(self) -> None:
         """Streams end, where they are closed, once nobody has anything to move."""
-        view = self._view()
+        view = self._wholes.view
         unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
         for whole in self._wholes.all():
             home = whole.stream.home
@@ -104,7 +102,7 @@ class Rehoming:
         """There is a part of this stream here now; where it was restored, with rows whose homes are elsewhere."""
         if whole.stream.home.books.rows.count:
             self.changed()
-        view = self._view()
+        view = self._wholes.view
         whole.stream.home.unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
 
     async def _move(self, whole: Whole) -> int:

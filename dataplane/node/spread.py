@@ -43,7 +43,7 @@ class Spread:
         homes.keep_elsewhere = self._holds.keep
         self._rehoming = Rehoming(self._wholes, self._mirrors, asking, homes.told)
         self._wholes.watch(self._rehoming.ended, self._rehoming.begin)
-        self._limits = Limits(self._wholes, asking)
+        self._limits = Limits(self._wholes, asking, self._mirrors.coming)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
         self._far = Far(self._for)
@@ -79,7 +79,8 @@ class Spread:
             case pm.Settled():
                 return self._mirrors.settled(request)
             case pm.Announce():
-                return self._adopting.moved(request) if request.moved else self._adopting.rows(request)
+                came = self._adopting.moved(request) if request.moved else self._adopting.rows(request)
+                return self._limits.counted(request.name, came)
             case pm.Still():
                 self._rehoming.still(request)
             case pm.Moved():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 TASKS = ("reward", "actor", "log")
 NEEDS = {"reward": ["id", "x"], "actor": ["id", "x", "reward"], "log": ["id"]}
-_NAMED = 6
+_NAMED, _LINES = 6, 24
 
 
 def values(numbers: Sequence[int]) -> npt.NDArray[np.uint64]:
@@ -132,4 +132,5 @@ class History:
             for e in sorted(self.events, key=lambda e: e.began)
             if row in e.rows or e.what == "fault"
         ]
-        return f"  row {row}:\n" + "\n".join(lines)
+        some = lines if len(lines) <= _LINES else [*lines[: _LINES // 2], "    ...", *lines[-_LINES // 2 :]]
+        return f"  row {row}:\n" + "\n".join(some)
