@@ -37,15 +37,16 @@ def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
 
 
 def renumbered(block: Block, were: Index, came: Index) -> Block:
-    """Those rows of the block that had the numbers `were`, which ascend, with the numbers `came`. An append that is not
-    there as a whole is none that could be made again."""
+    """Those rows of the block that had the numbers `were`, which ascend, with the numbers `came`, which may not: in the
+    order of those. An append that is not there as a whole is none that could be made again."""
     numbers = dict(zip(were.tolist(), came.tolist(), strict=True))
     calls = [
         (key, numbers[first], count, digest)
         for key, first, count, digest in block.calls
         if first in numbers and all(numbers.get(first + i) == numbers[first] + i for i in range(count))
     ]
-    at, count = np.flatnonzero(np.isin(block_rows(block), were)), len(block.keys)
+    order, count = np.argsort(came), len(block.keys)
+    at = np.flatnonzero(np.isin(block_rows(block), were))[order]
 
     def of(packed: bytes, kind: str) -> bytes:
         return np.frombuffer(packed, kind).reshape(-1, count)[:, at].tobytes() if count else b""
@@ -54,7 +55,7 @@ def renumbered(block: Block, were: Index, came: Index) -> Block:
         return [values[i] for i in at.tolist()]
 
     return Block(
-        rows=came.tobytes(),
+        rows=came[order].tobytes(),
         groups=picked(block.groups),
         versions=of(block.versions, "<i8"),
         ages_s=of(block.ages_s, "<f8"),

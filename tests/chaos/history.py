@@ -43,6 +43,11 @@ class Event:
     why: str = ""
 
 
+def _may_be(ack: Event) -> bool:
+    """Whether it may have been done: its answer may have been lost."""
+    return ack.done or ack.why == "PeerUnavailable"
+
+
 @dataclass(slots=True)
 class History:
     """What all clients were told. `killed` are hosts."""
@@ -82,7 +87,7 @@ class History:
     def _lost_rows(self) -> Iterator[str]:
         survivors = self.survivors()
         for task in TASKS:
-            acked = {row for event in self.of("ack", True) if event.task == task for row in event.rows}
+            acked = {row for event in self.of("ack") if event.task == task and _may_be(event) for row in event.rows}
             yield from self._say(survivors - acked, f"were never acked by {task!r}, and their columns survived")
         yield from self._say(survivors & set(self.lost), "were told as lost, and their columns survived")
 
