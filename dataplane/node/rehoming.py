@@ -32,9 +32,7 @@ _AGAIN_S = 1.0
 class Rehoming:
     """The rows of one node that move."""
 
-    def __init__(
-        self, wholes: Wholes, mirrors: Mirrors, asking: Asking, told: Callable[[], Awaitable[None]]
-    ) -> None:
+    def __init__(self, wholes: Wholes, mirrors: Mirrors, asking: Asking, told: Callable[[], Awaitable[None]]) -> None:
         """`told()` returns once others know what had come up that they are to be told."""
         self._told = told
         self._wholes = wholes

@@ -24,7 +24,6 @@ from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
 from dataplane.stream.rows import Hold, Index, Patch, Rows
 from dataplane.stream.settings import Settings
 
-
 OVER, MOVED = -1, -2
 """What is told of rows in place of a task: they go; they go on elsewhere, where all know of it that have columns."""
 

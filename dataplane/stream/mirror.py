@@ -143,12 +143,32 @@ class Mirror:
         return block_of(self._brought, rows, now)
 
     def columns(self, rows: Index) -> Columns:
-        """Their columns that were brought with them."""
-        return measured(self._brought, rows)
+        """Their columns that were brought from here, with them or later."""
+        later = measured(self._added, rows[self._added.rows.there(rows)])
+        return [*later, *_without(measured(self._brought, rows), later)]
 
     def added(self) -> Columns:
-        """All columns that were brought later."""
-        return measured(self._added, self._added.rows.all())
+        """All columns that were brought later of rows that were appended from elsewhere."""
+        rows = self._added.rows.all()
+        return measured(self._added, rows[~self._brought.rows.there(rows)])
+
+
+def _without(columns: Columns, later: Columns) -> Columns:
+    """The columns, but for those of rows that were brought again later."""
+    for rows, _, again, _ in later:
+        names = set(again.columns)
+        found: Columns = []
+        for of, task, ref, lengths in columns:
+            both = np.isin(of, rows)
+            if not both.any() or names.isdisjoint(ref.columns):
+                found.append((of, task, ref, lengths))
+                continue
+            for at, left in ((both, [n for n in ref.columns if n not in names]), (~both, list(ref.columns))):
+                if at.any() and left:
+                    kept = {name: values[at] for name, values in lengths.items() if name in left}
+                    found.append((of[at], task, ref[at].select(*left), kept))
+        columns = found
+    return columns
 
 
 def measured(books: Books, rows: Index) -> Columns:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt
 from dataplane.stream.block import Block
 from dataplane.stream.home import Home
 from dataplane.stream.rows import Index
@@ -29,6 +30,8 @@ def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
     """The rows of the block come, without their columns. Which of them have come, by their numbers elsewhere, and by
     their numbers here. Raises Corrupt for a block that is none, LimitExceeded."""
     were = block_rows(block)
+    if len(were) and not ((were[1:] > were[:-1]).all() and were[0] >= 0):
+        raise Corrupt("a block of rows that are not in order")
     were = were[[not key or not home.books.keys.has(key) for key in block.keys]]
     came = np.arange(home.books.rows.next, home.books.rows.next + len(were))
     put_back(home, renumbered(block, were, came), now, anew=True)

@@ -1,5 +1,5 @@
-"""Clients of several hosts use one stream while nodes are killed, stopped and continued, and join; each writes down what
-it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
+"""Clients of several hosts use one stream while nodes are killed, stopped and continued, and join; each writes down
+what it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
 
 What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -100,9 +98,7 @@ class Client(threading.Thread):
         lease_s = 10.0 if how < 0.8 else 0.3
         rows = self._chance.choice([1, 4, 16, 64])
         try:
-            delivery = stream.consume(
-                task, rows=rows, columns=NEEDS[task], lease=lease_s, timeout=timeout
-            ).__enter__()
+            delivery = stream.consume(task, rows=rows, columns=NEEDS[task], lease=lease_s, timeout=timeout).__enter__()
         except (dp.NotReady, dp.PeerUnavailable):
             if self._gone():
                 raise
@@ -112,7 +108,9 @@ class Client(threading.Thread):
         try:
             self._look_at(delivery, task, numbers)
         except (dp.PeerUnavailable, dp.Lost) as error:
-            self._history.told("get", numbers, self._host, began, task, done=False, why=f"{type(error).__name__} {error}")
+            self._history.told(
+                "get", numbers, self._host, began, task, done=False, why=f"{type(error).__name__} {error}"
+            )
             self._answer(delivery, task, numbers, done=False)
             return
         if task == "reward" and not self._extend(stream, delivery, numbers, replace=False):
@@ -275,7 +273,9 @@ class Run:
                     last.turn(on, task, 0.0, timeout=1.0)
                 except dp.Closed:
                     break
-                assert time.monotonic() < until, self._told(f"{task!r} is never done: {on.stats()}\n" + self._left(task))
+                assert time.monotonic() < until, self._told(
+                    f"{task!r} is never done: {on.stats()}\n" + self._left(task)
+                )
         self.history.lost += [row.version for plane in self.planes for row in plane.stream("rollouts").lost()]
 
     def _left(self, task: str) -> str:
@@ -283,7 +283,9 @@ class Run:
         missing = sorted(self.history.survivors() - acked)
         others: list[int] = []
         with suppress(dp.DataplaneError):  # rows that are there still, as another task is given them
-            delivery = self.planes[-1].stream("rollouts").consume("log", rows=4096, columns=["id"], timeout=1).__enter__()
+            delivery = (
+                self.planes[-1].stream("rollouts").consume("log", rows=4096, columns=["id"], timeout=1).__enter__()
+            )
             others = sorted(set(delivery.versions) - acked)
         return f"{len(missing)} survive\n" + "\n".join(map(self.history.story, (missing or others)[:3]))
 
@@ -325,8 +327,9 @@ def main(seeds: list[int]) -> int:
             perform(seed)
         except AssertionError as error:
             broken += 1
-            print(error, flush=True)
-        print(f"seed {seed}: {time.monotonic() - began:.1f} s", flush=True)
+            sys.stdout.write(f"{error}\n")
+        sys.stdout.write(f"seed {seed}: {time.monotonic() - began:.1f} s\n")
+        sys.stdout.flush()
     return broken
 
 
