@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-integrations demo bench clean
+.PHONY: help install check format test test-integrations test-transports demo bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,12 @@ $(OTHERS)/.installed: pyproject.toml constraints.txt setup.py
 	@echo "installing into $(OTHERS)"
 	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
 	@touch $@
+
+test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both
+	@test -x .venv-transports/bin/python || $(PYTHON) -m venv .venv-transports
+	@echo "installing into .venv-transports"
+	@.venv-transports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ucx,nixl]'
+	@.venv-transports/bin/python -m pytest -q tests/conformance tests/integration/test_transports.py
 
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo

@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
+    node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
@@ -96,9 +97,10 @@ def _node(chosen: argparse.Namespace) -> int:
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
     cluster = None
     if chosen.listen:
-        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise)
-    elif chosen.join or chosen.key or chosen.advertise:
-        raise ValueError("--join, --key and --advertise go with --listen")
+        transports = tuple(filter(None, (chosen.transports or "").split(",")))
+        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise, transports)
+    elif chosen.join or chosen.key or chosen.advertise or chosen.transports:
+        raise ValueError("--join, --key, --advertise and --transports go with --listen")
     node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:
@@ -138,6 +140,9 @@ def _members(chosen: argparse.Namespace) -> int:
     for node, member in found.get("members", {}).items():
         transports = ", ".join(member["transports"])
         print(f"{node}  {member['address']}  {transports}{'  (this one)' if member['self'] else ''}")
+    read = [f"{format_size(nbytes)} by {name}" for name, nbytes in found.get("read_bytes", {}).items()]
+    if any(found.get("read_bytes", {}).values()):
+        print(f"read from others: {', '.join(read)}")
     return 0
 
 

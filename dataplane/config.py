@@ -25,6 +25,9 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _MIB = 1 << 20
 
+TRANSPORTS = ("tcp", "ucx", "nixl")
+"""What may carry bytes between hosts."""
+
 
 def parse_size(size: int | str) -> int:
     """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else."""
@@ -129,12 +132,14 @@ class ClusterConfig:
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
     advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
         then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
+    transports: what carries bytes, of `TRANSPORTS`, the best first. Empty: tcp, and before it what uses RDMA here.
     """
 
     listen: str
     join: str = ""
     key: str | os.PathLike[str] | None = None
     advertise: str = ""
+    transports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
@@ -148,6 +153,9 @@ class ClusterConfig:
             raise ValueError(
                 f"{host} is every address of this machine: say by which the others find it, with --advertise HOST"
             )
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or len(set(self.transports)) < len(self.transports):
+            raise ValueError(f"transports are some of {', '.join(TRANSPORTS)}, each once, not {self.transports!r}")
         _ = self.joined  # checked
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from dataplane.batch.field import is_text
 from dataplane.config import parse_size
 from dataplane.errors import Misuse
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import MAX_REPLICAS, Settings
 
 TAG_KINDS = (str, int, float, bool, type(None))
 
@@ -118,10 +118,11 @@ def settings(
     max_rows: int | None,
     max_lag: int | None,
     max_deliveries: int | None,
+    copies: int | None = None,
 ) -> Settings | None:
     """What a stream is to be made with; None where only one that is there is wanted. Raises Misuse."""
     if tasks is None:
-        if (max_bytes, max_rows, max_lag, max_deliveries) != (None, None, None, None):
+        if any(each is not None for each in (max_bytes, max_rows, max_lag, max_deliveries, copies)):
             raise Misuse("name the tasks too: a stream is made with tasks and limits, and found by its name alone")
         return None
     for what, value, least in (("max_rows", max_rows, 1), ("max_lag", max_lag, 0)):
@@ -134,7 +135,16 @@ def settings(
         0 if max_rows is None else whole("max_rows", max_rows),
         -1 if max_lag is None else whole("max_lag", max_lag),
         5 if max_deliveries is None else whole("max_deliveries", max_deliveries),
+        1 if copies is None else replicas(copies),
     )
+
+
+def replicas(value: Any) -> int:
+    """On how many hosts something is to be. Raises Misuse."""
+    count = whole("replicas", value)
+    if not 1 <= count <= MAX_REPLICAS:
+        raise Misuse(f"what is put is on 1 to {MAX_REPLICAS} hosts, not on {count}")
+    return count
 
 
 def _size(value: int | str) -> int:

@@ -50,6 +50,12 @@ class Getter:
                 held[named[number]] = shard, layouts[number]
         return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
 
+    def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
+        """As `prefetch`, where some of it is on other hosts."""
+        own = self._connection.welcome.node
+        if any(node != own for node, _ in ref.shards()):
+            self.prefetch(ref, timeout)
+
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
         """Have the node read what the reference means into memory. Does not wait."""
         own = self._connection.welcome.node

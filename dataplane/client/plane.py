@@ -13,7 +13,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 from dataplane.batch.batch import Batch
@@ -25,8 +25,9 @@ from dataplane.client.draft import Draft, Spec
 from dataplane.client.getting import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.writer import Writer
+from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
-from dataplane.errors import Misuse, PeerUnavailable
+from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
 
@@ -79,6 +80,7 @@ class AsyncPlane:
         *,
         scope: str | None = None,
         dedupe: Collection[str] = (),
+        replicas: int = 1,
         timeout: float = TIMEOUT_S,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them.
@@ -87,14 +89,26 @@ class AsyncPlane:
             kind of value becomes is said in `docs/concepts.md`.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
+        replicas: on how many hosts; on two, it survives the loss of one.
         timeout: seconds to wait for room.
 
         Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; says who holds it),
-        LimitExceeded (more than the memory budget), PeerUnavailable. Cancelled, it leaves nothing behind.
+        LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
+        nothing behind.
         """
         self.check()
-        scope, timeout = _scope(scope), arguments.seconds(timeout)
-        return await self._writer.write(await self._writer.plan(columns, dedupe), scope, timeout)
+        scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
+        copies = arguments.replicas(replicas)
+        ref = await self._writer.write(await self._writer.plan(columns, dedupe), scope, deadline.remaining_s)
+        if copies > 1 and len(ref):
+            try:
+                await self._writer.replicate(ref, copies, deadline.remaining_s)
+            except BaseException:
+                with suppress(DataplaneError):
+                    shards = [number for _, number in ref.shards()]
+                    self._connection.tell(m.Free(self._connection.next_id(), shards, [], ""))
+                raise
+        return ref
 
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S
@@ -164,6 +178,7 @@ class AsyncPlane:
         max_rows: int | None = None,
         max_lag: int | None = None,
         max_deliveries: int | None = None,
+        replicas: int | None = None,
     ) -> AsyncStream:
         """The stream of this name, made if it is not there; without tasks, one that is there.
 
@@ -171,13 +186,14 @@ class AsyncPlane:
         max_bytes, max_rows: what the stream may hold; an append waits for room.
         max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
+        replicas: on how many hosts the columns of its rows are; 1 if None. On two, rows survive the loss of one.
 
         Raises Misuse where the stream is there with other settings (and says both), or is not there and no tasks are
         given.
         """
         self.check()
         arguments.text("a stream's name", name)
-        wanted = arguments.settings(tasks, max_bytes, max_rows, max_lag, max_deliveries)
+        wanted = arguments.settings(tasks, max_bytes, max_rows, max_lag, max_deliveries, replicas)
         opened = await self._connection.request(m.Open(self._connection.next_id(), name, wanted), m.Opened, 0.0)
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 

@@ -132,6 +132,7 @@ class AsyncStream:
             else:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
                 lengths = _lengths(planned)
+            spares = await self._spares(ref, deadline)
             request = m.Append(
                 self._connection.next_id(),
                 self._token,
@@ -144,6 +145,7 @@ class AsyncStream:
                 versions.tobytes(),
                 tagged,
                 lengths,
+                spares,
             )
             reply = await self._connection.request(request, m.Appended, 0.0)
         except BaseException:
@@ -152,6 +154,12 @@ class AsyncStream:
         finally:
             self._connection.reserved(-1)
         return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
+        """The other nodes that have the columns too."""
+        if self.settings.replicas == 1:
+            return []
+        return await self._writer.replicate(ref, self.settings.replicas, deadline.remaining_s)
 
     async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
         """What two appends have in common only if they are the same: xxh3-128 over all that is said and all bytes."""
@@ -211,6 +219,7 @@ class AsyncStream:
             if staged:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
                 lengths = _lengths(planned)
+            spares = await self._spares(ref, deadline)
             request = m.Extend(
                 self._connection.next_id(),
                 self._token,
@@ -222,6 +231,7 @@ class AsyncStream:
                 lengths,
                 bool(replace),
                 origins,
+                spares,
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
@@ -323,8 +333,9 @@ class AsyncStream:
         """Deliveries until the stream is closed and this task has done all of it; arguments as for `consume`.
 
         Each is acked when the next is asked for; left by `break` or an exception, it is given back unless it was
-        acked. `prefetch`: how many more are asked for meanwhile; their leases run. `timeout`: seconds to wait for each,
-        counted from when it is asked for. Raises as `consume`, and Closed where the stream is dropped.
+        acked. `prefetch`: how many more are asked for meanwhile, and fetched from other hosts; their leases run.
+        `timeout`: seconds to wait for each, counted from when it is asked for. Raises as `consume`, and Closed where
+        the stream is dropped.
         """
         wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
         ahead: list[asyncio.Task[Delivery]] = []
@@ -332,7 +343,9 @@ class AsyncStream:
         async def one() -> Delivery:
             while True:
                 with suppress(NotReady):  # perhaps nobody is waiting yet; who does keeps the time
-                    return await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                    delivery = await self.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                    self._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
+                    return delivery
 
         try:
             while True:

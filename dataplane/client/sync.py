@@ -82,10 +82,17 @@ class Plane:
         return self._plane.address
 
     def put(
-        self, columns: Any, *, scope: str | None = None, dedupe: Collection[str] = (), timeout: float = TIMEOUT_S
+        self,
+        columns: Any,
+        *,
+        scope: str | None = None,
+        dedupe: Collection[str] = (),
+        replicas: int = 1,
+        timeout: float = TIMEOUT_S,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
-        return self._wait(self._plane.put(columns, scope=scope, dedupe=dedupe, timeout=timeout))
+        put = self._plane.put(columns, scope=scope, dedupe=dedupe, replicas=replicas, timeout=timeout)
+        return self._wait(put)
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
@@ -116,10 +123,17 @@ class Plane:
         max_rows: int | None = None,
         max_lag: int | None = None,
         max_deliveries: int | None = None,
+        replicas: int | None = None,
     ) -> Stream:
         """The stream of this name, made if it is not there. See `AsyncPlane.stream`."""
         opened = self._plane.stream(
-            name, tasks, max_bytes=max_bytes, max_rows=max_rows, max_lag=max_lag, max_deliveries=max_deliveries
+            name,
+            tasks,
+            max_bytes=max_bytes,
+            max_rows=max_rows,
+            max_lag=max_lag,
+            max_deliveries=max_deliveries,
+            replicas=replicas,
         )
         return Stream(self._wait(opened), self._wait)
 

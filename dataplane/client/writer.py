@@ -82,6 +82,16 @@ class Writer:
         order = {column.name: i for i, column in enumerate(planned.columns)}
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
+    async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
+        """Have what the reference means, of this node, on so many hosts in all; which other nodes. Raises LimitExceeded
+        where there are fewer, Backpressure, PeerUnavailable."""
+        node = self._connection.welcome.node
+        shards = [number for owner, number in ref.shards() if owner == node]
+        if not shards:
+            return []
+        asked = m.Replicate(self._connection.next_id(), shards, replicas, timeout)
+        return (await self._connection.request(asked, m.Replicated, timeout)).nodes
+
     def _reference(self, planned: Plan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
         return BatchRef.of(self._connection.welcome.node, planned.rows, columns)

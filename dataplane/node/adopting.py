@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, Freed, OwnerDied, PeerUnavailable
+from dataplane.errors import Corrupt, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
 from dataplane.node.homes import Homes
@@ -50,6 +50,7 @@ class Adopting:
         for node, packed_rows in request.others:
             came = [known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known]
             self._await(whole, node, np.array(came, np.int64))
+        self._held_by(whole, request, known)
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
 
@@ -75,8 +76,9 @@ class Adopting:
         whole, known, numbers = self._rows(request)
         columns = _mapped(_decoded(request.columns), known)
         news = {number: known[number] for number in numbers}
-        await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns)))
+        await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns, request)))
         self._put(whole, columns)
+        self._held_by(whole, request, known)
         self.let_go(request.token, np.array(numbers, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
@@ -94,8 +96,16 @@ class Adopting:
         known.update(zip(were.tolist(), came.tolist(), strict=True))
         return whole, known, [number for number in numbers.tolist() if number in known]
 
-    def _holders(self, columns: Columns) -> set[bytes]:
-        return {node for _, _, ref, _ in columns for node, _ in ref.shards()} - {self._wholes.node}
+    def _held_by(self, whole: Whole, request: pm.Announce, known: dict[int, int]) -> None:
+        rows = np.array([known[number] for number in block_rows(request.block).tolist() if number in known], np.int64)
+        stored = whole.stream.home.books.rows
+        for node in request.holders:
+            if node != self._wholes.node:
+                stored.add_spare(rows[stored.there(rows)], node)
+
+    def _holders(self, columns: Columns, request: pm.Announce) -> set[bytes]:
+        stored = {node for _, _, ref, _ in columns for node, _ in ref.shards()}
+        return {*stored, *request.holders} - {self._wholes.node}
 
     async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
         here = whole.here
@@ -135,7 +145,7 @@ class Adopting:
         lost: list[packed.Index] = []
         for rows, task, ref, lengths in columns:
             at = np.flatnonzero(home.books.rows.lack(rows, ref.columns))
-            gone = self._gone(ref[at]) if len(at) else at
+            gone = self._homes.gone(ref[at], anywhere=True) if len(at) else at
             lost.append(rows[at[gone]])
             at = np.delete(at, gone)
             if not len(at):
@@ -143,7 +153,7 @@ class Adopting:
             if len(at) < len(rows):
                 rows, ref = rows[at], ref[at]
                 lengths = {name: values[at] for name, values in lengths.items()}
-            self._homes.keep(ref)
+            self._homes.keep(ref, anywhere=True)
             try:
                 put_columns(home, rows, task, ref, lengths)
             except BaseException as error:
@@ -153,18 +163,6 @@ class Adopting:
                 log.warning("columns of stream %r that were announced are not taken: %s", whole.name, error)
         missed = np.unique(np.concatenate([packed.NOTHING, *lost]))
         home.lose_rows(missed[home.books.rows.there(missed)], whole.stream.clock())  # once all know that hold others
-
-    def _gone(self, ref: BatchRef) -> packed.Index:
-        """Which of these rows have columns that are nowhere any more: who stored them has died too."""
-        try:
-            self._homes.keep(ref)
-        except (OwnerDied, Freed, Corrupt):
-            if len(ref) == 1:
-                return np.zeros(1, np.int64)
-            half = len(ref) // 2
-            return np.concatenate((self._gone(ref[:half]), half + self._gone(ref[half:])))
-        self._homes.forget(ref)
-        return packed.NOTHING
 
     def forget(self, whole: Whole) -> None:
         """The stream was dropped."""

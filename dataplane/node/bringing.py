@@ -172,7 +172,7 @@ class Bringing:
         sub = m.Append(
             id=0,
             stream=part.token,
-            ticket=0,
+            ticket=m.LET_IN,
             staged="",
             ref=mine.encode(),
             keys=_picked(request.keys, rows),
@@ -181,8 +181,9 @@ class Bringing:
             versions=_of(request.versions, rows),
             tags={name: _picked(values, rows) for name, values in request.tags.items()},
             lengths={name: _of(values, rows) for name, values in request.lengths.items()},
+            spares=request.spares,
         )
-        async with self._reach.holds.bringing(whole, part, mine) as others:
+        async with self._reach.holds.bringing(whole, part, mine, request.spares) as others:
             if part.node == self._wholes.node:
                 reply = await self._reach.ask(part, sub, m.Appended)
             else:
@@ -237,8 +238,9 @@ class Bringing:
             keys=[],
             lengths={name: _of(values, positions) for name, values in request.lengths.items()},
             replace=request.replace,
+            spares=request.spares,
         )
-        async with self._reach.holds.bringing(whole, part, mine) as others:
+        async with self._reach.holds.bringing(whole, part, mine, request.spares) as others:
             if part.node == self._wholes.node:
                 reply: m.Message = await self._reach.ask(part, sub, m.Message)
             else:

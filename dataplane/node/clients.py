@@ -31,6 +31,7 @@ from dataplane.node.homes import Homes
 from dataplane.node.streaming import Streaming, StreamRequest, Waiting
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
 from dataplane.wire.local import Channel, peer
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class Client:
                 return self._prefetch(request)
             case m.FreeElsewhere():
                 return self._free_elsewhere(request)
+            case m.Replicate():
+                return self._replicate(request)
             case m.Members():
                 self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
             case m.Reserve():
@@ -375,6 +378,19 @@ class Client:
         except ValueError as error:
             raise ProtocolMismatch(f"no rows of a shard: {error}") from None
         return await self._hosts.fetcher.find(wanted, deadline)
+
+    async def _replicate(self, request: m.Replicate) -> None:
+        self._bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
+        if not request.shards or request.replicas < 2:
+            raise ProtocolMismatch(f"{request.replicas} replicas of {len(request.shards)} shards")
+        if self._hosts is None or self._hosts.fetcher is None:
+            what = "nodes of the cluster"
+            raise LimitExceeded(
+                f"{request.replicas} replicas, and this node is alone", what=what, asked=request.replicas, limit=1
+            )
+        replicas = self._hosts.fetcher.replicas
+        nodes = await replicas.replicate(request.shards, request.replicas, self._deadline(request.timeout_s))
+        self._channel.send(m.Replicated(request.id, nodes))
 
     async def _free_elsewhere(self, request: m.FreeElsewhere) -> None:
         if self._hosts is not None and self._hosts.fetcher is not None:

@@ -11,7 +11,6 @@ since a node's number is new with each start.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -22,13 +21,12 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.node.reading import Reading, member_of
 from dataplane.node.remote import Remote, Want
+from dataplane.node.replicas import Replicas
 from dataplane.store.store import Store
-from dataplane.transport.base import Transport
+from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
-
-log = logging.getLogger(__name__)
 
 MAX_COPIES = 1 << 16
 """Shards of others that are remembered; the first known are forgotten."""
@@ -39,18 +37,16 @@ _CONTROL_S = 5.0
 class Fetcher:
     """The copies of one node."""
 
-    def __init__(
-        self, node: bytes, store: Store, peers: Peers, membership: Membership, transports: Sequence[Transport]
-    ) -> None:
-        """`transports`: those of this node, the best first."""
+    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, choice: Choice) -> None:
         self._node = node
         self._store = store
         self._peers = peers
         self._membership = membership
-        self._reading = Reading(node, peers, membership, transports)
+        self._reading = Reading(node, peers, membership, choice)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
+        self.replicas = Replicas(node, store, peers, membership, self._reading)
 
     @property
     def fetched_bytes(self) -> int:
@@ -67,53 +63,77 @@ class Fetcher:
         read. When this returns, that comes with the shard, or is there. Raises OwnerDied, Freed, PeerUnavailable,
         Backpressure, Misuse for columns or rows that a shard has not."""
         keys = [(owner, shard) for owner, shard, _ in wanted]
-        unknown = defaultdict(list)
-        for owner, shard in dict.fromkeys(keys):
-            copy = self._copies.get((owner, shard))
-            if copy is None or not self._store.mend(copy):
-                unknown[owner].append(shard)
-        asked = [self._describe(owner, shards, deadline) for owner, shards in unknown.items()]
+        unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
+        for owner, shard, wants in wanted:
+            if self.replicas.here((owner, shard)) is None and not self._known((owner, shard), wants):
+                unknown[owner][shard] = None
+        asked = [self._describe(owner, list(shards), deadline) for owner, shards in unknown.items()]
         for error in [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked):
             if error is not None:
                 raise error
-        numbers = [self._copies[key] for key in keys]
-        for number, (_, _, wants) in zip(numbers, wanted, strict=True):
-            remote = self._remotes[number]
-            if remote.want(wants) and self._store.coming(number):
-                (held,) = await self._store.pin(self, [number], deadline)
-                try:
-                    with self._store.arena.view(held.extent) as view:
-                        await remote.add(view)
-                finally:
-                    self._store.unpin(self, [number])
-        return numbers
+        return [await self._ready(key, wants, deadline) for key, (_, _, wants) in zip(keys, wanted, strict=True)]
+
+    def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
+        """Whether what is wanted of this is here, or can be read where more of it was read before."""
+        copy = self._copies.get(key)
+        if copy is None or not self._store.mend(copy):
+            return False
+        remote = self._remotes[copy]
+        return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
+
+    async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
+        """The number here of a shard that is known; what is wanted of it is there, or comes with it."""
+        replica = self.replicas.here(key)
+        if replica is not None:
+            return replica
+        number = self._copies[key]
+        remote = self._remotes[number]
+        if remote.want(wants) and self._store.coming(number):
+            (held,) = await self._store.pin(self, [number], deadline)
+            try:
+                with self._store.arena.view(held.extent) as view:
+                    await remote.add(view)
+            finally:
+                self._store.unpin(self, [number])
+        return number
 
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
-        """Learn what these shards of the owner are. An error is returned, so that the others are learnt of too."""
+        """Learn what these shards of the owner are, from it or, where it has gone, from who keeps replicas. An error is
+        returned, so that the others are learnt of too."""
         try:
-            member = member_of(self._membership, owner)
-            for first in range(0, len(shards), pm.MAX_SHARDS):
-                asked = shards[first : first + pm.MAX_SHARDS]
-                request = pm.Describe(self._peers.next_id(), asked)
-                timeout_s = min(_CONTROL_S, deadline.remaining_s)
-                reply = await self._peers.request(member.address, request, pm.Described, timeout_s)
-                if len(reply.shards) != len(asked):
-                    raise ProtocolMismatch(f"node {owner.hex()} described {len(reply.shards)} of {len(asked)} shards")
-                for shard, (size, rows, columns, layout, live, payload) in zip(asked, reply.shards, strict=True):
-                    known = self._copies.get((owner, shard))
-                    if known is not None and self._store.mend(known):
-                        continue  # somebody else has asked meanwhile
-                    backing = Remote(self._reading, owner, shard, layout, size, whole=bool(payload))
-                    number = self._store.adopt(
-                        size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
-                    )
-                    self._copies[owner, shard], self._remotes[number] = number, backing
-                    self._inline_bytes += len(payload)
+            places = {owner: [(shard, shard) for shard in shards]}
+            if owner not in self._membership.members:
+                places = await self.replicas.locate(owner, shards)
+            for source, numbered in places.items():
+                for first in range(0, len(numbered), pm.MAX_SHARDS):
+                    await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
         except DataplaneError as error:
             return error
         while len(self._copies) > MAX_COPIES:
             self._forget(next(iter(self._copies)))
         return None
+
+    async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
+        """Learn of shards of the owner from where they are, of each its number and that there."""
+        member = member_of(self._membership, source)
+        request = pm.Describe(self._peers.next_id(), [number for _, number in numbered])
+        reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        if len(reply.shards) != len(numbered):
+            raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
+        for (shard, there), described in zip(numbered, reply.shards, strict=True):
+            key = (owner, shard)
+            copy = self._copies.get(key)
+            if copy is not None and self._store.mend(copy) and self._remotes[copy].source == source:
+                continue  # somebody else has asked meanwhile
+            if copy is not None:
+                self._forget(key)
+            size, rows, columns, layout, live, payload = described
+            backing = Remote(self._reading, source, there, layout, size, whole=bool(payload))
+            number = self._store.adopt(
+                size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
+            )
+            self._copies[key], self._remotes[number] = number, backing
+            self._inline_bytes += len(payload)
 
     def _forget(self, key: ShardKey) -> None:
         number = self._copies.pop(key)
@@ -129,6 +149,8 @@ class Fetcher:
             request = pm.FreeParts(self._peers.next_id(), parts)
             await self._peers.request(member.address, request, Done, _CONTROL_S)
             self._free_here(owner, parts)  # what was described meanwhile
+        else:
+            await self.replicas.free_all(owner, parts)
 
     def _free_here(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
         for shard, columns, rows in parts:

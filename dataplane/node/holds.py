@@ -142,10 +142,12 @@ class Holds:
         return [node for node in dict.fromkeys(node for node, _ in ref.shards()) if node != self._wholes.node]
 
     @asynccontextmanager
-    async def bringing(self, whole: Whole, part: Part, ref: BatchRef) -> AsyncIterator[Numbered]:
-        """While the home of this part is asked to take what `ref` means: those hold it that store it, but for the home
-        itself. Raises Freed, Corrupt, PeerUnavailable."""
-        others = [node for node in self._others(ref) if node != part.node]
+    async def bringing(
+        self, whole: Whole, part: Part, ref: BatchRef, spares: Iterable[bytes] = ()
+    ) -> AsyncIterator[Numbered]:
+        """While the home of this part is asked to take what `ref` means: those hold it that store it, or are `spares`
+        that have it too, but for the home itself. Raises Freed, Corrupt, PeerUnavailable."""
+        others = [node for node in (*self._others(ref), *spares) if node not in (part.node, self._wholes.node)]
         number, mine = next(self._numbers), Numbered()
         told = (whole.name, whole.settings, whole.generation, part.node, part.token, part.whole, part.mark)
         try:

@@ -23,7 +23,7 @@ import numpy as np
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock
-from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
+from dataplane.errors import Closed, Corrupt, Freed, LimitExceeded, Misuse, OwnerDied
 from dataplane.store.store import Store
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
@@ -150,6 +150,8 @@ class Homes:
         """Whether this is another node of the cluster, which keeps itself what it has of a stream's rows."""
         self.keep_elsewhere: Callable[[Iterable[BatchRef]], Awaitable[Callable[[], None]]] | None = None
         """Has other nodes hold what they store of references; see `node.holds`."""
+        self.replica: Callable[[ShardKey], int | None] = lambda _: None
+        """The number here of another node's shard that is kept here too; see `node.replicas`."""
         self.telling: Telling | None = None
         """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}
@@ -199,10 +201,10 @@ class Homes:
         if self.telling is not None:
             await self.telling.told()
 
-    def lose(self, node: bytes) -> None:
-        """What that node stored is gone."""
+    def lose(self, there: Callable[[bytes], bool]) -> None:
+        """Of other nodes only these are there: what the rest stored is gone."""
         for stream in list(self._by_token.values()):
-            stream.home.lose(node, stream.clock())
+            stream.home.lose(lambda node: node == self._node or there(node), stream.clock())
 
     def check_free(self, name: str) -> None:
         """Raises Misuse where there is a stream of this name."""
@@ -236,19 +238,33 @@ class Homes:
 
     # the bytes
 
-    def keep(self, ref: BatchRef) -> None:
-        """Rows of a stream are about to need what `ref` means. Raises Freed, Corrupt, OwnerDied where it is gone."""
+    def keep(self, ref: BatchRef, *, anywhere: bool = False) -> None:
+        """Rows of a stream are about to need what `ref` means, of which what is stored elsewhere is on nodes that are
+        there, or `anywhere`. Raises Freed, Corrupt, OwnerDied where it is gone."""
         if ref.stored_nbytes > _MAX_BYTES:
             what = "bytes of an append"
             raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
-                if self.elsewhere(node):
+                if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node):
                     continue
                 raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
         self.keep_too(ref)
+
+    def gone(self, ref: BatchRef, *, anywhere: bool = False) -> Index:
+        """Which of these rows can not be kept, as `keep` says: who stored something of them has died."""
+        try:
+            self.keep(ref, anywhere=anywhere)
+        except (OwnerDied, Freed, Corrupt):
+            if len(ref) == 1:
+                return np.zeros(1, np.int64)
+            half = len(ref) // 2
+            first, second = (self.gone(each, anywhere=anywhere) for each in (ref[:half], ref[half:]))
+            return np.concatenate((first, half + second))
+        self.forget(ref)
+        return np.empty(0, np.int64)
 
     def keep_too(self, ref: BatchRef) -> None:
         """Somebody else needs what rows of a stream need now, whatever becomes of those."""
@@ -263,7 +279,7 @@ class Homes:
         """No row needs these any more."""
         for patch in patches:
             for key, selected in patch.ref.footprint().items():
-                if key[0] == self._node:
+                if self._number(key) is not None:
                     self._spent[key].extend(selected)
             self._needed.subtract(patch.ref.shards())
             self._free(patch.ref.shards())
@@ -276,12 +292,18 @@ class Homes:
                 if key in self._whole:
                     self._whole.discard(key)
                     self._store.free([key[1]])
-                for columns, rows in spent:
-                    self._store.free_part(key[1], columns, rows)
+                number = self._number(key)
+                if number is not None:
+                    for columns, rows in spent:
+                        self._store.free_part(number, columns, rows)
 
     def unscope(self, ref: BatchRef) -> None:
         """What `ref` means is under no scope any more: rows of streams keep it."""
         self._store.unscope(number for node, number in ref.shards() if node == self._node)
+
+    def _number(self, key: ShardKey) -> int | None:
+        """The number of a shard here, be it a replica of another's; None where it is not."""
+        return key[1] if key[0] == self._node else self.replica(key)
 
     def free_scope(self, scope: str) -> None:
         """Free what was put under a scope; what rows of streams need of it, when they do no more."""

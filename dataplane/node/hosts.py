@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dataplane.node.offers import Offers
 from dataplane.node.spread import Spread
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
-from dataplane.transport.tcp import Tcp
+from dataplane.transport.choice import Choice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -49,10 +49,11 @@ class Hosts:
         self._store = store
         key = None if config.key is None else auth.load(Path(config.key))
         self._peers = Peers(config.listen, key, self._answer)
-        self._transports: Sequence[Transport] = (Tcp(config.host, config.told),)
+        self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
         self.membership: Membership | None = None
+        self._choice = Choice(())
         self.fetcher: Fetcher | None = None
         self.spread: Spread | None = None
 
@@ -72,12 +73,13 @@ class Hosts:
 
     async def start(self) -> None:
         """Listen. Raises OSError; ValueError where what it is to be joined by is not installed."""
-        for transport in self._transports:
-            await transport.start()
+        self._transports += await started(self._config.transports, self._config.host, self._config.told)
+        self._choice = Choice(self._transports)
         self._peers.start()
         me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
         self.membership = membership = join(self._config.joined, self._peers, me)
-        self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._transports)
+        self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
+        self._homes.replica = self.fetcher.replicas.here
         self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
         membership.watch(self._changed)
@@ -113,6 +115,12 @@ class Hosts:
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
+            case pm.TakeReplicas() if self.fetcher is not None:
+                return self.fetcher.replicas.take(request)
+            case pm.FreeReplicas() if self.fetcher is not None:
+                self.fetcher.replicas.free(request.node, request.parts)
+            case pm.FindReplicas() if self.fetcher is not None:
+                return self.fetcher.replicas.found(request)
             case pm.Offer():
                 return self._offers.offer(request)
             case pm.Withdraw():
@@ -153,7 +161,8 @@ class Hosts:
             node.hex(): {"address": m.address, "transports": dict(m.transports), "self": node == self._node}
             for node, m in self.membership.members.items()
         }
-        return {"epoch": self.membership.epoch, "members": members}
+        read = self._choice.statistics()
+        return {"epoch": self.membership.epoch, "members": members, "read_bytes": read}
 
     async def aclose(self) -> None:
         """Leave. Idempotent."""

@@ -265,6 +265,7 @@ class Mirrors:
     async def _announce_some(self, held: _Held, node: bytes, rows: packed.Index) -> None:
         whole, now = held.whole, held.whole.stream.clock()
         block, columns = held.mirror.block(rows, now), held.mirror.columns(rows)
+        columns, gone = self._there(columns)
         asked = pm.Announce(
             self._asking.next_id(),
             whole.name,
@@ -273,7 +274,8 @@ class Mirrors:
             held.part.token,
             block,
             encoded(columns),
-            others=[(other, of.tobytes()) for other, of in held.mirror.others(rows).items()],
+            others=[(other, of.tobytes()) for other, of in (*held.mirror.others(rows).items(), (b"", gone))],
+            holders=[self._wholes.node] if self._keeps(columns) else [],
         )
         if node == self._wholes.node:
             self._adopting.rows(asked)
@@ -283,7 +285,24 @@ class Mirrors:
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
                 self._mirror(whole, part, block, columns, were, came, held.mirror.others(rows))
-        held.mirror.over(rows)
+        held.mirror.announced(rows)
+
+    def _there(self, columns: Columns) -> tuple[Columns, packed.Index]:
+        """Those of these columns that are somewhere still, and the rows of the others."""
+        found: Columns = []
+        lost = [packed.NOTHING]
+        for rows, task, ref, lengths in columns:
+            gone = self._homes.gone(ref)
+            lost.append(rows[gone])
+            at = np.delete(np.arange(len(rows)), gone)
+            if len(at):
+                found.append((rows[at], task, ref[at], {name: values[at] for name, values in lengths.items()}))
+        return found, np.unique(np.concatenate(lost))
+
+    def _keeps(self, columns: Columns) -> bool:
+        """Whether all of these columns that others stored are kept here too."""
+        others = [key for _, _, ref, _ in columns for key in ref.shards() if key[0] != self._wholes.node]
+        return bool(others) and all(self._homes.replica(key) is not None for key in others)
 
     async def _announce_columns(self, held: _Held) -> None:
         """Columns of rows that were appended from elsewhere: whoever has the rows by now takes them, and those that
@@ -308,7 +327,7 @@ class Mirrors:
                 for rows, task, ref, lengths in some_columns(columns, were, came):
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
-        held.mirror.over(were)
+        held.mirror.announced_columns(were)
 
     async def aclose(self) -> None:
         """The node stops."""

@@ -24,6 +24,7 @@ from dataplane.node.gate import Gate
 from dataplane.node.running import Running
 from dataplane.threads import stopped
 from dataplane.transport.base import Transport, TransportError
+from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
@@ -72,12 +73,11 @@ class _Damaged(Exception):
 class Reading:
     """The reads of one node. To be used from its event loop."""
 
-    def __init__(self, node: bytes, peers: Peers, membership: Membership, transports: Sequence[Transport]) -> None:
-        """`transports`: those of this node, the best first."""
+    def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: Choice) -> None:
         self._node = node
         self._peers = peers
         self._membership = membership
-        self._transports = transports
+        self._choice = choice
         self._running = Running(membership)
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._checking = ThreadPoolExecutor(2, thread_name_prefix="dataplane-check")
@@ -92,20 +92,20 @@ class Reading:
 
     async def _read(self, wanted: Wanted) -> Stretches:
         owner, why = wanted.owner, "no transport is on both sides"
-        for transport in self._transports:
-            member = member_of(self._membership, owner)
-            address = member.transports.get(transport.name)
-            if address is None:
-                continue
+        member = member_of(self._membership, owner)
+        for transport in self._choice.of(owner, member.transports):
             try:
                 async with self._running.needing(owner):
-                    return await self._read_by(transport, address, member, wanted)
+                    came = await self._read_by(transport, member.transports[transport.name], member, wanted)
             except (TransportError, TimeoutError, PeerUnavailable) as error:
                 member_of(self._membership, owner)  # whether it is the owner that has gone
                 if isinstance(error, PeerUnavailable):
                     raise
                 why = str(error)
-                log.warning("a shard of %s did not come: %s", owner.hex(), error)
+                self._choice.failed(owner, transport, error)
+                continue
+            self._choice.worked(owner, transport, total(came))
+            return came
         member_of(self._membership, owner)
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 

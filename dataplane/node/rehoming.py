@@ -142,6 +142,7 @@ class Rehoming:
                     stream.token,
                     block_of(books, rows, stream.clock()),
                     encoded(measured(books, rows)),
+                    holders=books.rows.spares(rows),
                     moved=True,
                 )
                 reply = await self._announce(node, asked)

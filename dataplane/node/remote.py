@@ -55,9 +55,18 @@ class Remote:
         self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(*want) for want in new)
         return True
 
+    def covers(self, wants: Iterable[Want]) -> bool:
+        """Whether these rows of these columns are there, if any of it is in memory."""
+        return self.complete or all(want in self._wants for want in wants)
+
     def _everything(self, ordinals: Sequence[int], rows: Rows) -> bool:
         columns = self._layout.columns
         return len(set(ordinals)) == len(columns) and rows.slice == slice(0, columns[0][1].rows)
+
+    @property
+    def source(self) -> bytes:
+        """The node that it is read from."""
+        return self._owner
 
     @property
     def complete(self) -> bool:

@@ -33,7 +33,8 @@ class Spread:
 
     def __init__(self, node: bytes, homes: Homes, peers: Peers, membership: Membership) -> None:
         self._homes = homes
-        asking = Asking(node, peers, membership)
+        self._dead: set[bytes] = set()  # nodes that were members
+        asking = self._asking = Asking(node, peers, membership)
         homes.elsewhere = asking.knows
         homes.telling = self._telling = Telling(node, asking)
         self._wholes = Wholes(node, homes, asking, membership)
@@ -99,14 +100,19 @@ class Spread:
                 return None
         return Done(request.id)
 
+    def _lives(self, node: bytes) -> bool:
+        return node not in self._dead
+
     def changed(self, gone: Iterable[bytes]) -> None:
         """Members have come, or these have gone."""
         for node in gone:
             self._far.gone(node)
-            self._homes.lose(node)
+            self._dead.add(node)
+            self._homes.lose(self._lives)
             self._wholes.gone(node)
             self._mirrors.gone(node)
             self._holds.gone(node)
+        self._dead = {node for node in self._dead if not self._asking.knows(node)}
         self._wholes.moved()
         self._limits.changed()
         self._rehoming.changed()

@@ -269,7 +269,7 @@ class Streaming:
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         home = stream.home
         ref, kept = BatchRef.decode(request.ref), False
-        ticket = request.ticket or self._let_in(request, ref, stream)
+        ticket = self._let_in(request, ref, stream) if request.ticket == m.LET_IN else request.ticket
         if not self._owns(stream.token, ticket):
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
         staged = request.staged if request.staged in self._staged else ""
@@ -279,6 +279,7 @@ class Streaming:
                 packed.numbers("versions", request.versions, len(ref)),
                 packed.tags(request.tags, len(ref)),
                 packed.lengths(request.lengths, ref),
+                request.spares,
             )
             packed.one_a_row("keys", request.keys, len(ref))
             self._homes.keep(ref)
@@ -315,7 +316,9 @@ class Streaming:
         try:
             lengths, holds = packed.lengths(request.lengths, ref), packed.int64("holds", request.holds)
             packed.one_a_row("holds", holds, len(rows))
-            stream.home.extend(rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds)
+            stream.home.extend(
+                rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds, spares=request.spares
+            )
         except BaseException:
             self._homes.forget(ref)
             raise

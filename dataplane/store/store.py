@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,8 @@ class Store:
         self._put_bytes = 0
         self._freed_bytes = 0
         self._peak = 0
+        self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
+        """Called with a shard of which some columns of some rows were freed; without rows, all of it."""
 
     # Writing
 
@@ -394,7 +396,9 @@ class Store:
             self.unscope([number])
             del self._shards[number]
             shard.freed = True
-            self._freed_bytes += shard.size
+            self.freed(number, (), None)
+            if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
+                self._freed_bytes += shard.size
             if self.pins.holds(number):
                 self._held_freed[number] = shard
             elif shard.moving is None:
@@ -403,8 +407,12 @@ class Store:
     def free_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Free these columns of these rows; the shard goes with the last of them. Raises as `Shard.free_part`."""
         shard = self._shards.get(number)
-        if shard is not None and shard.free_part(columns, rows):
+        if shard is None:
+            return
+        if shard.free_part(columns, rows):
             self.free([number])
+        else:
+            self.freed(number, columns, rows)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt where this part of a shard is not there."""

@@ -57,7 +57,7 @@ class Books:
         """New rows; the number of the first. Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded."""
         self.keys.check(keys)
         self.facts.require_room(arrival.tags)
-        first = self.rows.append(ref)
+        first = self.rows.append(ref, arrival.spares)
         self.keys.add(keys, first, digest)
         self.nbytes += ref.stored_nbytes
         self.appended += len(ref)
@@ -78,11 +78,12 @@ class Books:
         replace: bool = False,
         hold: Hold = -1,
         keep: bool = False,
+        spares: Sequence[bytes] = (),
     ) -> Index:
         """More columns for these rows, each once and all there. With `keep`, what they replace stays until it is
         `unkept`, which takes what this returns. `hold` as in `Patch`. Raises Misuse for a column that is there,
         SchemaMismatch, LimitExceeded."""
-        kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep)
+        kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
         self.facts.measure(self.rows.places(rows), lengths)
         self._release(done)

@@ -29,6 +29,8 @@ class Arrival:
     versions: Index
     tags: Mapping[str, Sequence[Any]]
     lengths: Mapping[str, Index]
+    spares: Sequence[bytes] = ()
+    """Other nodes that have the columns too."""
 
 
 @dataclass(slots=True, eq=False)

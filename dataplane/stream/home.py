@@ -117,8 +117,10 @@ class Home:
         *,
         replace: bool = False,
         holds: Index | None = None,
+        spares: Sequence[bytes] = (),
     ) -> None:
-        """More columns for these rows. `holds`: under which numbers the rows were delivered to who brings them.
+        """More columns for these rows, which the nodes `spares` have too. `holds`: under which numbers the rows were
+        delivered to who brings them.
 
         What a holder before brought, who has not acked, is replaced by what the holder now brings. Raises Misuse for a
         row that is not there or named twice, or a column that is; LeaseExpired for rows that are others' or pending
@@ -138,7 +140,7 @@ class Home:
             hold = np.where(holds > 0, holds, -1)
         elif len(under) and under[0] > 0:
             hold = int(under[0])
-        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=bool(readers))
+        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=bool(readers), spares=spares)
         if len(kept):
             self._replaced.append((kept, readers))
         self._tell(now)
@@ -218,10 +220,10 @@ class Home:
         """Rows or columns have come from elsewhere (`stream.moving`)."""
         self._tell(now)
 
-    def lose(self, node: bytes, now: float) -> None:
-        """What that node stored is gone, and with it the rows that need some of it; those that somebody holds go when
-        he is done. They are told by `take_lost`."""
-        self.lose_rows(self.books.rows.of_node(node), now)
+    def lose(self, there: Callable[[bytes], bool], now: float) -> None:
+        """Of the nodes only these are there: what others stored is gone, and with it the rows that need some of it;
+        those that somebody holds go when he is done. They are told by `take_lost`."""
+        self.lose_rows(self.books.rows.dead(there), now)
 
     def lose_rows(self, rows: Index, now: float) -> None:
         """Something of these rows is gone, as for `lose`."""

@@ -119,6 +119,14 @@ class Mirror:
         for books in (self._brought, self._added):
             books.lose(rows[books.rows.there(rows)])
 
+    def announced(self, rows: Index) -> None:
+        """These rows, as they were appended from here, are at another home now, and kept for that."""
+        self._brought.lose(rows[self._brought.rows.there(rows)])
+
+    def announced_columns(self, rows: Index) -> None:
+        """So are the columns of these rows that were brought later."""
+        self._added.lose(rows[self._added.rows.there(rows)])
+
     def clear(self) -> None:
         """Nothing is needed any more."""
         self._brought.clear()

@@ -15,7 +15,7 @@ because the stream is long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -49,8 +49,9 @@ class Patch:
     ref: BatchRef
     left: int
     hold: Hold = -1
+    spares: tuple[bytes, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on."""
+    """Those that its columns are stored on; `spares` are others that have them too."""
 
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
@@ -66,6 +67,10 @@ class Patch:
             there = np.repeat([piece.node == node for piece in pieces], [len(piece.rows) for piece in pieces])
             flags |= there if order is None else there[order]
         return flags[index]
+
+    def lives(self, there: Callable[[bytes], bool]) -> bool:
+        """Whether its columns are somewhere, given which nodes are there."""
+        return all(map(there, self.nodes)) or any(map(there, self.spares))
 
 
 @dataclass(slots=True, eq=False)
@@ -169,13 +174,14 @@ class Rows:
 
     # writing
 
-    def append(self, ref: BatchRef) -> int:
-        """New rows with these columns; the number of the first. Raises SchemaMismatch, LimitExceeded."""
+    def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
+        """New rows with these columns, which these other nodes have too; the number of the first. Raises
+        SchemaMismatch, LimitExceeded."""
         self.fits(ref)
         need = self._give_bits(ref.columns)
         self._learn(ref)
         first, names = self.next, tuple(sorted(ref.columns))
-        number = self._patch(ref)
+        number = self._patch(ref, -1, spares)
         for page, inside, taken in self._stretches(first, len(ref)):
             layer = page.layers.setdefault(names, Layer())
             layer.patch[inside] = number
@@ -189,7 +195,14 @@ class Rows:
         return first
 
     def extend(
-        self, rows: Index, ref: BatchRef, *, replace: bool, hold: Hold = -1, keep: bool = False
+        self,
+        rows: Index,
+        ref: BatchRef,
+        *,
+        replace: bool,
+        hold: Hold = -1,
+        keep: bool = False,
+        spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[Patch]]:
         """More columns for these rows, each once and none gone. With `keep`, the patches that they were in before, each
         of which is needed until it is `unkept`; and those that nothing needs any more.
@@ -211,7 +224,7 @@ class Rows:
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
         self._learn(ref)
-        number, names = self._patch(ref, hold), tuple(sorted(ref.columns))
+        number, names = self._patch(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
             layer = page.layers.setdefault(names, Layer())
@@ -238,10 +251,10 @@ class Rows:
         """What was kept is not read any more; those that nothing needs."""
         return self._unneeded(kept)
 
-    def _patch(self, ref: BatchRef, hold: Hold = -1) -> int:
+    def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
         number = self._next_patch
         self._next_patch += 1
-        self._patches[number] = Patch(ref, len(ref), hold)
+        self._patches[number] = Patch(ref, len(ref), hold, tuple(spares))
         return number
 
     def holds(self, rows: Index, column: str) -> Index:
@@ -359,6 +372,8 @@ class Rows:
                     patch, of = self._patches[number], patches == number
                     for node in patch.nodes:
                         found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
+                    for node in patch.spares:
+                        found.setdefault(node, []).append(rows[chosen[of]])
         return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
 
     def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
@@ -378,16 +393,38 @@ class Rows:
         found = {node: [row for row in rows.tolist() if row in past] for node, past in self._past.items()}
         return {node: np.array(had, np.int64) for node, had in found.items() if had}
 
-    def of_node(self, node: bytes) -> Index:
-        """The rows that have a column stored on this node."""
-        there = {number: patch for number, patch in self._patches.items() if node in patch.nodes}
+    def spares(self, rows: Index) -> list[bytes]:
+        """The nodes that have columns of these rows too, which others store."""
+        found: dict[bytes, None] = {}
+        for page, inside, _ in self.by_page(rows):
+            for layer in page.layers.values():
+                patches = layer.patch[inside]
+                for number in np.unique(patches[patches >= 0]).tolist():
+                    found.update(dict.fromkeys(self._patches[number].spares))
+        return list(found)
+
+    def add_spare(self, rows: Index, node: bytes) -> None:
+        """This node, too, has columns of these rows, or tells of them."""
+        for page, inside, _ in self.by_page(rows):
+            for layer in page.layers.values():
+                patches = layer.patch[inside]
+                for number in np.unique(patches[patches >= 0]).tolist():
+                    patch = self._patches[number]
+                    if node not in patch.nodes and node not in patch.spares:
+                        patch.spares = (*patch.spares, node)
+
+    def dead(self, there: Callable[[bytes], bool]) -> Index:
+        """The rows that have a column which is nowhere any more, given which nodes are there."""
+        lost = {number: patch for number, patch in self._patches.items() if not patch.lives(there)}
         found = [_NONE]
-        for page in self.pages.values() if there else ():
+        for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
                 patches, index = layer.patch[: page.count], layer.index[: page.count]
-                for number in np.intersect1d(patches, list(there)).tolist():
-                    at = np.flatnonzero((patches == number) & page.present)
-                    found.append(page.first + at[there[number].on(node, index[at])])
+                for number in np.intersect1d(patches, list(lost)).tolist():
+                    at, patch = np.flatnonzero((patches == number) & page.present), lost[number]
+                    for node in patch.nodes:
+                        if not there(node):
+                            found.append(page.first + at[patch.on(node, index[at])])
         return np.unique(np.concatenate(found))
 
     def lack(self, rows: Index, columns: Sequence[str]) -> Flags:

@@ -7,6 +7,7 @@ import msgspec
 from dataplane.errors import Misuse
 
 MAX_TASKS = 64
+MAX_REPLICAS = 8
 
 
 class Settings(msgspec.Struct, frozen=True, array_like=True):
@@ -17,12 +18,15 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     max_rows: int = 0
     max_lag: int = -1
     max_deliveries: int = 5
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):
             raise Misuse(f"a stream has one or more tasks, each with a name of its own, not {list(self.tasks)}")
         if len(self.tasks) > MAX_TASKS:
             raise Misuse(f"a stream has at most {MAX_TASKS} tasks, not {len(self.tasks)}")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise Misuse(f"rows are on 1 to {MAX_REPLICAS} hosts, not on {self.replicas}")
         if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
             raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
 

@@ -18,7 +18,6 @@ them than `_CONNECTIONS`; no thread writes into memory that its reader has given
 from __future__ import annotations
 
 import asyncio
-import mmap
 import secrets
 import socket
 import struct
@@ -26,47 +25,23 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
-from dataplane.transport.sockets import connect, exactly, mapping, receive, send
+from dataplane.transport.offers import DONE, Asked, Offered
+from dataplane.transport.sockets import connect, exactly, receive, send
 
 STREAMS = 4
 """Connections that one read uses, where it is of that many pieces."""
 
 _PIECE = 4 << 20  # bytes, at least, of a stream
 _REQUEST, _STRETCH = struct.Struct("<16sI"), 16  # bytes of a stretch: offset and count
-_DONE = b"\x01"
 _MOST = 1 << 16  # stretches of a stream
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds to name a ticket
 _IDLE_S = 20.0  # seconds without a byte after which a stream is given up
-
-Asked: TypeAlias = npt.NDArray[np.int64]
-"""[n, 2]: where each stretch starts, and where it stops."""
-
-
-@dataclass(eq=False)
-class _Offered:
-    memory: Memory
-    gathers: bool  # whether it may be mapped: a file on disk can be cut short, and then who looks at it dies
-    taken: Asked = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    mapped: mmap.mmap | None = None
-    streams: set[socket.socket] = field(default_factory=set)
-    done: threading.Condition = field(default_factory=threading.Condition)
-    over: bool = False
-
-    def map(self) -> mmap.mmap | None:
-        """The memory, mapped once for all streams, until the offer ends."""
-        with self.done:
-            if self.mapped is None and self.gathers:
-                self.mapped = mapping(self.memory)
-            return self.mapped
 
 
 class Tcp(Transport):
@@ -78,7 +53,8 @@ class Tcp(Transport):
         self._host = host
         self._told = told
         self._listener: socket.socket | None = None
-        self._offers: dict[bytes, _Offered] = {}
+        self._offers: dict[bytes, Offered] = {}
+        self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
         self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()
@@ -108,19 +84,21 @@ class Tcp(Transport):
 
     def offer(self, memory: Memory) -> bytes:
         ticket = secrets.token_bytes(16)
-        self._offers[ticket] = _Offered(memory, gathers=True)
+        self._offers[ticket] = Offered(memory)
         return ticket
 
     def offer_file(self, file: Memory) -> bytes:
         """See `base.SendsFiles`."""
         ticket = secrets.token_bytes(16)
-        self._offers[ticket] = _Offered(file, gathers=False)
+        self._offers[ticket] = Offered(file)
+        self._files.add(self._offers[ticket])
         return ticket
 
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:
-            await asyncio.to_thread(_end, offered)
+            await asyncio.to_thread(offered.end, 0.0)
+            self._files.discard(offered)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -143,20 +121,16 @@ class Tcp(Transport):
             if offered is None or not 0 < number <= _MOST:
                 return
             asked = _bounded(exactly(connected, number * _STRETCH, _SAY_S), offered.memory.size)
-            if asked is not None and _take(offered, connected, asked):
+            if asked is not None and offered.take(connected, asked):
                 try:
                     connected.settimeout(_IDLE_S)
                     stretches = [(start, stop) for start, stop in asked.tolist()]
-                    mapped = offered.map() if len(stretches) > 1 else None
+                    mapped = offered.map() if len(stretches) > 1 and offered not in self._files else None
                     send(connected, offered.memory, mapped, stretches, lambda: offered.over)
-                    exactly(connected, len(_DONE), _IDLE_S)
-                    with offered.done:
-                        if not offered.over:
-                            connected.send(_DONE)
+                    exactly(connected, len(DONE), _IDLE_S)
+                    offered.confirm(connected)
                 finally:
-                    with offered.done:
-                        offered.streams.discard(connected)
-                        offered.done.notify_all()
+                    offered.leave(connected)
         except (OSError, EOFError, ValueError):
             pass  # the reader sees a stream that ended early, and says what is to be said
         finally:
@@ -193,8 +167,8 @@ class Tcp(Transport):
                 asked[:, 1] -= asked[:, 0]
                 stream.sendall(_REQUEST.pack(ticket, len(share)) + asked.tobytes())
                 receive(stream, into, share)
-                stream.sendall(_DONE)
-                if stream.recv(len(_DONE)) != _DONE:
+                stream.sendall(DONE)
+                if stream.recv(len(DONE)) != DONE:
                     raise EOFError("the offer ended while it was read")
 
         running = [self._reading.submit(one, share) for share in shares]
@@ -245,24 +219,6 @@ def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, in
     return shares
 
 
-def _take(offered: _Offered, stream: socket.socket, asked: Asked) -> bool:
-    """Whether the stream may have these stretches, (start, stop) each, which then nobody else may."""
-    with offered.done:
-        taken = np.concatenate([offered.taken, asked])
-        taken = taken[np.argsort(taken[:, 0], kind="stable")]
-        if offered.over or (taken[:-1, 1] > taken[1:, 0]).any():
-            return False
-        offered.taken = _joined(taken)
-        offered.streams.add(stream)
-        return True
-
-
-def _joined(taken: Asked) -> Asked:
-    """The same, those that touch as one: who asks for much in order costs little to remember."""
-    starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
-    return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)
-
-
 def _bounded(asked: bytes, size: int) -> Asked | None:
     """Stretches of a memory of that size, (start, stop) each, as they came: offset and count. None where they are
     none."""
@@ -272,15 +228,3 @@ def _bounded(asked: bytes, size: int) -> Asked | None:
     stretches = pairs.astype(np.int64)
     stretches[:, 1] += stretches[:, 0]
     return None if (stretches[:, 1] > size).any() else stretches
-
-
-def _end(offered: _Offered) -> None:
-    """Nobody reads the memory any more when this returns."""
-    with offered.done:
-        offered.over = True
-        for stream in offered.streams:
-            with suppress(OSError):
-                stream.shutdown(socket.SHUT_RDWR)
-        offered.done.wait_for(lambda: not offered.streams)
-    if offered.mapped is not None:
-        offered.mapped.close()

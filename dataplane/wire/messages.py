@@ -32,6 +32,9 @@ MAX_LAYOUT = 1 << 20
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
 
+LET_IN = 1 << 62
+"""The ticket of an append for which nobody asked leave: it is let in if nothing holds it back."""
+
 MAX_ROWS = 1 << 16
 """Rows that one append brings or one delivery takes."""
 
@@ -134,6 +137,15 @@ class Prefetch(Message, frozen=True, tag="prefetch"):
     timeout_s: float
 
 
+class Replicate(Message, frozen=True, tag="replicate"):
+    """Have these shards of this node on so many nodes in all. Answered by `Replicated`, when they are there."""
+
+    id: int
+    shards: list[int]
+    replicas: int
+    timeout_s: float
+
+
 class Members(Message, frozen=True, tag="members"):
     """Who is in the cluster. Answered by `Figures`."""
 
@@ -213,7 +225,8 @@ class GiveBack(Message, frozen=True, tag="give-back"):
 
 class Append(Message, frozen=True, tag="append"):
     """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
-    `keys` are empty for none; `versions` and `lengths` are int64. Answered by `Appended`."""
+    `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have the columns too.
+    Answered by `Appended`."""
 
     id: int
     stream: bytes
@@ -226,6 +239,7 @@ class Append(Message, frozen=True, tag="append"):
     versions: bytes
     tags: dict[str, list[str | int | float | bool | None]]
     lengths: dict[str, bytes]
+    spares: list[bytes] = []
 
 
 class Extend(Message, frozen=True, tag="extend"):
@@ -243,6 +257,7 @@ class Extend(Message, frozen=True, tag="extend"):
     lengths: dict[str, bytes]
     replace: bool
     origins: list[tuple[bytes, bytes]] = []
+    spares: list[bytes] = []
 
 
 class Consume(Message, frozen=True, tag="consume"):
@@ -451,6 +466,7 @@ Request = (
     | Find
     | Prefetch
     | FreeElsewhere
+    | Replicate
     | Members
     | Unpin
     | Free
@@ -537,6 +553,13 @@ class Found(Message, frozen=True, tag="found"):
 
     id: int
     shards: list[int]
+
+
+class Replicated(Message, frozen=True, tag="replicated"):
+    """The other nodes that have the shards."""
+
+    id: int
+    nodes: list[bytes]
 
 
 class Opened(Message, frozen=True, tag="opened"):
@@ -684,6 +707,7 @@ Reply = (
     | Stored
     | Held
     | Found
+    | Replicated
     | Opened
     | Admitted
     | Appended

@@ -142,9 +142,10 @@ class Settled(Message, frozen=True, tag="settled"):
 
 class Announce(Message, frozen=True, tag="announce"):
     """Rows whose home, the part of this token, has died, to their home now; with columns: which rows, for which task
-    they were held by who brought them, a reference, and lengths as in `Append`. `moved`: their home lives, but this is
-    theirs now; the nodes that hold the columns are to be told. `others`: nodes that are known to have stored columns of
-    rows, and which; without these columns a row is lost. Answered by `Announced`."""
+    they were held by who brought them, a reference, and lengths as in `Append`. `holders`: nodes that have the columns
+    too, or tell of the rows. `moved`: their home lives, but this is theirs now; the nodes that hold the columns are to
+    be told. `others`: nodes that are known to have stored columns of rows, and which; without these columns a row is
+    lost. Answered by `Announced`."""
 
     id: int
     name: str
@@ -153,6 +154,7 @@ class Announce(Message, frozen=True, tag="announce"):
     token: bytes
     block: Block
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
+    holders: list[bytes] = []
     moved: bool = False
     others: list[tuple[bytes, bytes]] = []
 
@@ -211,6 +213,32 @@ class LetGo(Message, frozen=True, tag="let-go"):
     number: int
 
 
+class TakeReplicas(Message, frozen=True, tag="take-replicas"):
+    """Keep these shards of the node `node` too. Answered by `Done`, when they are there."""
+
+    id: int
+    node: bytes
+    shards: list[int]
+    timeout_s: float
+
+
+class FreeReplicas(Message, frozen=True, tag="free-replicas"):
+    """Parts of shards of the node `node` were freed, as in `FreeParts`; without columns, all of a shard. Answered by
+    `Done`."""
+
+    id: int
+    node: bytes
+    parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
+
+
+class FindReplicas(Message, frozen=True, tag="find-replicas"):
+    """Which of these shards of the node `node` are kept here. Answered by `FoundReplicas`."""
+
+    id: int
+    node: bytes
+    shards: list[int]
+
+
 class Holds(Message, frozen=True, tag="holds"):
     """What a node's part of a stream holds, at which of its changes: rows, bytes, the oldest policy version that a task
     has to do, and the tasks it waits for; and a digest of the members, as in `Still`. Rows that it is about to announce
@@ -258,6 +286,9 @@ PeerRequest = (
     | Hold
     | HeldAs
     | LetGo
+    | TakeReplicas
+    | FreeReplicas
+    | FindReplicas
 )
 
 
@@ -319,6 +350,13 @@ class Located(Message, frozen=True, tag="located"):
     name: str
 
 
+class FoundReplicas(Message, frozen=True, tag="found-replicas"):
+    """The numbers that they have here, 0 for those that are not."""
+
+    id: int
+    numbers: list[int]
+
+
 class Announced(Message, frozen=True, tag="announced"):
     """Which of the rows have come, by their numbers before and by their numbers now, int64."""
 
@@ -327,4 +365,4 @@ class Announced(Message, frozen=True, tag="announced"):
     rows: bytes
 
 
-PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Part | Located | Announced
+PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Part | Located | Announced | FoundReplicas

@@ -42,7 +42,7 @@ NARROWER = {"integrations": {"client", "batch", "errors", "config", "clock", "ai
 IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
 
 #: Optional, heavy, or both: imported where they are used, never where a module is.
-LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "aiohttp", "uvloop"}
+LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "nixl_cu12", "nixl_cu13", "aiohttp", "uvloop"}
 
 #: What unpickles does what the bytes tell it to.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}

@@ -178,3 +178,63 @@ def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path) -> 
             seen += [int(i) for i in delivery.get()["id"].to_list()]
     assert sorted(seen) == list(range(60))
     assert np.array_equal(np.sort(seen), np.arange(60))
+
+
+def test_what_was_put_on_two_hosts_survives_one(cluster: Cluster) -> None:
+    large = np.random.default_rng(1).integers(0, 255, (64, 20_000), np.uint8)
+    ref = cluster.planes[2].put({"pixels": large, "n": np.arange(64)}, replicas=2)
+    assert sum(plane.stats().shards for plane in cluster.planes) == 4
+    small = cluster.planes[2].put({"n": np.arange(3)}, replicas=3)
+    single = cluster.planes[2].put({"n": np.arange(3)})
+    assert cluster.planes[0].get(ref[:4])["n"].to_list() == [0, 1, 2, 3]
+    cluster.kill(2)
+    for plane in cluster.planes[:2]:
+        batch = plane.get(ref[10:20])
+        assert np.array_equal(batch["pixels"].numpy(), large[10:20])
+        assert plane.get(small)["n"].to_list() == [0, 1, 2]
+        with pytest.raises(dp.OwnerDied):
+            plane.get(single)
+    del batch
+    cluster.planes[0].free(ref)
+    cluster.planes[0].free(small)
+    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "replicas are freed")
+    with pytest.raises(dp.Lost):
+        cluster.planes[1].get(ref)
+
+
+def test_what_is_freed_is_freed_on_both(cluster: Cluster) -> None:
+    ref = cluster.planes[0].put({"n": np.arange(64)}, replicas=3)
+    other = cluster.planes[0].put({"n": np.arange(64)}, replicas=2, scope="step")
+    cluster.planes[0].free(ref[:32])
+    cluster.planes[1].free(ref[32:])
+    cluster.planes[0].free(scope="step")
+    eventually(lambda: all(map(nothing_kept, cluster.planes)), "replicas are freed with what they are of")
+    assert len(other) == 64
+    with pytest.raises(dp.LimitExceeded, match="there are 3"):
+        cluster.planes[0].put({"n": np.arange(64)}, replicas=4)
+    assert nothing_kept(cluster.planes[0])
+
+
+def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"], replicas=2) for plane in cluster.planes]
+    streams[2].append(ids(30), group=GROUPS, version=5)
+    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
+    with streams[0].consume("actor", rows=6, columns=["id"], timeout=10) as delivery:
+        done = {int(i) for i in delivery.get()["id"].to_list()}
+    cluster.kill(2)
+    assert streams[0].lost() == []
+    streams[0].close()
+    seen: list[int] = []
+    while True:
+        try:
+            with streams[0].consume("actor", rows=30, columns=["id", "reward"], timeout=10) as delivery:
+                batch = delivery.get()
+                seen += [int(i) for i in batch["id"].to_list()]
+                assert (batch["reward"].numpy() == batch["id"].numpy() * 2.0).all()
+                assert set(delivery.versions) == {5}
+                del batch
+        except dp.Closed:
+            break
+    assert sorted(seen) == sorted(set(range(30)) - done)
+    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")

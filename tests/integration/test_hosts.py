@@ -46,6 +46,8 @@ class Host(Worker):
         key: Path | None = None,
         advertise: str = "",
         beat_s: float = BEAT_S,
+        transports: tuple[str, ...] = (),
+        serve: Any = None,
         **settings: Any,
     ) -> None:
         directory.mkdir(exist_ok=True)
@@ -53,7 +55,8 @@ class Host(Worker):
         others = [each if isinstance(each, str) else each.listens for each in join]
         static = "static://" + ",".join(other.removeprefix("tcp://") for other in others)
         how = others[0] if others and others[0].startswith("etcd://") else static
-        super().__init__(_serve, directory / "node.sock", settings, (listen, how, key, advertise), beat_s)
+        cluster = (listen, how, key, advertise, transports)
+        super().__init__(serve or _serve, directory / "node.sock", settings, cluster, beat_s)
         try:
             self.address, self.listens = self.hear()
         except BaseException:

@@ -322,3 +322,14 @@ def test_a_checkpoint_reads_what_was_there_while_tasks_go_on(planes: list[Any], 
     restored.close()
     assert set(drained(restored, "actor", ["id"])) <= set(range(24))
     eventually(lambda: all(plane.stats().put_bytes == plane.stats().freed_bytes for plane in planes), "all is freed")
+
+
+def test_the_next_delivery_is_fetched_while_this_one_is_worked_on(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    for first in (0, 8):
+        streams[0].append({"x": np.full((8, 100_000), first, np.float32)})
+    streams[0].close()
+    for number, delivery in enumerate(streams[1].deliveries("actor", rows=8, columns=["x"], timeout=10)):
+        del delivery  # nothing of it is read, nor of the next
+        eventually(lambda: planes[1].stats().fetched_bytes >= 2 * 8 * 400_000, "both have come")
+        assert number < 2

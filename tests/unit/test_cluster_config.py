@@ -161,3 +161,11 @@ def test_no_cluster_has_that_name(name: str) -> None:
 def test_it_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ClusterConfig("tcp://127.0.0.1:0").key = "other"  # type: ignore[misc]
+
+
+def test_transports_are_those_that_there_are_each_once() -> None:
+    assert ClusterConfig("tcp://127.0.0.1:0").transports == ()
+    assert ClusterConfig("tcp://127.0.0.1:0", transports=("nixl", "tcp")).transports == ("nixl", "tcp")
+    for wrong in (("udp",), ("tcp", "tcp"), ("",), ("TCP",)):
+        with pytest.raises(ValueError, match="tcp, ucx, nixl"):
+            ClusterConfig("tcp://127.0.0.1:0", transports=wrong)

@@ -16,6 +16,7 @@ from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
 from dataplane.node.reading import Reading, Wanted
 from dataplane.transport.base import Memory
+from dataplane.transport.choice import Choice
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -72,7 +73,7 @@ async def reading(owner: Owner) -> AsyncIterator[Reading]:
     await tcp.start()
     peers.start()
     members._members[OWNER] = Member(OWNER, owner.peers.address, {"tcp": owner.tcp.address})
-    made = Reading(ME, peers, members, (tcp,))
+    made = Reading(ME, peers, members, Choice((tcp,)))
     yield made
     await peers.aclose()
     await tcp.aclose()

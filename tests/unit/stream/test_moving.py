@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
@@ -84,11 +84,14 @@ def test_rows_by_the_nodes_that_store_them() -> None:
     rows.append(concat([stored(1, 2, "x"), stored(1, 2, "x", node=THERE)])[[0, 2, 1, 3]])
     rows.extend(at(0), stored(2, 1, "y", node=THERE), replace=False)
     assert {node: of.tolist() for node, of in rows.by_node(at(0, 1, 2, 3)).items()} == {HERE: [0, 2], THERE: [0, 1, 3]}
-    assert rows.of_node(HERE).tolist() == [0, 2], "what came in one patch with it is not lost with a node"
-    assert rows.of_node(THERE).tolist() == [0, 1, 3]
-    assert rows.of_node(b"nobody..").tolist() == []
+    assert rows.dead(lambda node: node != HERE).tolist() == [0, 2], "what came in one patch with it is not lost"
+    assert rows.dead(lambda node: node != THERE).tolist() == [0, 1, 3]
+    assert rows.dead(lambda node: True).tolist() == []
     rows.remove(at(0))
-    assert rows.of_node(HERE).tolist() == [2]
+    assert rows.dead(lambda node: node != HERE).tolist() == [2]
+    rows.add_spare(at(2), THIRD)
+    assert rows.dead(lambda node: node != HERE).tolist() == []
+    assert (rows.spares(at(2)), rows.dead(lambda node: node not in (HERE, THIRD)).tolist()) == ([THIRD], [2])
 
 
 def test_who_stored_what_was_replaced_is_remembered_until_the_row_goes() -> None:
@@ -120,12 +123,12 @@ def test_lost_rows_are_as_if_they_had_never_come() -> None:
     told.append(stored(1, 2, "x"), groups=["a", "a"])
     told.append(stored(1, 2, "x", node=THERE), groups=["a", "b"])
     held = told.lease(0, 3)
-    told.home.lose(THERE, NOW)
+    told.home.lose(lambda node: node != THERE, NOW)
     assert told.said == [(-1, [2], EXPIRED)], "and who held a column is told; the row that is held, later"
     assert told.books.groups.sizes(at(0), 1)[0].tolist() == [2]
     assert told.left() == [3, 3]
     told.home.ack(held, "c", None, NOW)
-    assert told.said[1:] == [(-1, [3], EXPIRED)]
+    assert told.said[1:] == [(0, [3], ACKED), (-1, [3], EXPIRED)]
     assert told.left() == [2, 2]
     lost = told.home.take_lost(10)
     assert [(key, group, version) for key, group, version in lost] == [("~m.2", "a", 7), ("~m.3", "b", 7)]
@@ -135,7 +138,7 @@ def test_lost_rows_are_as_if_they_had_never_come() -> None:
 def test_a_lost_row_that_comes_back_is_not_told() -> None:
     told = Told()
     told.append(stored(1, 2, "x", node=THERE))
-    told.home.lose(THERE, NOW)
+    told.home.lose(lambda node: node != THERE, NOW)
     told.home.found([1])
     assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.0"]
 
@@ -145,7 +148,7 @@ def test_dropped_rows_are_not_told_as_lost() -> None:
     told.append(stored(1, 2, "x", node=THERE))
     told.lease(0, 0)
     told.home.drop_rows(at(0), NOW)
-    told.home.lose(THERE, NOW)
+    told.home.lose(lambda node: node != THERE, NOW)
     assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.1"]
 
 
@@ -174,6 +177,7 @@ def test_rows_that_move_are_told_to_those_only_who_have_nothing_of_them_any_more
     assert told.books.nbytes == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["lose", "ack", "drop", "nack"]), min_size=1, max_size=6), st.integers(0, 5))
 def test_groups_and_counts_end_at_nothing(what: list[str], first: int) -> None:
     """Whatever becomes of rows, in any order: nothing is counted of them once they are gone."""

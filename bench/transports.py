@@ -1,0 +1,217 @@
+"""Two nodes on this machine's loopback: what crosses by ucx and by nixl, beside a loop of the library alone.
+
+`python -m bench.transports`. Measures those that are installed, and says which are not. Both loops move as many bytes
+between two processes, by turns; the library's own has its memory mapped, registered and connected before it begins, as
+it would be in a loop that is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataplane as dp
+from bench import workload
+from bench.measure import Row, row, table, timed, write_json
+
+RUNS = 9
+_INSTALLED = {"ucx": ("ucxx",), "nixl": ("nixl_cu13", "nixl_cu12")}
+
+
+class Loop:
+    """The library alone: another process owns some bytes, and this one reads them, again and again."""
+
+    def __init__(self, owner: Callable[[Connection, int], None], size: int) -> None:
+        self.pipe, theirs = get_context("spawn").Pipe()
+        self._process = get_context("spawn").Process(target=owner, args=(theirs, size))
+        self._process.start()
+        self.target = np.zeros(size, np.uint8)
+
+    def read(self) -> None:
+        """All bytes, once."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the other process."""
+        self.pipe.send(None)
+        self._process.join(10)
+        self._process.kill()
+
+
+class _Worker:
+    """A UCX worker, connected to one in another process."""
+
+    def __init__(self, pipe: Connection) -> None:
+        import ucxx._lib.libucxx as ucx
+        from ucxx._lib.arr import Array
+
+        self._array, self._tag = Array, ucx.UCXXTag(7)
+        context = ucx.UCXContext(feature_flags=(ucx.Feature.TAG, ucx.Feature.WAKEUP))
+        self._worker = ucx.UCXWorker(context)
+        self._worker.init_blocking_progress_mode()
+        pipe.send(self._worker.address.tobytes())
+        address = ucx.UCXAddress.create_from_buffer(pipe.recv())
+        self._endpoint = self._worker.create_endpoint_from_worker_address(address, True)
+        self._poller = select.poll()
+        self._poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
+
+    def send(self, what: Any) -> None:
+        """All of it, once it is received."""
+        self._end(self._endpoint.tag_send(self._array(what), self._tag))
+
+    def receive(self, into: Any) -> None:
+        """All of it."""
+        self._end(self._endpoint.tag_recv(self._array(into), self._tag))
+
+    def _end(self, request: Any) -> None:
+        while not request.completed:
+            if not self._worker.progress_once() and not request.completed and self._worker.arm():
+                self._poller.poll(1000)
+        request.check_error()
+
+
+def own_ucx(pipe: Connection, size: int) -> None:
+    """The other process of a `UcxLoop`."""
+    worker, source = _Worker(pipe), np.ones(size, np.uint8)
+    while pipe.recv() is not None:
+        worker.send(source)
+
+
+class UcxLoop(Loop):
+    """One tagged message."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(own_ucx, size)
+        self._worker = _Worker(self.pipe)
+
+    def read(self) -> None:
+        self.pipe.send(True)
+        self._worker.receive(self.target)
+
+
+def _agent() -> Any:
+    for name in _INSTALLED["nixl"]:
+        if importlib.util.find_spec(name):
+            nixl = importlib.import_module(name)
+    return nixl.nixl_agent(f"bench-{os.getpid()}", nixl.nixl_agent_config(enable_prog_thread=False))
+
+
+def own_nixl(pipe: Connection, size: int) -> None:
+    """The other process of a `NixlLoop`."""
+    agent, source = _agent(), np.ones(size, np.uint8)
+    registered = agent.register_memory([(source.ctypes.data, size, 0, "")], "DRAM")
+    pipe.send((source.ctypes.data, agent.get_partial_agent_metadata(registered, True)))
+    while not pipe.poll(50e-6):
+        agent.get_new_notifs()
+
+
+class NixlLoop(Loop):
+    """One one-sided read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(own_nixl, size)
+        self._agent = _agent()
+        there, metadata = self.pipe.recv()
+        self._there = [(there, size, 0)]
+        self._here = [(self.target.ctypes.data, size, 0)]
+        self._owner = self._agent.add_remote_agent(metadata)
+        self._registered = self._agent.register_memory([(*self._here[0], "")], "DRAM")
+
+    def read(self) -> None:
+        here, there = (self._agent.get_xfer_descs(where, "DRAM") for where in (self._here, self._there))
+        transfer = self._agent.initialize_xfer("READ", here, there, self._owner)
+        state = self._agent.transfer(transfer)
+        while state == "PROC":
+            state = self._agent.check_xfer_state(transfer)
+        assert state == "DONE", "NIXL reads its own process's memory"
+        transfer.release()
+
+
+_LOOPS: dict[str, Callable[[int], Loop]] = {"ucx": UcxLoop, "nixl": NixlLoop}
+
+
+@contextmanager
+def nodes(transport: str) -> Iterator[tuple[dp.Plane, dp.Plane]]:
+    """Planes at two nodes that have this transport alone."""
+    processes: list[subprocess.Popen[str]] = []
+    joined: list[str] = []
+    addresses = []
+    try:
+        for _ in range(2):
+            command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "2GiB", "--spill", "0"]
+            command += ["--listen", "tcp://127.0.0.1:0", "--transports", transport, *joined]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            processes.append(process)
+            assert process.stdout is not None, "it was asked for"
+            assert process.stderr is not None, "it was asked for"
+            addresses.append(process.stdout.readline().strip().partition("=")[2])
+            control = next(line.split()[-1] for line in process.stderr if line.startswith("other nodes find it"))
+            joined = ["--join", f"static://{control.removeprefix('tcp://')}"]
+        with dp.connect(addresses[0]) as ours, dp.connect(addresses[1]) as theirs:
+            while min(len(plane.members().get("members", ())) for plane in (ours, theirs)) < 2:
+                time.sleep(0.05)
+            yield ours, theirs
+    finally:
+        for process in processes:
+            process.terminate()
+            process.communicate(timeout=10)
+
+
+def measure(transport: str) -> Row:
+    """The row of one transport."""
+    columns = workload.dense()
+    size = workload.nbytes(columns)
+    loop = _LOOPS[transport](size)
+    rates, limits = [], []
+    try:
+        with nodes(transport) as (ours, theirs):
+            for _ in range(RUNS + 2):
+                ref = ours.put(columns)
+                began = time.perf_counter()
+                batch = theirs.get(ref)
+                rates.append(size / (time.perf_counter() - began))
+                limits.append(size / timed(loop.read))  # while the nodes have nothing to do
+                del batch
+                theirs.free(ref)
+    finally:
+        loop.close()
+    ratios = [rate / limit for rate, limit in zip(rates[2:], limits[2:], strict=True)]
+    found = row(f"get of a remote 288 MiB batch by {transport}, over its own loop", ratios, at_least=0.8, unit="x")
+    return replace(found, detail=f"{np.median(rates[2:]) / 1e9:.2f} and {np.median(limits[2:]) / 1e9:.2f} GB/s")
+
+
+def main() -> None:
+    """Measure, print, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "transports.json")
+    arguments = parser.parse_args()
+    there = [name for name, packages in _INSTALLED.items() if any(map(importlib.util.find_spec, packages))]
+    for name in _INSTALLED.keys() - set(there):
+        print(f"not measured: {name}: pip install rollout-dataplane[{name}]")
+    if not there:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["DATAPLANE_SPILL_DIR"] = scratch
+        rows = [measure(name) for name in there]
+    print(table(rows))
+    write_json(arguments.json, rows, {})
+    print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Which transports a node has, and which of them reads from whom.
+
+A node that was not told has tcp, and before it those that would use RDMA here: nixl, whose wheel carries it, where
+there is a device; ucx where there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is
+faster than plain sockets between hosts, so neither is taken unasked. A node that was told has those, in that order, and
+no other.
+
+What always holds: a read is tried by every transport that both sides have, one that has failed the last few times only
+after the others, until its time is over; so a transport that fails costs time, not reads, while another works.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataplane.clock import Clock, monotonic
+from dataplane.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+_DEVICES = Path("/sys/class/infiniband")
+_FAILURES = 3  # in a row, after which a transport is put aside for a node
+_ASIDE_S = 60.0
+_REMEMBERED = 4096  # nodes and transports of which something is known
+
+
+def _tcp(host: str, told: str) -> Transport:
+    from dataplane.transport.tcp import Tcp
+
+    return Tcp(host, told)
+
+
+def _ucx(host: str, told: str) -> Transport:
+    from dataplane.transport.ucx import Ucx
+
+    return Ucx(host, told)
+
+
+def _nixl(host: str, told: str) -> Transport:
+    from dataplane.transport.nixl import Nixl
+
+    return Nixl(host, told)
+
+
+MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl}
+"""Every transport there is, by its name."""
+
+
+def has_rdma(devices: Path = _DEVICES) -> bool:
+    """Whether this host has a device for it."""
+    try:
+        return any(devices.iterdir())
+    except OSError:
+        return False
+
+
+def automatic() -> list[str]:
+    """The names of what suits this host, the best first."""
+    if not has_rdma():
+        return ["tcp"]
+    names = ["nixl"] if any(map(importlib.util.find_spec, ("nixl_cu13", "nixl_cu12", "nixl"))) else []
+    if importlib.util.find_spec("ucxx"):
+        from dataplane.transport.ucx import carries_rdma
+
+        names += ["ucx"] if carries_rdma() else []
+    return [*names, "tcp"]
+
+
+async def started(names: Sequence[str], host: str, told: str = "") -> list[Transport]:
+    """The transports of these names, or those that suit this host, the best first, listening there, and found by
+    others at `told`, if it is another. One that was named and does not start raises OSError; another is left out."""
+    ready: list[Transport] = []
+    try:
+        for name in names or automatic():
+            transport = MAKERS[name](host, told)
+            try:
+                await transport.start()
+            except OSError as error:
+                await transport.aclose()
+                if names or name == "tcp":
+                    raise
+                log.warning("there will be no %s: %s", name, error)
+                continue
+            except BaseException:
+                await transport.aclose()
+                raise
+            ready.append(transport)
+    except BaseException:
+        for transport in ready:
+            await transport.aclose()
+        raise
+    return ready
+
+
+@dataclass(slots=True)
+class _Record:
+    failures: int = 0
+    aside_until: float = 0.0
+
+
+class Choice:
+    """What reads from whom, by what has worked. Used from one event loop."""
+
+    def __init__(self, transports: Sequence[Transport], clock: Clock = monotonic) -> None:
+        """`transports`: those of this node, the best first."""
+        self._transports = transports
+        self._clock = clock
+        self._records: dict[tuple[bytes, str], _Record] = {}
+        self._read_bytes = {transport.name: 0 for transport in transports}
+
+    def of(self, node: bytes, addresses: Mapping[str, str]) -> list[Transport]:
+        """Those that this node and another have, which is found at these addresses, in the order to be tried."""
+        now = self._clock()
+        known = [transport for transport in self._transports if transport.name in addresses]
+        return sorted(known, key=lambda each: self._record(node, each).aside_until > now)
+
+    def worked(self, node: bytes, transport: Transport, nbytes: int) -> None:
+        """It has read so many bytes."""
+        self._read_bytes[transport.name] += nbytes
+        self._records.pop((node, transport.name), None)
+
+    def failed(self, node: bytes, transport: Transport, error: Exception) -> None:
+        """It has read nothing."""
+        record = self._record(node, transport)
+        record.failures += 1
+        log.warning("nothing came from node %s by %s: %s", node.hex(), transport.name, error)
+        if record.failures >= _FAILURES and len(self._transports) > 1:
+            record.aside_until = self._clock() + _ASIDE_S
+            text = "%s has failed %d times in a row for node %s: others are tried before it, for %.0f s"
+            log.warning(text, transport.name, record.failures, node.hex(), _ASIDE_S)
+        self._records[node, transport.name] = record
+        while len(self._records) > _REMEMBERED:
+            del self._records[next(iter(self._records))]
+
+    def _record(self, node: bytes, transport: Transport) -> _Record:
+        return self._records.get((node, transport.name)) or _Record()
+
+    def statistics(self) -> dict[str, int]:
+        """The bytes that each has read."""
+        return dict(self._read_bytes)

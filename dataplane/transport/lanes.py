@@ -1,0 +1,429 @@
+"""Transports whose bytes go by a library: a socket opens and ends each read, a lane carries its bytes.
+
+    reader -> server: ticket (16 bytes) | stretches (4) | of each: start (8) | stop (8), little-endian
+    server -> reader: one byte: granted
+    both, where the connection is new: what the two ends of a lane have to tell each other
+    by the lane: the bytes of all stretches
+    reader -> server: one byte: it has them all; server -> reader: one byte: they were as they were offered
+
+and again, for what is read next. So the library sees no peer that has not named a ticket, and where both ends are there
+each learns at once, by the socket, that the other has stopped. The last two bytes make reads safe that their owner can
+not stop (of RDMA, or of another process's memory): an offer that has ended leaves the reader without the second, and
+then what it has is worthless. An offer ends when its readers have gone, or were asked to and cut off.
+
+A lane is one thread's at a time, and has a worker of the library of its own: what stands still on one holds up no
+other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read
+from the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
+
+What always holds: a connection that says nothing, or no ticket, is closed after `_SAY_S` seconds; there are never more
+than `_CONNECTIONS`; no lane writes into memory that its reader has given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.threads import stopped
+from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.offers import DONE, Offered
+
+log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+
+_REQUEST, _STRETCH, _LENGTH = struct.Struct("<16sI"), struct.Struct("<QQ"), struct.Struct("<I")
+_GRANTED = b"\x02"
+_MOST = 1 << 14  # stretches of a request
+_TOLD = 1 << 20  # bytes that one end of a lane tells the other
+_CONNECTIONS = 256
+_SAY_S, _STEP_S = 5.0, 20.0  # seconds for a request, and for each step between ends that know each other
+_KEPT, _KEPT_S = 64, 20.0
+_AT_ONCE = 3  # reads of one address: more are no faster, and need more workers (measured: decision 0017)
+_PATIENCE_S = 0.5  # seconds that a reader has to stop when an offer ends
+
+
+class Lane(ABC):
+    """One way that bytes go, beside one socket. Used by one thread at a time. Its methods raise OSError or EOFError,
+    soon after the socket was shut down if not before; whoever has met one closes it."""
+
+    @abstractmethod
+    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+        """Let the other end have these stretches, (start, stop), until it has said on the socket that it does."""
+
+    @abstractmethod
+    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+        """Fill these stretches. When this returns or raises, and the lane was closed in the second case, nothing
+        writes there any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop what it has begun. Idempotent."""
+
+
+@dataclass(eq=False)
+class _Way:
+    """A connection to a server, and its lane once there is one."""
+
+    address: str
+    stream: socket.socket
+    lane: Lane | None = None
+    since: float = 0.0
+
+    def close(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
+        self.stream.close()
+
+    def fresh(self) -> bool:
+        """Whether it can be used once more."""
+        poller = select.poll()
+        poller.register(self.stream, select.POLLIN | select.POLLRDHUP)
+        return time.monotonic() - self.since < _KEPT_S / 2 and not poller.poll(0)
+
+
+class _Attempt:
+    """A read that can be given up from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stream: socket.socket | None = None
+        self._over = False
+        self.reading = False
+
+    def use(self, stream: socket.socket | None) -> None:
+        """This connection ends if the attempt is given up. Raises EOFError where it was."""
+        with self._lock:
+            if self._over:
+                raise EOFError("given up")
+            self._stream = stream
+
+    def give_up(self, how: int = socket.SHUT_RDWR) -> None:
+        """End it, or (SHUT_WR) ask the server to, if it reads already."""
+        with self._lock:
+            self._over = True
+            if self._stream is not None:
+                with suppress(OSError):
+                    self._stream.shutdown(how if self.reading else socket.SHUT_RDWR)
+
+
+class Lanes(Transport):
+    """See the module. A subclass says how a lane is made. `host`: where to listen, on any port; `told`: where
+    others find that, if not there."""
+
+    def __init__(self, host: str, told: str = "") -> None:
+        self._host = host
+        self._told = told
+        self._listener: socket.socket | None = None
+        self._offers: dict[bytes, Offered] = {}
+        self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-serve")
+        self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-read")
+        self._connections: set[socket.socket] = set()
+        self._attempts: set[_Attempt] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._kept: list[_Way] = []
+        self._keeping = threading.Lock()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """In a thread: see that lanes can be made here. Raises OSError that says what is missing."""
+
+    @abstractmethod
+    def _lane(self, stream: socket.socket) -> Lane:
+        """In a thread: this end of a lane. The other is made at the same time: `tell` it what it must know."""
+
+    @property
+    def address(self) -> str:
+        if self._listener is None:
+            return ""
+        host, port = self._listener.getsockname()[:2]
+        return f"{self._told or host}:{port}"
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._prepare)
+        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.bind((self._host, 0))
+            listener.listen(_CONNECTIONS)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    # serving
+
+    def offer(self, memory: Memory) -> bytes:
+        ticket = secrets.token_bytes(16)
+        self._offers[ticket] = Offered(memory)
+        return ticket
+
+    async def withdraw(self, ticket: bytes) -> None:
+        offered = self._offers.pop(ticket, None)
+        if offered is not None:
+            await asyncio.to_thread(offered.end, _PATIENCE_S)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:  # nobody more, or out of descriptors: who comes is waited for
+                return
+            if len(self._connections) >= _CONNECTIONS:
+                connected.close()
+                continue
+            self._connections.add(connected)
+            self._serving.submit(self._serve, connected)
+
+    def _serve(self, connected: socket.socket) -> None:
+        """In a thread: one connection, from its first request to its end."""
+        lane, wait_s = None, _SAY_S
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while _ready(connected, wait_s) and (claim := self._claim(connected)) is not None:
+                offered, asked = claim
+                try:
+                    connected.sendall(_GRANTED)
+                    lane = lane or self._lane(connected)
+                    lane.give(offered.memory, asked)
+                    exactly(connected, len(DONE))
+                    offered.confirm(connected)
+                except BaseException:
+                    if lane is not None:
+                        lane.close()
+                    raise
+                finally:
+                    offered.leave(connected)
+                wait_s = _KEPT_S
+        except (OSError, EOFError, ValueError) as error:  # the reader sees a read that ended early, and says so
+            log.info("a connection of %s ended: %s", self.name, error)
+        finally:
+            if lane is not None:
+                lane.close()
+            self._connections.discard(connected)
+            connected.close()
+
+    def _claim(self, connected: socket.socket) -> tuple[Offered, list[tuple[int, int]]] | None:
+        ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
+        offered = self._offers.get(ticket)
+        if offered is None or not 0 < number <= _MOST:
+            return None
+        asked = list(_STRETCH.iter_unpack(exactly(connected, number * _STRETCH.size, _SAY_S)))
+        bounds = np.array(asked, np.uint64)
+        if (bounds > offered.memory.size).any() or not offered.take(connected, bounds.astype(np.int64)):
+            return None
+        return offered, asked
+
+    # reading
+
+    async def read(
+        self,
+        address: str,
+        ticket: bytes,
+        into: memoryview,
+        timeout_s: float,
+        stretches: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        asked = [(0, len(into))] if stretches is None else stretches
+        if self._listener is None or len(ticket) != 16:
+            raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
+        turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
+        try:
+            async with asyncio.timeout(timeout_s), turn:
+                await self._carried(address, ticket, into, timeout_s, asked)
+        except TimeoutError as error:
+            raise TransportError(f"{self.name} from {address}: too slow") from error
+
+    async def _carried(
+        self, address: str, ticket: bytes, into: memoryview, timeout_s: float, asked: Iterable[tuple[int, int]]
+    ) -> None:
+        attempt = _Attempt()
+        self._attempts.add(attempt)
+        running = self._reading.submit(self._read, attempt, address, ticket, into, asked, timeout_s)
+        try:
+            await asyncio.wrap_future(running)
+        except BaseException as error:
+            attempt.give_up(socket.SHUT_WR)
+            cut = asyncio.get_running_loop().call_later(_PATIENCE_S, attempt.give_up)
+            await stopped([running])
+            cut.cancel()
+            if isinstance(error, OSError | EOFError | TimeoutError | ValueError | OverflowError):
+                raise TransportError(f"{self.name} from {address}: {str(error) or 'too slow'}") from error
+            raise
+        finally:
+            self._attempts.discard(attempt)
+
+    def _read(
+        self,
+        attempt: _Attempt,
+        address: str,
+        ticket: bytes,
+        into: memoryview,
+        asked: Iterable[tuple[int, int]],
+        timeout_s: float,
+    ) -> None:
+        """In a thread: one read."""
+        way = self._way(attempt, address, timeout_s)
+        try:
+            stretches = iter(asked)
+            while part := list(islice(stretches, _MOST)):
+                way.stream.settimeout(timeout_s)
+                way.stream.sendall(_REQUEST.pack(ticket, len(part)) + b"".join(_STRETCH.pack(*each) for each in part))
+                exactly(way.stream, len(_GRANTED), timeout_s)
+                attempt.reading = True
+                way.lane = way.lane or self._lane(way.stream)
+                way.lane.take(into, part)
+                attempt.reading = False
+                way.stream.sendall(DONE)
+                exactly(way.stream, len(DONE), timeout_s)
+            attempt.use(None)
+        except BaseException:
+            way.close()
+            raise
+        self._keep(way)
+
+    def _way(self, attempt: _Attempt, address: str, timeout_s: float) -> _Way:
+        """A connection to that address, one that is there already if there is one."""
+        stale = self._swept()
+        with self._keeping:
+            way = next((way for way in reversed(self._kept) if way.address == address), None)
+            if way is not None:
+                self._kept.remove(way)
+        for each in stale:
+            each.close()
+        if way is None:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+                raise ValueError("that is no address")
+            family, _, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            way = _Way(address, socket.socket(family, socket.SOCK_STREAM))
+            try:
+                attempt.use(way.stream)
+                way.stream.settimeout(timeout_s)
+                way.stream.connect(where)
+                way.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                way.stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            except BaseException:
+                way.close()
+                raise
+            return way
+        try:
+            attempt.use(way.stream)
+        except EOFError:
+            way.close()
+            raise
+        return way
+
+    def _keep(self, way: _Way) -> None:
+        way.since = time.monotonic()
+        with self._keeping:
+            if self._listener is not None and len(self._kept) < _KEPT:
+                self._kept.append(way)
+                return
+        way.close()
+
+    def _swept(self) -> list[_Way]:
+        """Those kept that can not be used any more, which are kept no longer."""
+        with self._keeping:
+            fresh = [(way, way.fresh()) for way in self._kept]
+            self._kept = [way for way, good in fresh if good]
+        return [way for way, good in fresh if not good]
+
+    async def aclose(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+        for attempt in list(self._attempts):
+            attempt.give_up()
+        await asyncio.gather(*(self.withdraw(ticket) for ticket in list(self._offers)))
+        for connected in list(self._connections):
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        await asyncio.to_thread(self._serving.shutdown)
+        await asyncio.to_thread(self._reading.shutdown)
+        with self._keeping:
+            kept, self._kept = self._kept, []
+        for way in kept:
+            await asyncio.to_thread(way.close)
+
+
+def exactly(stream: socket.socket, count: int, within_s: float | None = None) -> bytes:
+    """So many bytes of the socket. Raises EOFError where it ends before, and TimeoutError after so many seconds."""
+    deadline = time.monotonic() + (_STEP_S if within_s is None else within_s)
+    data = bytearray()
+    while len(data) < count:
+        stream.settimeout(max(deadline - time.monotonic(), 1e-3))
+        more = stream.recv(count - len(data))
+        if not more:
+            raise EOFError("the other end has gone")
+        data += more
+    return bytes(data)
+
+
+def tell(stream: socket.socket, what: bytes) -> None:
+    """Something that the other end of a lane must know, of any length up to a megabyte; it hears it with `told`."""
+    stream.sendall(_LENGTH.pack(len(what)) + what)
+
+
+def told(stream: socket.socket) -> bytes:
+    """What the other end says with `tell`."""
+    (length,) = _LENGTH.unpack(exactly(stream, _LENGTH.size))
+    if length > _TOLD:
+        raise ValueError(f"{length} bytes to tell")
+    return exactly(stream, length)
+
+
+def agree(stream: socket.socket, version: str) -> None:
+    """See that the other end has the same version of the library, which may end the process where one that it does not
+    know talks to it. Raises OSError."""
+    tell(stream, version.encode())
+    other = told(stream).decode("ascii", "replace")
+    if other != version:
+        raise OSError(f"version {other!r} of the library there, {version!r} here")
+
+
+def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
+    """Whether a byte lies in the socket, or comes in time. Raises EOFError where the other end has gone."""
+    if not _ready(stream, within_s):
+        return False
+    if not stream.recv(1, socket.MSG_PEEK):
+        raise EOFError("the other end has gone")
+    return True
+
+
+def _ready(stream: socket.socket, within_s: float) -> bool:
+    """Whether the socket has something to say, in time."""
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    return bool(poller.poll(within_s * 1000))
+
+
+@contextmanager
+def mapped(memory: Memory) -> Iterator[Bytes]:
+    """The memory, to be read. Views of it that are left delay its end."""
+    before = memory.offset % mmap.ALLOCATIONGRANULARITY
+    file = mmap.mmap(memory.fd, before + memory.size, prot=mmap.PROT_READ, offset=memory.offset - before)
+    try:
+        yield np.frombuffer(file, np.uint8)[before:]
+    finally:
+        with suppress(BufferError):
+            file.close()

@@ -1,0 +1,192 @@
+"""Bytes by NIXL: the reader reads the owner's registered memory itself, by RDMA where both hosts have it.
+
+Each end of a lane is an agent of its own, without NIXL's progress thread, which never rests: an agent works when it is
+asked how things are. For each read the owner maps and registers the memory that is asked for, and tells the reader over
+the lane's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the remote keys); the
+reader forgets them afterwards.
+
+NIXL says neither when a transfer is done nor when a peer wants something: both are looked for, some thousand times a
+second, while a read is under way and never between reads. The owner looks less often at first: nine lanes that look all
+the time take a processor from those that copy, and with RDMA, or on one host, it has no part in the transfer.
+
+A one-sided read can not be stopped by the owner of the memory. So when an offer ends, its readers are asked to stop,
+over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses what is
+still asked, and what a reader on the same host (cma) may still find is never confirmed, and so worthless. Registering
+whole segments once would be faster, and wrong: the arena punches holes into free extents, and a card that has pinned
+pages would go on reading those that are no longer in the file.
+
+What carries the bytes is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from dataplane.transport.base import Memory
+from dataplane.transport.lanes import Lane, Lanes, agree, heard, mapped, tell, told
+
+_PIECE = 32 << 20  # bytes of a transfer, after which is looked whether the owner still offers them
+_MOST = 4096  # stretches of a transfer
+_PAUSE_S = 50e-6  # between looks
+_REST_S, _SOON_S = 1e-3, 0.05  # between the owner's looks, for as long
+_STOP_S = 2.0  # for a transfer that was given up; then its agent goes, and it with that
+_WHERE = struct.Struct("<Q")
+
+
+class Nixl(Lanes):
+    """See the module."""
+
+    name = "nixl"
+
+    def _prepare(self) -> None:
+        _agent(_library())
+
+    def _lane(self, stream: socket.socket) -> Lane:
+        return _NixlLane(stream)
+
+
+def _library() -> Any:
+    """The API. Raises OSError where it is not there. The package `nixl` would choose among the others by importing
+    torch, for which a node has no other use."""
+    failed: ImportError | None = None
+    for name in ("nixl_cu13", "nixl_cu12", "nixl"):
+        try:
+            library = importlib.import_module(name)
+        except ImportError as error:
+            failed = failed or error
+            continue
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
+        return library
+    raise OSError(f"NIXL is not installed: pip install rollout-dataplane[nixl] ({failed})") from failed
+
+
+def _version(library: Any) -> str:
+    try:
+        return metadata.version(library.__name__)
+    except metadata.PackageNotFoundError:  # built from source
+        return "unknown"
+
+
+def _agent(library: Any) -> Any:
+    """A new agent with UCX. Raises OSError."""
+    try:
+        config = library.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        return library.nixl_agent(f"dataplane-{secrets.token_hex(8)}", config)
+    except Exception as error:  # NIXL's errors have no base of their own
+        raise OSError(f"NIXL can not start: {error!r}") from error
+
+
+class _NixlLane(Lane):
+    def __init__(self, stream: socket.socket) -> None:
+        library = _library()
+        agree(stream, _version(library))
+        self._stream = stream
+        self._agent: Any = _agent(library)
+
+    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+        first, last = stretches[0][0], max(stop for _, stop in stretches)
+        with _errors(), mapped(memory) as source:
+            start = source.ctypes.data
+            with self._registered(start + first, last - first) as registered:
+                tell(self._stream, _WHERE.pack(start))
+                tell(self._stream, self._agent.get_partial_agent_metadata(registered, True))
+                began = time.monotonic()
+                while not heard(self._stream, _REST_S if time.monotonic() - began < _SOON_S else 0.0):
+                    self._agent.get_new_notifs()
+                    if time.monotonic() - began >= _SOON_S:
+                        time.sleep(_PAUSE_S)
+
+    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+        (there,) = _WHERE.unpack(told(self._stream))
+        about = told(self._stream)
+        first, last = stretches[0][0], max(stop for _, stop in stretches)
+        with _errors():
+            here = np.frombuffer(into, np.uint8).ctypes.data
+            owner = self._agent.add_remote_agent(about)
+            try:
+                with self._registered(here + first, last - first):
+                    for part in _parts(stretches):
+                        self._transfer(owner, *(self._described(base, part) for base in (here, there)))
+            finally:
+                self._agent.remove_remote_agent(owner)
+
+    def _transfer(self, owner: str, here: Any, there: Any) -> None:
+        transfer = self._agent.initialize_xfer("READ", here, there, owner)
+        try:
+            state = [self._agent.transfer(transfer)]
+
+            def done() -> bool:
+                if state[0] == "PROC":
+                    state[0] = self._agent.check_xfer_state(transfer)
+                return bool(state[0] != "PROC")
+
+            try:
+                self._look(lambda: done() or heard(self._stream))
+            finally:
+                until = time.monotonic() + _STOP_S
+                self._look(lambda: done() or time.monotonic() > until)
+            heard(self._stream)
+            if state[0] != "DONE":
+                raise OSError("NIXL could not read")
+        finally:
+            transfer.release()
+
+    @contextmanager
+    def _registered(self, address: int, size: int) -> Iterator[Any]:
+        registered = self._agent.register_memory([(address, size, 0, "")], "DRAM")
+        try:
+            yield registered
+        finally:
+            self._agent.deregister_memory(registered)
+
+    def _described(self, base: int, stretches: Sequence[tuple[int, int]]) -> Any:
+        places = np.array([(base + start, stop - start, 0) for start, stop in stretches], np.uint64)
+        return self._agent.get_xfer_descs(places, "DRAM")
+
+    def _look(self, done: Callable[[], bool]) -> None:
+        while not done():
+            time.sleep(_PAUSE_S)
+
+    def close(self) -> None:
+        self._agent = None
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What NIXL raises, as what a lane may raise."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError):
+        raise
+    except Exception as error:  # NIXL's errors have no base of their own
+        raise OSError(f"NIXL: {error!r}") from error
+
+
+def _parts(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """What goes into each transfer."""
+    part: list[tuple[int, int]] = []
+    left = _PIECE
+    for start, stop in stretches:
+        while start < stop:
+            end = min(stop, start + left)
+            part.append((start, end))
+            left -= end - start
+            start = end
+            if not left or len(part) == _MOST:
+                yield part
+                part, left = [], _PIECE
+    if part:
+        yield part

@@ -1,0 +1,99 @@
+"""One offer: which of its bytes were asked for, by whom they are read, and that it ends.
+
+What always holds: no byte is granted twice, and none that is not there; once `end` has returned nobody reads, and a
+reader that was not told before that its bytes were as they were offered is never told.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import threading
+from contextlib import suppress
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.transport.base import Memory
+from dataplane.transport.sockets import mapping
+
+Asked: TypeAlias = npt.NDArray[np.int64]
+"""[n, 2]: where each stretch starts, and where it stops."""
+
+DONE = b"\x01"
+"""What a reader says when it has everything, and hears when that was as it was offered."""
+
+
+class Offered:
+    """Memory that is offered, and the connections that read it. Used by the threads of its transport."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._taken: Asked = np.empty((0, 2), np.int64)
+        self._streams: set[socket.socket] = set()
+        self._over = False
+        self._left = threading.Condition()
+        self._mapped: mmap.mmap | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the offer has ended."""
+        return self._over
+
+    def map(self) -> mmap.mmap:
+        """The memory, mapped once for all who read it, until the offer ends."""
+        with self._left:
+            if self._mapped is None:
+                self._mapped = mapping(self.memory)
+            return self._mapped
+
+    def take(self, stream: socket.socket, stretches: npt.ArrayLike) -> bool:
+        """Whether this connection may read these stretches, (start, stop) each and none empty, which then nobody else
+        may. If so, it has to `leave`."""
+        asked: Asked = np.asarray(stretches, np.int64).reshape(-1, 2)
+        with self._left:
+            taken = np.concatenate([self._taken, asked])
+            taken = taken[np.argsort(taken[:, 0], kind="stable")]
+            inside = len(asked) and asked.min() >= 0 and asked.max() <= self.memory.size
+            if self._over or not inside or (taken[:-1, 1] > taken[1:, 0]).any() or (asked[:, 0] >= asked[:, 1]).any():
+                return False
+            self._taken = _joined(taken)
+            self._streams.add(stream)
+            return True
+
+    def confirm(self, stream: socket.socket) -> None:
+        """Tell the reader that what it has is what was offered, and leave, at once: the offer may end before this
+        returns, and the connection then serves another. Raises EOFError where the offer has ended."""
+        with self._left:
+            if self._over:
+                raise EOFError("the offer has ended")
+            self._streams.discard(stream)
+            self._left.notify_all()
+            stream.sendall(DONE)
+
+    def leave(self, stream: socket.socket) -> None:
+        """Nothing of this connection touches the memory any more."""
+        with self._left:
+            self._streams.discard(stream)
+            self._left.notify_all()
+
+    def end(self, patience_s: float) -> None:
+        """Nobody reads the memory any more when this returns. Readers are asked to stop, and cut off if they have not
+        after so many seconds."""
+        with self._left:
+            self._over = True
+            for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
+                for stream in self._streams:
+                    with suppress(OSError):
+                        stream.shutdown(how)
+                if self._left.wait_for(lambda: not self._streams, wait_s):
+                    break
+        if self._mapped is not None:
+            self._mapped.close()
+
+
+def _joined(taken: Asked) -> Asked:
+    """The same, those that touch as one: who asks for much in order costs little to remember."""
+    starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
+    return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)

@@ -1,0 +1,242 @@
+"""Bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them where they belong.
+
+Each end of a lane has a context, a worker and an endpoint of its own. Their addresses are told over the lane's socket,
+and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
+stretches travel as they lie, in messages of `_PIECE` bytes; runs of short ones are packed into messages of `_PACK`. A
+few messages are under way at a time. The owner announces each on the socket, and the reader asks for no other: so what
+has begun ends, even where a read ends early, as long as both ends live; both see to that before they close. (ucxx
+cancels what has not ended, but leaks the worker of a message that had begun. That is left for peers that vanish; and no
+more than `_MOST_LOST` are lost.)
+
+What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp
+and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
+that has died), which costs one thing: reading from another process's memory (cma), that UCX has only without.
+
+What always holds: a lane that was closed has no request that could write: each is complete, or was cancelled with its
+endpoint.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import secrets
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataplane.transport.base import Memory
+from dataplane.transport.lanes import Bytes, Lane, Lanes, agree, exactly, heard, mapped, tell, told
+
+_PIECE = 8 << 20  # bytes of a message
+_UNDER_WAY = 4  # messages
+_SMALL, _PACK = 64 << 10, 1 << 20  # stretches of fewer bytes are packed, into so many
+_COMES = b"\x03"  # said by the owner on the socket before each message
+_LOOK_MS = 1000  # between looks, where nothing is told
+_STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
+_LAST_WORDS = 64
+_CONNECT_S = 10.0
+_MOST_LOST = 32
+
+
+class Ucx(Lanes):
+    """See the module."""
+
+    name = "ucx"
+
+    def __init__(self, host: str, told: str = "") -> None:
+        super().__init__(host, told)
+        self._lost = 0
+
+    def _prepare(self) -> None:
+        _library()
+
+    def _lane(self, stream: socket.socket) -> Lane:
+        if self._lost >= _MOST_LOST:
+            raise OSError(
+                f"UCX: {self._lost} ends of connections were lost with peers that vanished; start the node again"
+            )
+        return _UcxLane(stream, self._lose)
+
+    def _lose(self) -> None:
+        self._lost += 1
+
+
+def _library() -> Any:
+    """The bindings. Raises OSError where they are not there."""
+    try:
+        return importlib.import_module("ucxx._lib.libucxx")
+    except ImportError as error:
+        raise OSError(f"ucxx is not installed: pip install rollout-dataplane[ucx] ({error})") from error
+
+
+def carries_rdma() -> bool:
+    """Whether the UCX that is here was built with verbs, and finds a device."""
+    try:
+        about = _library().UCXContext().info
+    except Exception:  # whatever keeps it from starting: it carries nothing then
+        return False
+    return bool(re.search(r"component +\d+ *: *(ib|mlx)", about))
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One under way, and what holds its bytes: the request alone does not."""
+
+    request: Any
+    buffer: Bytes
+
+
+class _UcxLane(Lane):
+    def __init__(self, stream: socket.socket, lose: Callable[[], None]) -> None:
+        self._ucx = _library()
+        self._array = importlib.import_module("ucxx._lib.arr").Array
+        self._stream = stream
+        self._lose = lose
+        self._endpoint: Any = None
+        with self._errors():
+            context = self._ucx.UCXContext(feature_flags=(self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP))
+            self._worker = self._ucx.UCXWorker(context)
+            self._worker.init_blocking_progress_mode()
+            agree(stream, ".".join(map(str, self._ucx.get_ucx_version())))
+            mine = secrets.token_bytes(8)
+            tell(stream, mine + self._worker.address.tobytes())
+            theirs = told(stream)
+            self._tag = int.from_bytes(mine) ^ int.from_bytes(theirs[:8])
+            stream.sendall(_COMES)
+            exactly(stream, len(_COMES))
+            self._connect(self._ucx.UCXAddress.create_from_buffer(theirs[8:]), mine > theirs[:8])
+
+    def _connect(self, address: Any, first: bool) -> None:
+        """The ends send each other a byte, one after the other: then what follows finds both connected. Whoever comes
+        here knows that the other does, and neither turns back half-way."""
+        self._endpoint = self._worker.create_endpoint_from_worker_address(address, True)
+        tag, byte = self._next(), np.zeros(1, np.uint8)
+        arrives = _Message(self._endpoint.tag_recv(self._array(byte), tag), byte)
+        if not first:
+            self._drain(deque([arrives]), _CONNECT_S)
+        one = np.ones(1, np.uint8)
+        self._drain(deque([_Message(self._endpoint.tag_send(self._array(one), tag), one), arrives]), _CONNECT_S)
+        if not byte[0]:
+            self.close()
+            raise OSError("UCX: the other end can not be reached")
+
+    def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
+        with self._errors(), mapped(memory) as source:
+            under_way: deque[_Message] = deque()
+            try:
+                for piece in _pieces(stretches):
+                    while len(under_way) >= _UNDER_WAY:
+                        self._first(under_way)
+                    parts = [source[start:stop] for start, stop in piece]
+                    sent = parts[0] if len(parts) == 1 else np.concatenate(parts)
+                    self._stream.sendall(_COMES)
+                    request = self._endpoint.tag_send(self._array(sent), self._next())
+                    under_way.append(_Message(request, sent))
+                    del parts, sent
+                while under_way:
+                    self._first(under_way)
+                self._wait(lambda: heard(self._stream))
+            finally:
+                self._drain(under_way)
+
+    def take(self, into: memoryview, stretches: Sequence[tuple[int, int]]) -> None:
+        with self._errors():
+            target = np.frombuffer(into, np.uint8)
+            under_way: deque[_Message] = deque()
+            packed: list[tuple[Bytes, list[tuple[int, int]]]] = []
+            try:
+                for piece in _pieces(stretches):
+                    while under_way and under_way[0].request.completed:
+                        under_way.popleft().request.check_error()
+                    self._wait(lambda: heard(self._stream))
+                    self._stream.recv(len(_COMES))
+                    if len(piece) == 1:
+                        buffer = target[piece[0][0] : piece[0][1]]
+                    else:
+                        buffer = np.empty(sum(stop - start for start, stop in piece), np.uint8)
+                        packed.append((buffer, piece))
+                    under_way.append(_Message(self._endpoint.tag_recv(self._array(buffer), self._next()), buffer))
+                while under_way:
+                    self._first(under_way)
+            finally:
+                self._drain(under_way)
+        for buffer, piece in packed:
+            at = 0
+            for start, stop in piece:
+                target[start:stop] = buffer[at : at + stop - start]
+                at += stop - start
+
+    def _drain(self, under_way: deque[_Message], within_s: float = _STOP_S) -> None:
+        """Wait for what has begun, but not for ever, and let UCX say what it still has to say to the other end."""
+        until = time.monotonic() + within_s
+        while under_way and time.monotonic() < until:
+            if under_way[0].request.completed:
+                under_way.popleft()
+            elif not self._worker.progress_once():
+                time.sleep(_PAUSE_S)
+        if under_way:
+            self._lose()
+        under_way.clear()
+        for _ in range(_LAST_WORDS):
+            self._worker.progress_once()
+
+    def _next(self) -> Any:
+        self._tag = (self._tag + 1) % 2**64
+        return self._ucx.UCXXTag(self._tag)
+
+    def _first(self, under_way: deque[_Message]) -> None:
+        """Wait for the first of them, which then is no more."""
+        self._wait(lambda: bool(under_way[0].request.completed))
+        under_way.popleft().request.check_error()
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        """Let UCX work until it is done. Raises EOFError where the other end goes meanwhile."""
+        poller = select.poll()
+        poller.register(self._stream, select.POLLIN)
+        poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
+        while not done():
+            if self._worker.progress_once() or done() or not self._worker.arm():
+                continue
+            told = [fd for fd, _ in poller.poll(_LOOK_MS)]
+            if self._stream.fileno() in told and heard(self._stream):
+                poller.unregister(self._stream)  # the reader has everything: what is left is UCX's own
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._ucx.UCXError as error:
+            raise OSError(f"UCX: {error}") from None
+
+    def close(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.close_blocking()
+            for _ in range(_LAST_WORDS):  # what was cancelled is so after the next step
+                self._worker.progress_once()
+        self._worker = None
+
+
+def _pieces(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """What goes into each message: a part of one stretch, or several short stretches."""
+    packed: list[tuple[int, int]] = []
+    size = 0
+    for start, stop in stretches:
+        if stop - start < _SMALL:
+            packed.append((start, stop))
+            size += stop - start
+        if packed and (size >= _PACK or stop - start >= _SMALL):
+            yield packed
+            packed, size = [], 0
+        if stop - start >= _SMALL:
+            yield from ([(at, min(stop, at + _PIECE))] for at in range(start, stop, _PIECE))
+    if packed:
+        yield packed
