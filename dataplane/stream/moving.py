@@ -52,9 +52,13 @@ def renumbered(block: Block, were: Index, came: Index) -> Block:
     at = np.flatnonzero(np.isin(block_rows(block), were))[order]
 
     def of(packed: bytes, kind: str) -> bytes:
+        if count and len(packed) % (count * np.dtype(kind).itemsize):
+            raise Corrupt(f"a block of {count} rows and {len(packed)} bytes of what is known of them")
         return np.frombuffer(packed, kind).reshape(-1, count)[:, at].tobytes() if count else b""
 
     def picked(values: Sequence[T]) -> list[T]:
+        if len(values) != count:
+            raise Corrupt(f"a block of {count} rows and {len(values)} values")
         return [values[i] for i in at.tolist()]
 
     return Block(
