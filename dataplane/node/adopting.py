@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -41,6 +42,7 @@ class Adopting:
         self._asking = asking
         self.let_go: Callable[[bytes, packed.Index], None] = lambda token, rows: None
         """Called with rows of a part elsewhere that have their home here now."""
+        self._awaited: dict[bytes, Counter[int]] = {}  # by the token of the whole: rows, how often they are looked at
         self._came: dict[tuple[str, int, bytes], dict[int, int]] = {}  # by name, generation, token: numbers then, now
 
     def rows(self, request: pm.Announce) -> pm.Announced:
@@ -51,24 +53,54 @@ class Adopting:
             came = [known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known]
             self._await(whole, node, np.array(came, np.int64))
         self._held_by(whole, request, known)
+        self._await_owners(whole, numbers, known)
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
 
     def _await(self, whole: Whole, node: bytes, rows: packed.Index) -> None:
-        """These rows had columns on this node. Without them they are lost, at once or in a while: it may tell of
-        them still."""
+        """These rows had columns on this node. Without them they are lost, in a while: it may tell of them still."""
+
+        def lacking(there: packed.Index) -> packed.Index:
+            stored = whole.stream.home.books.rows
+            return np.setdiff1d(there, stored.by_node(there).get(node, packed.NOTHING))
+
+        self._look_later(whole, rows, lacking, AWAITED_S if node else 0.0)
+
+    def _await_owners(self, whole: Whole, numbers: list[int], known: dict[int, int]) -> None:
+        """Of the rows that came, those are lost in a while of which something is stored on who is no member: it has
+        died, or this node does not know it yet."""
+
+        def dead(there: packed.Index) -> packed.Index:
+            return np.intersect1d(there, whole.stream.home.books.rows.dead(self._member))
+
+        rows = dead(np.array([known[number] for number in numbers], np.int64))
+        self._look_later(whole, rows, dead, AWAITED_S)
+
+    def _member(self, node: bytes) -> bool:
+        return node == self._wholes.node or self._asking.knows(node)
+
+    def _look_later(
+        self, whole: Whole, rows: packed.Index, lost: Callable[[packed.Index], packed.Index], s: float
+    ) -> None:
+        """Lose those of these rows in so many seconds that are `lost` then."""
+        if not len(rows):
+            return
+        awaited = self._awaited.setdefault(whole.token, Counter())
+        awaited.update(rows.tolist())
 
         def look() -> None:
+            awaited.subtract(rows.tolist())
+            for row in [row for row in rows.tolist() if awaited[row] <= 0]:
+                del awaited[row]
             if self._wholes.there(whole):
-                stored = whole.stream.home.books.rows
-                there = rows[stored.there(rows)]
-                lacking = np.setdiff1d(there, stored.by_node(there).get(node, packed.NOTHING))
-                whole.stream.home.lose_rows(lacking, whole.stream.clock())
+                home = whole.stream.home
+                home.lose_rows(lost(rows[home.books.rows.there(rows)]), whole.stream.clock())
 
-        if self._asking.knows(node):
-            asyncio.get_running_loop().call_later(AWAITED_S, look)
-        else:
-            look()
+        asyncio.get_running_loop().call_later(s, look)
+
+    def awaited(self, whole: Whole) -> packed.Index:
+        """Rows of which it is not known yet whether all of them is somewhere: they stay here until then."""
+        return np.array(list(self._awaited.get(whole.token, ())), np.int64)
 
     async def moved(self, request: pm.Announce) -> pm.Announced:
         """Rows come whose home this is now, from the one they had. They are without columns, and so nobody's, until
@@ -79,6 +111,7 @@ class Adopting:
         await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns, request)))
         self._put(whole, columns)
         self._held_by(whole, request, known)
+        self._await_owners(whole, numbers, known)
         self.let_go(request.token, np.array(numbers, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
@@ -166,6 +199,7 @@ class Adopting:
 
     def forget(self, whole: Whole) -> None:
         """The stream was dropped."""
+        self._awaited.pop(whole.token, None)
         for key in [key for key in self._came if key[:2] == (whole.name, whole.generation)]:
             del self._came[key]
 

@@ -32,9 +32,18 @@ _AGAIN_S = 1.0
 class Rehoming:
     """The rows of one node that move."""
 
-    def __init__(self, wholes: Wholes, mirrors: Mirrors, asking: Asking, told: Callable[[], Awaitable[None]]) -> None:
-        """`told()` returns once others know what had come up that they are to be told."""
+    def __init__(
+        self,
+        wholes: Wholes,
+        mirrors: Mirrors,
+        asking: Asking,
+        told: Callable[[], Awaitable[None]],
+        awaited: Callable[[Whole], packed.Index],
+    ) -> None:
+        """`told()` returns once others know what had come up that they are to be told. Of the rows `awaited(whole)` it is
+        not known yet whether all of them is somewhere: they do not move."""
         self._told = told
+        self._awaited = awaited
         self._wholes = wholes
         self._mirrors = mirrors
         self._asking = asking
@@ -127,7 +136,7 @@ class Rehoming:
     async def _move_some(self, whole: Whole, node: bytes, rows: packed.Index) -> int:
         part = await self._wholes.part(whole, node)
         stream, books = whole.stream, whole.stream.home.books
-        rows = np.intersect1d(rows, books.idle())
+        rows = np.setdiff1d(np.intersect1d(rows, books.idle()), self._awaited(whole))
         if not len(rows):
             return 0
         books.progress.hide(books.rows.places(rows), hidden=True)

@@ -1,5 +1,5 @@
-"""Streams over hosts whose links fail, or whose nodes are stopped: each side goes on with what it has, rows are delivered
-once, and what one side said for rows that were not its any more is refused.
+"""Streams over hosts whose links fail, or whose nodes are stopped: each side goes on with what it has, rows are
+delivered once, and what one side said for rows that were not its any more is refused.
 """
 
 from __future__ import annotations
