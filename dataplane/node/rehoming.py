@@ -40,8 +40,8 @@ class Rehoming:
         told: Callable[[], Awaitable[None]],
         awaited: Callable[[Whole], packed.Index],
     ) -> None:
-        """`told()` returns once others know what had come up that they are to be told. Of the rows `awaited(whole)` it is
-        not known yet whether all of them is somewhere: they do not move."""
+        """`told()` returns once others know what had come up that they are to be told. Of the rows `awaited(whole)` it
+        is not known yet whether all of them is somewhere: they do not move."""
         self._told = told
         self._awaited = awaited
         self._wholes = wholes

@@ -282,9 +282,9 @@ class Run:
         acked = {row for event in self.history.of("ack") if event.task == task for row in event.rows}
         missing = sorted(self.history.survivors() - acked)
         others: list[int] = []
-        with suppress(dp.DataplaneError):  # rows that are there still, as another task is given them
+        with suppress(dp.DataplaneError):  # rows that are there still, and lack columns
             delivery = (
-                self.planes[-1].stream("rollouts").consume("log", rows=4096, columns=["id"], timeout=1).__enter__()
+                self.planes[-1].stream("rollouts").consume(task, rows=4096, columns=["id"], timeout=1).__enter__()
             )
             others = sorted(set(delivery.versions) - acked)
         return f"{len(missing)} survive\n" + "\n".join(map(self.history.story, (missing or others)[:3]))
