@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dataplane.cluster.membership import Membership
-from dataplane.errors import PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.peer import Peers
@@ -28,6 +28,7 @@ CONTROL_S = 10.0
 """Seconds in which everything is answered that has not to wait."""
 
 _AGAIN_S = 3.0
+_BUSY_S = 0.1
 _ANSWERED = 256  # numbers that one question tells of
 
 _encoder = msgspec.msgpack.Encoder()
@@ -64,11 +65,20 @@ class Asking:
                 asked = pm.Ask(self._peers.next_id(), self._node, client, number, told, encoded)
                 left = until - loop.time()
                 try:
-                    answer = await self.tell(node, asked, pm.Answer, min(_AGAIN_S, max(left, 0.0)))
-                    break
-                except PeerUnavailable:
+                    answer = await self.tell(node, asked, m.Message, min(_AGAIN_S, max(left, 0.0)))
+                except (PeerUnavailable, Backpressure):
                     if left <= _AGAIN_S or not self.knows(node):
                         raise
+                    await asyncio.sleep(_BUSY_S)
+                    continue
+                if isinstance(answer, pm.Answer):
+                    break
+                if not isinstance(answer, pm.Waits):
+                    raise ProtocolMismatch(f"node {node.hex()} answered {type(answer).__name__} to a question")
+                if left <= 0:
+                    raise PeerUnavailable(f"node {node.hex()} has not answered for {wait_s + CONTROL_S:.1f} s")
+                if answer.busy:
+                    await asyncio.sleep(_BUSY_S)
         except BaseException:
             self._let_go(node, number)
             raise

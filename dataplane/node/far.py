@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,8 @@ MAX_CLIENTS = 4096
 """Clients of other nodes at a time."""
 
 _MOST_S = 3600.0  # that a question waits before it is asked again
+_WAITING = 128  # questions of one node whose answers are waited for here: others, acks for one, are to get through
+_ANSWER_S = 2.0  # until a node is told to ask again
 _ANSWERS = 1 << 14  # of one node that are remembered
 _ROOM = m.MAX_FRAME - 1024
 
@@ -64,9 +66,10 @@ class Far:
     def __init__(self, serve: Callable[[FarClient], Spreading]) -> None:
         self._serve = serve
         self._clients: dict[FarClient, Spreading] = {}
+        self._waiting: Counter[bytes] = Counter()
         self._said: defaultdict[bytes, dict[int, Said]] = defaultdict(dict)
 
-    def asked(self, request: pm.Ask) -> pm.Answer | Awaitable[pm.Answer]:
+    def asked(self, request: pm.Ask) -> pm.Answer | pm.Waits | Awaitable[pm.Answer | pm.Waits]:
         """What the request is answered."""
         if request.node not in self._said and len(self._said) >= MAX_CLIENTS:
             what = "nodes that ask"
@@ -82,10 +85,19 @@ class Far:
                 said.pop(next((number for number, known in said.items() if isinstance(known, _Told)), -1), None)
         if isinstance(known, _Told):
             return pm.Answer(request.id, known.reply)
+        if self._waiting[request.node] >= _WAITING:
+            return pm.Waits(request.id, busy=True)
         return self._later(request, known)
 
-    async def _later(self, request: pm.Ask, task: asyncio.Task[_Told]) -> pm.Answer:
-        told = await asyncio.shield(task)
+    async def _later(self, request: pm.Ask, task: asyncio.Task[_Told]) -> pm.Answer | pm.Waits:
+        self._waiting[request.node] += 1
+        try:
+            done, _ = await asyncio.wait([task], timeout=_ANSWER_S)
+        finally:
+            self._waiting[request.node] -= 1
+        if not done:
+            return pm.Waits(request.id, busy=False)
+        told = task.result()
         said = self._said.get(request.node)
         if said is not None and said.get(request.number) is task:
             said[request.number] = told

@@ -62,6 +62,24 @@ class Gathering:
         """The grants that make a delivery. Raises as `consume`."""
         if request.sampler is None:
             return await self._looking.take(request, whole)
+        # Of those who wait here for the same, one does so at the homes: else each row would wake them all.
+        same = (request.task, request.rows, request.min_rows, *request.columns, msgspec.msgpack.encode(request.sampler))
+        try:
+            async with asyncio.timeout(deadline.remaining_s) as waiting, whole.turn(same):
+                waiting.reschedule(None)
+                return await self._compose(request, whole, deadline)
+        except TimeoutError:
+            raise self._not_ready(request, whole, deadline) from None
+
+    def _not_ready(self, request: m.Consume, whole: Whole, deadline: Deadline) -> NotReady:
+        return NotReady(
+            f"no rows of stream {whole.name!r} became ready for task {request.task!r} in {deadline.waited_s:.1f} s",
+            stream=whole.name,
+            task=request.task,
+            waited_s=deadline.waited_s,
+        )
+
+    async def _compose(self, request: m.Consume, whole: Whole, deadline: Deadline) -> list[Told]:
         if self._in_a_row < _IN_A_ROW and not whole.stream.home.closed:  # else it would not wait for the others' rows
             with suppress(NotReady):
                 here = await self._take(whole.here, request, request.rows, request.min_rows)
@@ -81,13 +99,7 @@ class Gathering:
                     return told
                 continue
             if not deadline.remaining_s:
-                raise NotReady(
-                    f"no rows of stream {whole.name!r} became ready for task {request.task!r} in"
-                    f" {deadline.waited_s:.1f} s",
-                    stream=whole.name,
-                    task=request.task,
-                    waited_s=deadline.waited_s,
-                )
+                raise self._not_ready(request, whole, deadline)
             await self._more(states, request, enough, deadline)
 
     def _enough(self, request: m.Consume, states: States) -> int:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -53,7 +54,20 @@ class Whole:
         self.token = secrets.token_bytes(8)
         self.here = Part(here, stream.token, self.token, stream.home.books.keys.mark)
         self.parts = {here: self.here}
-        self.opening = asyncio.Lock()
+        self._turns: dict[Hashable, list[Any]] = {}
+
+    @asynccontextmanager
+    async def turn(self, who: Hashable) -> AsyncIterator[None]:
+        """One at a time of those who ask for the same, in the order in which they came. Cancelled, it takes no turn."""
+        lock, waiting = self._turns.setdefault(who, [asyncio.Lock(), 0])
+        self._turns[who][1] = waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._turns[who][1] -= 1
+            if not self._turns[who][1]:
+                del self._turns[who]
 
 
 class Wholes:

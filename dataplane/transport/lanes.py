@@ -43,6 +43,7 @@ import numpy.typing as npt
 
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.door import Door
 from dataplane.transport.offers import DONE, Offered
 
 log = logging.getLogger(__name__)
@@ -129,13 +130,9 @@ class Lanes(Transport):
     others find that, if not there."""
 
     def __init__(self, host: str, told: str = "") -> None:
-        self._host = host
-        self._told = told
-        self._listener: socket.socket | None = None
+        self._door = Door(self.name, host, told, _CONNECTIONS, self._serve)
         self._offers: dict[bytes, Offered] = {}
-        self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-serve")
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-read")
-        self._connections: set[socket.socket] = set()
         self._attempts: set[_Attempt] = set()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._kept: list[_Way] = []
@@ -151,23 +148,11 @@ class Lanes(Transport):
 
     @property
     def address(self) -> str:
-        if self._listener is None:
-            return ""
-        host, port = self._listener.getsockname()[:2]
-        return f"{self._told or host}:{port}"
+        return self._door.address
 
     async def start(self) -> None:
         await asyncio.to_thread(self._prepare)
-        listener = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.bind((self._host, 0))
-            listener.listen(_CONNECTIONS)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        self._door.start()
 
     # serving
 
@@ -181,23 +166,10 @@ class Lanes(Transport):
         if offered is not None:
             await asyncio.to_thread(offered.end, _PATIENCE_S)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connected, _ = listener.accept()
-            except OSError:  # nobody more, or out of descriptors: who comes is waited for
-                return
-            if len(self._connections) >= _CONNECTIONS:
-                connected.close()
-                continue
-            self._connections.add(connected)
-            self._serving.submit(self._serve, connected)
-
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one connection, from its first request to its end."""
         lane, wait_s = None, _SAY_S
         try:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while _ready(connected, wait_s) and (claim := self._claim(connected)) is not None:
                 offered, asked = claim
                 try:
@@ -218,8 +190,6 @@ class Lanes(Transport):
         finally:
             if lane is not None:
                 lane.close()
-            self._connections.discard(connected)
-            connected.close()
 
     def _claim(self, connected: socket.socket) -> tuple[Offered, list[tuple[int, int]]] | None:
         ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
@@ -243,7 +213,7 @@ class Lanes(Transport):
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         asked = [(0, len(into))] if stretches is None else stretches
-        if self._listener is None or len(ticket) != 16:
+        if not self._door.open or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
         turn = self._turns.setdefault(address, asyncio.Semaphore(_AT_ONCE))
         try:
@@ -335,7 +305,7 @@ class Lanes(Transport):
     def _keep(self, way: _Way) -> None:
         way.since = time.monotonic()
         with self._keeping:
-            if self._listener is not None and len(self._kept) < _KEPT:
+            if self._door.open and len(self._kept) < _KEPT:
                 self._kept.append(way)
                 return
         way.close()
@@ -348,17 +318,11 @@ class Lanes(Transport):
         return [way for way, good in fresh if not good]
 
     async def aclose(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            asyncio.get_running_loop().remove_reader(listener.fileno())
-            listener.close()
+        self._door.close()
         for attempt in list(self._attempts):
             attempt.give_up()
         await asyncio.gather(*(self.withdraw(ticket) for ticket in list(self._offers)))
-        for connected in list(self._connections):
-            with suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
-        await asyncio.to_thread(self._serving.shutdown)
+        await self._door.cut()
         await asyncio.to_thread(self._reading.shutdown)
         with self._keeping:
             kept, self._kept = self._kept, []

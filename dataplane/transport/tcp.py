@@ -30,6 +30,7 @@ import numpy as np
 
 from dataplane.threads import stopped
 from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.door import Door
 from dataplane.transport.offers import DONE, Asked, Offered
 from dataplane.transport.sockets import connect, exactly, receive, send
 
@@ -50,35 +51,18 @@ class Tcp(Transport):
     name = "tcp"
 
     def __init__(self, host: str, told: str = "") -> None:
-        self._host = host
-        self._told = told
-        self._listener: socket.socket | None = None
+        self._door = Door(self.name, host, told, _CONNECTIONS, self._serve)
         self._offers: dict[bytes, Offered] = {}
         self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
-        self._serving = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-serve")
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()
-        self._connections: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
-        if self._listener is None:
-            return ""
-        host, port = self._listener.getsockname()[:2]
-        return f"{self._told or host}:{port}"
+        return self._door.address
 
     async def start(self) -> None:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind((self._host, 0))
-            listener.listen(_CONNECTIONS)
-            listener.setblocking(False)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        self._door.start()
 
     # serving
 
@@ -100,22 +84,9 @@ class Tcp(Transport):
             await asyncio.to_thread(offered.end, 0.0)
             self._files.discard(offered)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connected, _ = listener.accept()
-            except OSError:  # nobody more, or out of descriptors: who comes is waited for
-                return
-            if len(self._connections) >= _CONNECTIONS:
-                connected.close()
-                continue
-            self._connections.add(connected)
-            self._serving.submit(self._serve, connected)
-
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one stream, from its request to its end."""
         try:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
             offered = self._offers.get(ticket)
             if offered is None or not 0 < number <= _MOST:
@@ -133,9 +104,6 @@ class Tcp(Transport):
                     offered.leave(connected)
         except (OSError, EOFError, ValueError):
             pass  # the reader sees a stream that ended early, and says what is to be said
-        finally:
-            self._connections.discard(connected)
-            connected.close()
 
     # reading
 
@@ -148,14 +116,14 @@ class Tcp(Transport):
         stretches: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         host, _, port = address.rpartition(":")
-        if not port.isascii() or not port.isdigit() or self._listener is None:
+        if not port.isascii() or not port.isdigit() or not self._door.open:
             raise TransportError(f"tcp from {address!r}: that is no address, or this end is closed")
         shares = _shared_out([(0, len(into))] if stretches is None else stretches)
         sockets: list[socket.socket] = []
         giving_up = threading.Event()
 
         def over() -> bool:
-            return giving_up.is_set() or self._listener is None
+            return giving_up.is_set() or not self._door.open
 
         def one(share: list[tuple[int, int]]) -> None:
             with connect(host.strip("[]"), int(port), min(timeout_s, _IDLE_S), over) as stream:
@@ -188,16 +156,13 @@ class Tcp(Transport):
             raise
 
     async def aclose(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            asyncio.get_running_loop().remove_reader(listener.fileno())
-            listener.close()
+        self._door.close()
         for ticket in list(self._offers):
             await self.withdraw(ticket)
-        for connected in [*self._connections, *self._read_from]:
+        for connected in list(self._read_from):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-        await asyncio.to_thread(self._serving.shutdown)
+        await self._door.cut()
         await asyncio.to_thread(self._reading.shutdown)
 
 

@@ -79,7 +79,7 @@ class FreeParts(Message, frozen=True, tag="free-parts"):
 class Ask(Message, frozen=True, tag="ask"):
     """What a client of the node `node` asks of a stream: an encoded request of `wire.messages`. `number` is the asker's
     for it: asked again under the same, since the answer did not come, it is done once. `answered`: the numbers of
-    requests whose answers have come, and can be forgotten. Answered by `Answer`."""
+    requests whose answers have come, and can be forgotten. Answered by `Answer`, or by `Waits`."""
 
     id: int
     node: bytes
@@ -331,6 +331,13 @@ class Answer(Message, frozen=True, tag="answer"):
     reply: bytes
 
 
+class Waits(Message, frozen=True, tag="waits"):
+    """There is no answer yet: ask again under the same number. `busy`: not at once, since many wait."""
+
+    id: int
+    busy: bool
+
+
 class Part(Message, frozen=True, tag="part"):
     """The part of a stream that is here: its token, that by which the whole stream is asked for here, and its mark."""
 
@@ -365,4 +372,4 @@ class Announced(Message, frozen=True, tag="announced"):
     rows: bytes
 
 
-PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Part | Located | Announced | FoundReplicas
+PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Waits | Part | Located | Announced | FoundReplicas

@@ -16,7 +16,7 @@ import dataplane as dp
 from dataplane.cluster.placement import Placement
 from tests.integration.test_hosts import Host, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
-from tests.processes import eventually
+from tests.processes import MIB, eventually, pattern
 
 GROUPS = [f"prompt-{i}" for i in range(30)]
 
@@ -290,3 +290,39 @@ def home_of(group: str, nodes: list[str]) -> bool:
 def here(plane: Any) -> int:
     """How many rows have their home on the plane's own host."""
     return int(plane.stats().streams["rollouts"]["rows"])
+
+
+def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(4 * MIB - 64 * 1024))
+    full: dict[str, Any] = {"memory": "8MiB", "spill": "64MiB", "spill_dir": small_disk}
+    with (
+        Host(tmp_path / "0") as one,
+        Host(tmp_path / "1", one) as two,
+        Host(tmp_path / "2", one, **full) as three,
+        dp.connect(one.address) as a,
+        dp.connect(two.address) as b,
+        dp.connect(three.address) as c,
+    ):
+        together(a, b, c)
+        streams = [plane.stream("rollouts", tasks=["actor"]) for plane in (a, b, c)]
+        sent = 0
+        with pytest.raises(dp.Backpressure) as caught:
+            while True:
+                streams[2].append({"x": pattern(sent, MIB)[None]}, group=[GROUPS[sent]], timeout=0.5)
+                sent += 1
+        assert "No space left" in caught.value.spill_error
+        for number in range(10, 14):
+            streams[0].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=5)
+        with streams[1].consume("actor", rows=2, min_rows=2, columns=["x"], timeout=10):
+            pass  # what is freed is room
+        ballast.unlink()
+        for number in range(sent, 10):
+            streams[2].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=10)
+        streams[0].close()
+        left = 12
+        for _ in range(left):
+            with streams[1].consume("actor", rows=1, columns=["x"], timeout=10) as delivery:
+                number = GROUPS.index(str(delivery.groups[0]))
+                assert np.array_equal(delivery.get()["x"].numpy()[0], pattern(number, MIB))
+        assert streams[1].stats()["rows"] == 0

@@ -115,7 +115,7 @@ async def test_who_does_not_say_what_he_wants_is_sent_away(
         stranger.socket.sendall(said)
         assert await asyncio.to_thread(stranger.hear) == b""
     await reads(reader, server, shelf(64 * KIB))
-    await until(lambda: not server._connections)
+    await until(lambda: not server._door._inside)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +199,15 @@ async def test_there_are_never_more_connections_than_that(
     server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who comes too many is sent away at once, and when the others have gone there is room again."""
-    monkeypatch.setattr(tcp, "_CONNECTIONS", 4)
+    monkeypatch.setattr(server._door, "_most", 4)
     strangers = [Stranger(server) for _ in range(4)]
-    await until(lambda: len(server._connections) == 4)
+    await until(lambda: len(server._door._inside) == 4)
     with Stranger(server) as fifth:
         assert await asyncio.to_thread(fifth.hear) == b""
-    assert len(server._connections) == 4
+    assert len(server._door._inside) == 4
     for stranger in strangers:
         stranger.socket.close()
-    await until(lambda: not server._connections)
+    await until(lambda: not server._door._inside)
     await reads(reader, server, shelf(9 * MIB))
 
 
@@ -219,7 +219,7 @@ async def test_who_goes_in_the_middle_costs_nothing(server: Tcp, reader: Tcp, sh
             stranger.ask(ticket, (0, 9 * MIB))
             await asyncio.to_thread(stranger.socket.recv, 1)
         await server.withdraw(ticket)
-    await until(lambda: not server._connections)
+    await until(lambda: not server._door._inside)
     await reads(reader, server, one)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,25 @@ def test_the_next_delivery_is_fetched_while_this_one_is_worked_on(planes: list[A
         del delivery  # nothing of it is read, nor of the next
         eventually(lambda: planes[1].stats().fetched_bytes >= 2 * 8 * 400_000, "both have come")
         assert number < 2
+
+
+def test_hundreds_who_wait_keep_nobody_from_acking(planes: list[Any]) -> None:
+    """Each waits at all homes; what is at once done at those gets through, and so does what they wait for."""
+    streams = [plane.stream("rollouts", tasks=["actor", "critic"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    got: list[int] = []
+
+    def wait() -> None:
+        with suppress(dp.Closed), streams[1].consume("critic", rows=1, columns=["id", "late"], timeout=60) as delivery:
+            got.extend(int(i) for i in delivery.get()["id"].to_list())
+
+    waiting = [threading.Thread(target=wait) for _ in range(200)]
+    for thread in waiting:
+        thread.start()
+    eventually(lambda: streams[2].stats()["rows"] == 24, "homes answer")
+    with streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=30) as delivery:
+        streams[1].extend(delivery.ref, {"late": np.arange(24)})
+    streams[0].close()
+    for thread in waiting:
+        thread.join(60)
+    assert sorted(got) == list(range(24))

@@ -1,4 +1,4 @@
-"""Questions about streams between two nodes on real sockets: done once, given back where nobody waits, told in order."""
+"""Questions about streams between two nodes on real sockets: done once, given back where nobody waits, told in turn."""
 
 from __future__ import annotations
 
