@@ -177,7 +177,9 @@ class Adopting:
         home = whole.stream.home
         lost: list[packed.Index] = []
         for rows, task, ref, lengths in columns:
-            at = np.flatnonzero(home.books.rows.lack(rows, ref.columns))
+            lacking, there = home.books.rows.lack(rows, ref.columns), home.books.rows.there(rows)
+            home.books.rows.remember(rows[there & ~lacking], {node for node, _ in ref.shards()})
+            at = np.flatnonzero(lacking)
             gone = self._homes.gone(ref[at], anywhere=True) if len(at) else at
             lost.append(rows[at[gone]])
             at = np.delete(at, gone)

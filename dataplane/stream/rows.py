@@ -242,10 +242,14 @@ class Rows:
             self._patches[number].left += 1
         return kept, self._unneeded(before)
 
+    def remember(self, rows: Index, nodes: Iterable[bytes]) -> None:
+        """These nodes keep something of these rows that is not needed: they are told when the rows go."""
+        for node in nodes:
+            self._past.setdefault(node, set()).update(rows.tolist())
+
     def _note_past(self, rows: Index, patches: Index) -> None:
         for number in np.unique(patches[patches >= 0]).tolist():
-            for node in self._patches[number].nodes:
-                self._past.setdefault(node, set()).update(rows[patches == number].tolist())
+            self.remember(rows[patches == number], self._patches[number].nodes)
 
     def unkept(self, kept: Index) -> list[Patch]:
         """What was kept is not read any more; those that nothing needs."""

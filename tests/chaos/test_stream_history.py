@@ -313,9 +313,32 @@ def perform(seed: int, lasts_s: float = LASTS_S) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [5, 16, 71])
 def test_a_history(seed: int) -> None:
     perform(seed)
+
+
+def test_the_rules_find_what_is_broken() -> None:
+    """Each of them, in a history that breaks it and no other."""
+
+    def broken(*events: tuple[Any, ...], killed: int = 9, lost: list[int] = []) -> list[str]:  # noqa: B006
+        history = History(killed={killed}, lost=lost)
+        history.told("append", [1, 2], 0, 0.0)
+        for what, rows, task, began in events:
+            history.told(what, rows, 0, began, task)
+        return [each.splitlines()[0] for each in history.broken()]
+
+    fine = [("ack", [1, 2], task, 0.0) for task in TASKS]
+    later = time.monotonic() + 60
+    assert broken(*fine) == []
+    assert broken(*fine[1:]) == ["2 rows were never acked by 'reward', and their columns survived: [1, 2]"]
+    assert broken(*fine[1:], killed=0) == [], "they did not survive"
+    assert broken(*fine, ("ack", [2], "log", 0.0)) == ["1 rows were acked twice by 'log': [2]"]
+    assert broken(*fine, ("deliver", [1], "log", 0.0)) == []
+    again = ["1 rows were delivered again to 'log' after it had acked them: [1]"]
+    assert broken(*fine, ("deliver", [1], "log", later)) == again
+    assert broken(*fine, lost=[2]) == ["1 rows were told as lost, and their columns survived: [2]"]
+    assert broken(*fine, killed=0, lost=[2, 2]) == ["1 rows were told twice as lost: [2]"]
 
 
 def main(seeds: list[int]) -> int:

@@ -102,8 +102,9 @@ def test_who_stored_what_was_replaced_is_remembered_until_the_row_goes() -> None
     assert {node: of.tolist() for node, of in rows.by_node(at(0, 1)).items()} == {HERE: [0, 1], THERE: [0]}
     assert rows.ever_by_node(at(0, 1))[THERE].tolist() == [0, 1]
     assert {node: of.tolist() for node, of in rows.past_by_node(at(0, 1)).items()} == {THERE: [1]}
-    rows.remove(at(1))
-    assert rows.past_by_node(at(0)) == {}
+    rows.remember(at(0), [THIRD])
+    assert rows.past_by_node(at(0))[THIRD].tolist() == [0]
+    rows.remove(at(0, 1))
     assert rows._past == {}
 
 
