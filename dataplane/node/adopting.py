@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
+AWAITED_S = 5.0
+"""Seconds in which columns of rows that have come are announced by those who store them."""
+
+
 class Adopting:
     """The rows that have come to one node."""
 
@@ -37,24 +42,76 @@ class Adopting:
         self._asking = asking
         self.let_go: Callable[[bytes, packed.Index], None] = lambda token, rows: None
         """Called with rows of a part elsewhere that have their home here now."""
+        self._awaited: dict[bytes, Counter[int]] = {}  # by the token of the whole: rows, how often they are looked at
         self._came: dict[tuple[str, int, bytes], dict[int, int]] = {}  # by name, generation, token: numbers then, now
 
     def rows(self, request: pm.Announce) -> pm.Announced:
         """Rows come whose home has died. Raises Closed, Corrupt, LimitExceeded, SchemaMismatch, ProtocolMismatch."""
         whole, known, numbers = self._rows(request)
         self._put(whole, _mapped(_decoded(request.columns), known))
+        for node, packed_rows in request.others:
+            came = [known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known]
+            self._await(whole, node, np.array(came, np.int64))
         self._held_by(whole, request, known)
+        self._await_owners(whole, numbers, known)
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
+
+    def _await(self, whole: Whole, node: bytes, rows: packed.Index) -> None:
+        """These rows had columns on this node. Without them they are lost, in a while: it may tell of them still."""
+
+        def lacking(there: packed.Index) -> packed.Index:
+            stored = whole.stream.home.books.rows
+            return np.setdiff1d(there, stored.by_node(there).get(node, packed.NOTHING))
+
+        self._look_later(whole, rows, lacking, AWAITED_S if node else 0.0)
+
+    def _await_owners(self, whole: Whole, numbers: list[int], known: dict[int, int]) -> None:
+        """Of the rows that came, those are lost in a while of which something is stored on who is no member: it has
+        died, or this node does not know it yet."""
+
+        def dead(there: packed.Index) -> packed.Index:
+            return np.intersect1d(there, whole.stream.home.books.rows.dead(self._member))
+
+        rows = dead(np.array([known[number] for number in numbers], np.int64))
+        self._look_later(whole, rows, dead, AWAITED_S)
+
+    def _member(self, node: bytes) -> bool:
+        return node == self._wholes.node or self._asking.knows(node)
+
+    def _look_later(
+        self, whole: Whole, rows: packed.Index, lost: Callable[[packed.Index], packed.Index], s: float
+    ) -> None:
+        """Lose those of these rows in so many seconds that are `lost` then."""
+        if not len(rows):
+            return
+        awaited = self._awaited.setdefault(whole.token, Counter())
+        awaited.update(rows.tolist())
+
+        def look() -> None:
+            awaited.subtract(rows.tolist())
+            for row in [row for row in rows.tolist() if awaited[row] <= 0]:
+                del awaited[row]
+            if self._wholes.there(whole):
+                home = whole.stream.home
+                home.lose_rows(lost(rows[home.books.rows.there(rows)]), whole.stream.clock())
+
+        asyncio.get_running_loop().call_later(s, look)
+
+    def awaited(self, whole: Whole) -> packed.Index:
+        """Rows of which it is not known yet whether all of them is somewhere: they stay here until then."""
+        return np.array(list(self._awaited.get(whole.token, ())), np.int64)
 
     async def moved(self, request: pm.Announce) -> pm.Announced:
         """Rows come whose home this is now, from the one they had. They are without columns, and so nobody's, until
         those know of it that hold some. Raises as `rows`."""
         whole, known, numbers = self._rows(request)
         columns = _mapped(_decoded(request.columns), known)
-        await asyncio.gather(*(self._tell(whole, request, known, node) for node in self._holders(columns, request)))
+        news = {number: known[number] for number in numbers}
+        await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns, request)))
         self._put(whole, columns)
         self._held_by(whole, request, known)
+        self._await_owners(whole, numbers, known)
         self.let_go(request.token, np.array(numbers, np.int64))
         whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, numbers, known)
@@ -83,9 +140,9 @@ class Adopting:
         stored = {node for _, _, ref, _ in columns for node, _ in ref.shards()}
         return {*stored, *request.holders} - {self._wholes.node}
 
-    async def _tell(self, whole: Whole, request: pm.Announce, known: dict[int, int], node: bytes) -> None:
-        here, numbers = whole.here, sorted(known)
-        were, came = np.array(numbers, np.int64), np.array([known[number] for number in numbers], np.int64)
+    async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
+        here = whole.here
+        were, came = np.array(list(news), np.int64), np.array(list(news.values()), np.int64)
         while self._asking.knows(node):
             message = pm.Moved(
                 self._asking.next_id(),
@@ -118,8 +175,14 @@ class Adopting:
 
     def _put(self, whole: Whole, columns: Columns) -> None:
         home = whole.stream.home
+        lost: list[packed.Index] = []
         for rows, task, ref, lengths in columns:
-            at = np.flatnonzero(home.books.rows.lack(rows, ref.columns))
+            lacking, there = home.books.rows.lack(rows, ref.columns), home.books.rows.there(rows)
+            home.books.rows.remember(rows[there & ~lacking], {node for node, _ in ref.shards()})
+            at = np.flatnonzero(lacking)
+            gone = self._homes.gone(ref[at], anywhere=True) if len(at) else at
+            lost.append(rows[at[gone]])
+            at = np.delete(at, gone)
             if not len(at):
                 continue
             if len(at) < len(rows):
@@ -128,12 +191,17 @@ class Adopting:
             self._homes.keep(ref, anywhere=True)
             try:
                 put_columns(home, rows, task, ref, lengths)
-            except Corrupt as error:
+            except BaseException as error:
                 self._homes.forget(ref)
+                if not isinstance(error, Corrupt):
+                    raise
                 log.warning("columns of stream %r that were announced are not taken: %s", whole.name, error)
+        missed = np.unique(np.concatenate([packed.NOTHING, *lost]))
+        home.lose_rows(missed[home.books.rows.there(missed)], whole.stream.clock())  # once all know that hold others
 
     def forget(self, whole: Whole) -> None:
         """The stream was dropped."""
+        self._awaited.pop(whole.token, None)
         for key in [key for key in self._came if key[:2] == (whole.name, whole.generation)]:
             del self._came[key]
 

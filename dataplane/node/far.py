@@ -71,6 +71,9 @@ class Far:
 
     def asked(self, request: pm.Ask) -> pm.Answer | pm.Waits | Awaitable[pm.Answer | pm.Waits]:
         """What the request is answered."""
+        if request.node not in self._said and len(self._said) >= MAX_CLIENTS:
+            what = "nodes that ask"
+            raise LimitExceeded(f"{MAX_CLIENTS} {what}", what=what, asked=MAX_CLIENTS + 1, limit=MAX_CLIENTS)
         said = self._said[request.node]
         for number in request.answered:
             if isinstance(said.get(number), _Told):

@@ -23,7 +23,7 @@ import numpy as np
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock
-from dataplane.errors import Closed, LimitExceeded, Misuse, OwnerDied
+from dataplane.errors import Closed, Corrupt, Freed, LimitExceeded, Misuse, OwnerDied
 from dataplane.store.store import Store
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
@@ -252,6 +252,19 @@ class Homes:
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
         self.keep_too(ref)
+
+    def gone(self, ref: BatchRef, *, anywhere: bool = False) -> Index:
+        """Which of these rows can not be kept, as `keep` says: who stored something of them has died."""
+        try:
+            self.keep(ref, anywhere=anywhere)
+        except (OwnerDied, Freed, Corrupt):
+            if len(ref) == 1:
+                return np.zeros(1, np.int64)
+            half = len(ref) // 2
+            first, second = (self.gone(each, anywhere=anywhere) for each in (ref[:half], ref[half:]))
+            return np.concatenate((first, half + second))
+        self.forget(ref)
+        return np.empty(0, np.int64)
 
     def keep_too(self, ref: BatchRef) -> None:
         """Somebody else needs what rows of a stream need now, whatever becomes of those."""

@@ -4,16 +4,21 @@ That node lets in who appends, and each part tells it what it holds, again after
 until it is given back; what it brought is told then, and counts until the parts in question have told of it.
 
 What always holds: what all parts hold, and what was let in, never pass a limit, as long as the members are the same;
-after one has gone, nobody is let in before every part has told what it holds.
+after one has come or gone, nobody is let in before every part knows and has told what it holds, and what it
+is about to announce to new homes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Closed, DataplaneError
+from dataplane.errors import Backpressure, Closed, DataplaneError, PeerUnavailable
 from dataplane.node.asking import Asking
 from dataplane.node.wholes import Whole, Wholes
 from dataplane.stream.admission import Admission, Entry, Held
@@ -21,6 +26,8 @@ from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 
 _AGAIN_S = 0.5
+_COUNTED_S = 2.0
+_UNKNOWN = Held(1 << 62, 1 << 62, -(1 << 62))  # more than any limit
 
 
 @dataclass(slots=True)
@@ -34,11 +41,19 @@ class _Part:
 class _Ledger:
     """What one stream holds, where this node keeps its limits."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: Whole, wholes: Wholes) -> None:
         self.parts: dict[bytes, _Part] = {}
         self.admission = Admission(whole.settings, self._held)
+        self._wholes = wholes
+
+    def missing(self) -> list[bytes]:
+        """The members that have not told what they hold since they know the same members."""
+        view, parts = self._wholes.view, self.parts
+        return [n for n in self._wholes.members if n not in parts or parts[n].told.members != view]
 
     def _held(self) -> Held:
+        if self.missing():
+            return _UNKNOWN
         rows = sum(part.told.rows + sum(b[1] for b in part.brought) for part in self.parts.values())
         nbytes = sum(part.told.nbytes + sum(b[2] for b in part.brought) for part in self.parts.values())
         oldest = [part.told.oldest for part in self.parts.values() if part.told.oldest is not None]
@@ -68,11 +83,14 @@ class _Ledger:
 class Limits:
     """The streams with limits, as one node keeps them or tells of its parts of them."""
 
-    def __init__(self, wholes: Wholes, asking: Asking) -> None:
+    def __init__(self, wholes: Wholes, asking: Asking, coming: Callable[[Whole], tuple[int, int]]) -> None:
+        """`coming(whole)`: rows and bytes that this node is about to announce to new homes."""
         self._wholes = wholes
+        self._coming = coming
         self._asking = asking
         self._ledgers: dict[bytes, _Ledger] = {}  # by the token of the whole
         self._telling: dict[bytes, asyncio.Task[None]] = {}
+        self._counted: dict[bytes, int] = {}  # by the token of the whole: up to which of its changes a part has told
         self._more = asyncio.Event()
 
     def home(self, whole: Whole) -> bytes:
@@ -83,7 +101,7 @@ class Limits:
 
     async def admit(self, client: object, request: m.Admit, whole: Whole, deadline: Deadline) -> int:
         """A ticket for so many rows and bytes. Raises Backpressure, LimitExceeded, Closed, PeerUnavailable."""
-        ledger = self._ledgers.setdefault(whole.token, _Ledger(whole))
+        ledger = self._ledgers.setdefault(whole.token, _Ledger(whole, self._wholes))
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         entry = Entry(
             client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
@@ -118,7 +136,7 @@ class Limits:
         """Wait until every member has told what its part holds."""
         while True:
             await self._wholes.parts(whole)  # who had none has one now, and tells of it
-            missing = [node for node in self._wholes.members if node not in ledger.parts]
+            missing = ledger.missing()
             if not missing:
                 return
             if self._wholes.node in missing:
@@ -139,8 +157,10 @@ class Limits:
     def told(self, told: pm.Holds) -> None:
         """A part tells what it holds."""
         whole = self._wholes.named(told.name)
+        if told.node not in self._wholes.members:
+            raise PeerUnavailable("who tells is no member here, yet; it tells again")
         if whole is not None and whole.generation == told.generation:
-            self._ledgers.setdefault(whole.token, _Ledger(whole)).tell(told)
+            self._ledgers.setdefault(whole.token, _Ledger(whole, self._wholes)).tell(told)
             more, self._more = self._more, asyncio.Event()
             more.set()
 
@@ -157,24 +177,41 @@ class Limits:
             self._telling[whole.token] = asyncio.get_running_loop().create_task(self._tell(whole))
 
     async def _tell(self, whole: Whole) -> None:
-        said: tuple[bytes, int] | None = None
+        said: tuple[bytes, pm.Holds] | None = None
         while self._wholes.there(whole):
             home, holds = self.home(whole), self._holds(whole)
-            if said != (home, holds.changes):
+            if said is None or said != (home, msgspec.structs.replace(holds, id=said[1].id)):
                 try:
                     if home == self._wholes.node:
                         self.told(holds)
                     else:
                         await self._asking.tell(home, holds, m.Done, _AGAIN_S)
-                    said = (home, holds.changes)
+                    said = (home, holds)
+                    self._counted[whole.token] = holds.changes
+                    more, self._more = self._more, asyncio.Event()
+                    more.set()
                     continue
                 except DataplaneError:
                     await asyncio.sleep(_AGAIN_S)
                     continue
             await whole.stream.changed()
 
+    async def counted(self, name: str, answer: Awaitable[pm.Announced] | pm.Announced) -> pm.Announced:
+        """The answer to rows that came here, once whoever keeps the limits counts them here: then they go elsewhere."""
+        reply = answer if isinstance(answer, pm.Announced) else await answer
+        whole = self._wholes.named(name)
+        if whole is None or not whole.settings.limited:
+            return reply
+        changes = whole.stream.home.changes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_COUNTED_S):
+                while self._wholes.there(whole) and self._counted.get(whole.token, -1) < changes:
+                    await self._more.wait()
+        return reply
+
     def _holds(self, whole: Whole) -> pm.Holds:
         home = whole.stream.home
+        rows, nbytes = self._coming(whole)
         oldest = min((min(left) for left in home.books.progress.left if left), default=None)
         return pm.Holds(
             self._asking.next_id(),
@@ -182,10 +219,11 @@ class Limits:
             whole.name,
             whole.generation,
             home.changes,
-            home.books.rows.count,
-            home.books.nbytes,
+            home.books.rows.count + rows,
+            home.books.nbytes + nbytes,
             oldest,
             home.books.behind(),
+            self._wholes.view,
         )
 
     def changed(self) -> None:
@@ -201,6 +239,7 @@ class Limits:
         ledger = self._ledgers.pop(whole.token, None)
         if ledger is not None:
             ledger.admission.refuse(Closed("the stream was dropped"))
+        self._counted.pop(whole.token, None)
         task = self._telling.pop(whole.token, None)
         if task is not None:
             task.cancel()

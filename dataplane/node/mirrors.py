@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import DataplaneError
+from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.node import packed
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
@@ -26,6 +26,8 @@ from dataplane.stream.block import Block
 from dataplane.stream.facts import Arrival
 from dataplane.stream.mirror import Mirror, measured
 from dataplane.stream.moving import Columns, renumbered, some_columns
+from dataplane.stream.progress import ACKED, EXPIRED
+from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot import block_of
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -85,13 +87,14 @@ class Mirrors:
         self._adopting = adopting
         adopting.let_go = self.let_go
         self._held: dict[bytes, _Held] = {}
+        self._announcing: set[_Held] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def bringing(self, whole: Whole, part: Part, ref: BatchRef) -> Iterator[Brought]:
         """While the home of this part is asked to take what `ref` means. Raises Freed, Corrupt where it is gone."""
         self._homes.keep(ref)
-        with self._flying(whole, part) as held:
+        with self.flying(whole, part) as held:
             brought = Brought(held, ref)
             try:
                 yield brought
@@ -100,8 +103,8 @@ class Mirrors:
                     self._homes.forget(ref)
 
     @contextmanager
-    def _flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
-        """While numbers of rows are on their way, what their home says of rows waits."""
+    def flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
+        """While numbers of rows are on their way, what their home, this part, says of rows waits."""
         held = self._held.get(part.token)
         if held is None:
             held = self._held[part.token] = _Held(whole, part, self._homes)
@@ -118,19 +121,26 @@ class Mirrors:
 
     async def settled(self, request: pm.Settled) -> m.Done:
         """A home says what became of rows. Raises ProtocolMismatch."""
-        tokens = {token for token, _, _, _ in request.settled}
+        for _, task, rows, state, others in request.settled:
+            packed.int64("rows", rows)
+            if not -1 <= task < MAX_TASKS or (task >= 0 and state not in (ACKED, EXPIRED)):
+                raise ProtocolMismatch(f"rows that are in state {state} for task {task}")
+            for _, of in others:
+                packed.int64("rows", of)
+        tokens = {settled[0] for settled in request.settled}
         flying = [f for token in tokens if token in self._held for f in self._held[token].flying]
         if flying:
             await asyncio.wait(flying)
-        for token, task, rows, state in request.settled:
+        for token, task, rows, state, others in request.settled:
             held = self._held.get(token)
             if held is None:
                 continue
-            numbers = packed.int64("rows", rows)
+            numbers = np.unique(packed.int64("rows", rows))
             if task < 0:
                 held.mirror.over(numbers)
-            else:
+            elif task < len(held.whole.settings.tasks):
                 held.mirror.settle(task, numbers, state)
+                held.mirror.note_others(numbers, {node: packed.int64("rows", of) for node, of in others})
             self._tidy(held)
         return m.Done(request.id)
 
@@ -138,7 +148,10 @@ class Mirrors:
 
     async def moved(self, request: pm.Moved) -> m.Done:
         """Rows have another home, under other numbers. Raises ProtocolMismatch."""
-        were, came = packed.int64("rows", request.were), packed.int64("rows", request.rows)
+        were = packed.int64("rows", request.were)
+        came = packed.numbers("rows", request.rows, len(were))
+        if not (were[1:] > were[:-1]).all() or len(np.unique(came)) != len(came) or (came < 0).any():
+            raise ProtocolMismatch("rows that move are not in order, or come to be one")
         old = self._held.get(request.token)
         if old is not None and old.flying:
             await asyncio.wait(list(old.flying))
@@ -148,8 +161,9 @@ class Mirrors:
             brought = mirror.brought(were)
             chosen = came[np.isin(were, brought)]
             if len(brought):
-                self._mirror(old.whole, part, mirror.block(brought, now), mirror.columns(brought), brought, chosen)
-            with self._flying(old.whole, part) as there:
+                block, columns = mirror.block(brought, now), mirror.columns(brought)
+                self._mirror(old.whole, part, block, columns, brought, chosen, mirror.others(brought))
+            with self.flying(old.whole, part) as there:
                 for rows, task, ref, lengths in some_columns(mirror.added(), were, came):
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
@@ -164,16 +178,26 @@ class Mirrors:
         if len(rows):
             chosen = came[np.isin(were, rows)]
             block, columns = block_of(books, rows, whole.stream.clock()), measured(books, rows)
-            self._mirror(whole, part, block, columns, rows, chosen)
+            others = books.rows.by_node(rows)
+            others.pop(self._wholes.node, None)
+            self._mirror(whole, part, block, columns, rows, chosen, others)
 
     def _mirror(
-        self, whole: Whole, part: Part, block: Block, columns: Columns, were: packed.Index, came: packed.Index
+        self,
+        whole: Whole,
+        part: Part,
+        block: Block,
+        columns: Columns,
+        were: packed.Index,
+        came: packed.Index,
+        others: Mapping[bytes, packed.Index],
     ) -> None:
         taken = some_columns(columns, were, came)
         for _, _, ref, _ in taken:
             self._homes.keep_too(ref)
-        with self._flying(whole, part) as there:
+        with self.flying(whole, part) as there:
             there.mirror.take(renumbered(block, were, came), taken, whole.stream.clock())
+            there.mirror.note_others(came, {node: came[np.isin(were, rows)] for node, rows in others.items()})
 
     def let_go(self, token: bytes, rows: packed.Index) -> None:
         """Rows of this part have their home here now."""
@@ -203,9 +227,17 @@ class Mirrors:
     def _announce_soon(self, held: _Held) -> None:
         if self._held.get(held.part.token) is held:
             del self._held[held.part.token]
+            self._announcing.add(held)
+            held.whole.stream.wake()
             task = asyncio.get_running_loop().create_task(self._announce(held))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def coming(self, whole: Whole) -> tuple[int, int]:
+        """How many rows and bytes are about to come to a new home."""
+        gone = [held for held in self._held.values() if not self._wholes.alive(held.part)]
+        sizes = [held.mirror.size for held in (*self._announcing, *gone) if held.whole is whole]
+        return sum(rows for rows, _ in sizes), sum(nbytes for _, nbytes in sizes)
 
     async def _announce(self, held: _Held) -> None:
         for again in range(_TRIES):
@@ -219,6 +251,8 @@ class Mirrors:
                     break
                 await asyncio.sleep(_BETWEEN_S * (again + 1))
         held.mirror.clear()  # what has come to another home is kept for that
+        self._announcing.discard(held)
+        held.whole.stream.wake()
 
     async def _announce_rows(self, held: _Held) -> None:
         rows, places = held.mirror.places()
@@ -231,6 +265,7 @@ class Mirrors:
     async def _announce_some(self, held: _Held, node: bytes, rows: packed.Index) -> None:
         whole, now = held.whole, held.whole.stream.clock()
         block, columns = held.mirror.block(rows, now), held.mirror.columns(rows)
+        columns, gone = self._there(columns)
         asked = pm.Announce(
             self._asking.next_id(),
             whole.name,
@@ -239,17 +274,35 @@ class Mirrors:
             held.part.token,
             block,
             encoded(columns),
-            holders=[self._wholes.node],
+            others=[(other, of.tobytes()) for other, of in (*held.mirror.others(rows).items(), (b"", gone))],
+            holders=[self._wholes.node] if self._keeps(columns) else [],
         )
         if node == self._wholes.node:
             self._adopting.rows(asked)
         else:
             part = await self._wholes.part(whole, node)
-            with self._flying(whole, part):
+            with self.flying(whole, part):
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
-                self._mirror(whole, part, block, columns, were, came)
+                self._mirror(whole, part, block, columns, were, came, held.mirror.others(rows))
         held.mirror.announced(rows)
+
+    def _there(self, columns: Columns) -> tuple[Columns, packed.Index]:
+        """Those of these columns that are somewhere still, and the rows of the others."""
+        found: Columns = []
+        lost = [packed.NOTHING]
+        for rows, task, ref, lengths in columns:
+            gone = self._homes.gone(ref)
+            lost.append(rows[gone])
+            at = np.delete(np.arange(len(rows)), gone)
+            if len(at):
+                found.append((rows[at], task, ref[at], {name: values[at] for name, values in lengths.items()}))
+        return found, np.unique(np.concatenate(lost))
+
+    def _keeps(self, columns: Columns) -> bool:
+        """Whether all of these columns that others stored are kept here too."""
+        others = [key for _, _, ref, _ in columns for key in ref.shards() if key[0] != self._wholes.node]
+        return bool(others) and all(self._homes.replica(key) is not None for key in others)
 
     async def _announce_columns(self, held: _Held) -> None:
         """Columns of rows that were appended from elsewhere: whoever has the rows by now takes them, and those that
@@ -268,7 +321,7 @@ class Mirrors:
             answer = self._adopting.columns(asked)
             were = packed.int64("rows", answer.were)
         else:
-            with self._flying(held.whole, part) as there:
+            with self.flying(held.whole, part) as there:
                 answer = await self._asking.tell(part.node, asked, pm.Announced)
                 were, came = packed.int64("rows", answer.were), packed.int64("rows", answer.rows)
                 for rows, task, ref, lengths in some_columns(columns, were, came):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 import numpy as np
-import xxhash
 
+from dataplane.cluster.static import MAX_MEMBERS
 from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
@@ -31,7 +32,18 @@ _AGAIN_S = 1.0
 class Rehoming:
     """The rows of one node that move."""
 
-    def __init__(self, wholes: Wholes, mirrors: Mirrors, asking: Asking) -> None:
+    def __init__(
+        self,
+        wholes: Wholes,
+        mirrors: Mirrors,
+        asking: Asking,
+        told: Callable[[], Awaitable[None]],
+        awaited: Callable[[Whole], packed.Index],
+    ) -> None:
+        """`told()` returns once others know what had come up that they are to be told. Of the rows `awaited(whole)` it
+        is not known yet whether all of them is somewhere: they do not move."""
+        self._told = told
+        self._awaited = awaited
         self._wholes = wholes
         self._mirrors = mirrors
         self._asking = asking
@@ -66,12 +78,8 @@ class Rehoming:
 
     # who is done with it
 
-    def _view(self) -> bytes:
-        """The members, as they are compared."""
-        return xxhash.xxh3_64_digest(b"".join(self._wholes.placement.nodes))
-
     async def _say_still(self) -> None:
-        view = self._view()
+        view = self._wholes.view
         self.still(pm.Still(0, self._wholes.node, view))
         others = [node for node in self._wholes.placement.nodes if node != self._wholes.node]
         said = [self._asking.tell(n, pm.Still(self._asking.next_id(), self._wholes.node, view), Done) for n in others]
@@ -80,11 +88,13 @@ class Rehoming:
     def still(self, said: pm.Still) -> None:
         """A node has nothing more to move."""
         self._still[said.node] = said.members
+        if len(self._still) > MAX_MEMBERS:
+            del self._still[next(iter(self._still))]
         self._unsettle()
 
     def _unsettle(self) -> None:
         """Streams end, where they are closed, once nobody has anything to move."""
-        view = self._view()
+        view = self._wholes.view
         unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
         for whole in self._wholes.all():
             home = whole.stream.home
@@ -99,7 +109,7 @@ class Rehoming:
         """There is a part of this stream here now; where it was restored, with rows whose homes are elsewhere."""
         if whole.stream.home.books.rows.count or not self._still:
             self.changed()
-        view = self._view()
+        view = self._wholes.view
         whole.stream.home.unsettled = any(self._still.get(node) != view for node in self._wholes.placement.nodes)
 
     async def _move(self, whole: Whole) -> int:
@@ -126,12 +136,13 @@ class Rehoming:
     async def _move_some(self, whole: Whole, node: bytes, rows: packed.Index) -> int:
         part = await self._wholes.part(whole, node)
         stream, books = whole.stream, whole.stream.home.books
-        rows = np.intersect1d(rows, books.idle())
+        rows = np.setdiff1d(np.intersect1d(rows, books.idle()), self._awaited(whole))
         if not len(rows):
             return 0
         books.progress.hide(books.rows.places(rows), hidden=True)
-        with stream.moving(rows):
+        with stream.moving(rows), self._mirrors.flying(whole, part):
             try:
+                await self._told()  # what was said of them comes before what is said of them there
                 asked = pm.Announce(
                     self._asking.next_id(),
                     whole.name,
@@ -140,18 +151,26 @@ class Rehoming:
                     stream.token,
                     block_of(books, rows, stream.clock()),
                     encoded(measured(books, rows)),
-                    holders=list(books.rows.by_node(rows)),
+                    holders=books.rows.spares(rows),
                     moved=True,
                 )
                 reply = await self._announce(node, asked)
             except BaseException:
                 if self._wholes.there(whole):
-                    books.progress.hide(books.rows.places(rows), hidden=False)
-                    stream.home.adopted(stream.clock())
+                    self._keep(whole, rows)
                 raise
             if self._wholes.there(whole):
-                self._moved(whole, part, reply)
+                self._moved(whole, part, rows, reply)
         return len(rows)
+
+    def _keep(self, whole: Whole, rows: packed.Index) -> None:
+        """These hidden rows stay here, but for those of which something was lost meanwhile."""
+        stream, books = whole.stream, whole.stream.home.books
+        books.progress.hide(books.rows.places(rows), hidden=False)
+        for node, of in books.rows.by_node(rows).items():
+            if not self._asking.knows(node):
+                stream.home.lose_rows(of[books.rows.there(of)], stream.clock())
+        stream.home.adopted(stream.clock())
 
     async def _announce(self, node: bytes, asked: pm.Announce) -> pm.Announced:
         """Tell the new home, again and again while it is there: it takes each row once."""
@@ -162,12 +181,15 @@ class Rehoming:
                 if not self._asking.knows(node):
                     raise
 
-    def _moved(self, whole: Whole, part: Part, reply: pm.Announced) -> None:
+    def _moved(self, whole: Whole, part: Part, rows: packed.Index, reply: pm.Announced) -> None:
         were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
         stream, books = whole.stream, whole.stream.home.books
         self._mirrors.take_over(whole, part, were, came)
         stream.moved(part.token, were, came)
         books.move(were)
+        again = np.setdiff1d(rows, were)  # their keys are there already: they were appended again since members changed
+        books.progress.hide(books.rows.places(again), hidden=False)
+        books.lose(again)
         stream.home.adopted(stream.clock())
 
     async def aclose(self) -> None:

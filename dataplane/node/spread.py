@@ -42,9 +42,9 @@ class Spread:
         self._mirrors = Mirrors(homes, self._wholes, asking, self._adopting)
         self._holds = Holds(homes, self._wholes, self._mirrors, asking)
         homes.keep_elsewhere = self._holds.keep
-        self._rehoming = Rehoming(self._wholes, self._mirrors, asking)
+        self._rehoming = Rehoming(self._wholes, self._mirrors, asking, homes.told, self._adopting.awaited)
         self._wholes.watch(self._rehoming.ended, self._rehoming.begin)
-        self._limits = Limits(self._wholes, asking)
+        self._limits = Limits(self._wholes, asking, self._mirrors.coming)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
         self._far = Far(self._for)
@@ -80,7 +80,8 @@ class Spread:
             case pm.Settled():
                 return self._mirrors.settled(request)
             case pm.Announce():
-                return self._adopting.moved(request) if request.moved else self._adopting.rows(request)
+                came = self._adopting.moved(request) if request.moved else self._adopting.rows(request)
+                return self._limits.counted(request.name, came)
             case pm.Still():
                 self._rehoming.still(request)
             case pm.Moved():

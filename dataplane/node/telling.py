@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
-from dataplane.errors import DataplaneError, PeerUnavailable
+import numpy as np
+
+from dataplane.errors import DataplaneError, Retryable
 from dataplane.node.asking import Asking
+from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.rows import Index, Rows
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 
 _TOLD = 4096  # entries of one message
 _AGAIN_S = 2.0
+_BETWEEN_S = 0.01
 
-Entry = tuple[bytes, int, bytes, int]
+_BYTES = 1 << 20  # of one message, about
+
+Entry = tuple[bytes, int, bytes, int, list[tuple[bytes, bytes]]]
 
 
 class Telling:
@@ -33,11 +39,15 @@ class Telling:
         """How many times something was noted that others are to be told."""
 
     def note(self, token: bytes, stored: Rows, task: int, rows: Index, state: int) -> None:
-        """Tell the nodes that columns of these rows are on, of the part of this token, what became of them."""
-        for node, of in stored.by_node(rows).items():
+        """Tell the nodes that columns of these rows are on, or were, of the part of this token, what became of them."""
+        nodes = stored.past_by_node(rows) if task == MOVED else stored.ever_by_node(rows)
+        there = stored.by_node(rows) if task >= 0 else {}
+        for node, of in nodes.items():
             if node != self._node and self._asking.knows(node):
                 self.noted += 1
-                self._queues.setdefault(node, []).append((token, task, of.tobytes(), state))
+                others = [(other, np.intersect1d(of, its).tobytes()) for other, its in there.items() if other != node]
+                entry = (token, max(task, OVER), of.tobytes(), state, [each for each in others if each[1]])
+                self._queues.setdefault(node, []).append(entry)
                 if node not in self._tasks:
                     self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
 
@@ -53,13 +63,14 @@ class Telling:
         queue = self._queues[node]
         try:
             while queue:
-                entries = queue[:_TOLD]
+                entries = _together(queue)
                 message = pm.Settled(self._asking.next_id(), entries)
                 try:
                     await self._asking.tell(node, message, m.Done, _AGAIN_S)
-                except PeerUnavailable:
+                except Retryable:
                     if not self._asking.knows(node):
                         return
+                    await asyncio.sleep(_BETWEEN_S)
                     continue
                 except DataplaneError:
                     pass  # it has no use for it
@@ -88,3 +99,14 @@ class Telling:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _together(queue: list[Entry]) -> list[Entry]:
+    """The first entries, as many as one message has."""
+    entries, left = [], _BYTES
+    for entry in queue[:_TOLD]:
+        entries.append(entry)
+        left -= len(entry[2]) + sum(len(rows) for _, rows in entry[4])
+        if left <= 0:
+            break
+    return entries

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Index, Placement
@@ -93,6 +94,11 @@ class Wholes:
         if self._epoch != self._membership.epoch:
             self._placement, self._epoch = Placement(self._membership.members), self._membership.epoch
         return self._placement
+
+    @property
+    def view(self) -> bytes:
+        """The members, as two nodes compare them."""
+        return xxhash.xxh3_64_digest(b"".join(self.placement.nodes))
 
     def homes(self, whole: Whole, places: list[str | int]) -> dict[bytes, Index]:
         """By node, which of the rows have their homes there that are in these groups, or have these keys."""

@@ -24,6 +24,9 @@ from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
 from dataplane.stream.rows import Hold, Index, Patch, Rows
 from dataplane.stream.settings import Settings
 
+OVER, MOVED = -1, -2
+"""What is told of rows in place of a task: they go; they go on elsewhere, where all know of it that have columns."""
+
 
 class Books:
     """The rows of one stream. To be used from one event loop alone."""
@@ -35,8 +38,8 @@ class Books:
         self.appended = 0
         """Rows that ever were."""
         self.tell: Callable[[int, Index, int], None] = lambda task, rows, state: None
-        """Called with a task, rows that it is done with, and the state that they have come to for it; or with -1 and
-        rows that are about to go."""
+        """Called with a task, rows that it is done with, and the state that they have come to for it; or with `OVER` or
+        `MOVED`, and rows that are about to go."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -125,7 +128,7 @@ class Books:
         finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
         over = finished & ~dropped
         if over.any():
-            self.tell(-1, rows[over], state)
+            self.tell(OVER, rows[over], state)
         if not over.all():
             self.tell(task, rows[~over], state)
         groups = self.facts.groups(places)
@@ -155,7 +158,7 @@ class Books:
             places = self.rows.places(rows)
             free = rows[self.progress.let_go(places, self.facts.versions(places))]
             if len(free):
-                self.tell(-1, free, EXPIRED)
+                self.tell(OVER, free, EXPIRED)
             self._remove(free)
 
     def idle(self) -> Index:
@@ -175,6 +178,7 @@ class Books:
 
     def move(self, rows: Index) -> None:
         """These hidden rows have another home."""
+        self.tell(MOVED, rows, EXPIRED)
         self.progress.hide(self.rows.places(rows), hidden=False)
         tell, self.tell = self.tell, lambda task, rows, state: None
         try:
@@ -191,7 +195,7 @@ class Books:
             self.drop_rows(rows[held])
         free = rows[~held & ~before]
         if len(free):
-            self.tell(-1, free, EXPIRED)
+            self.tell(OVER, free, EXPIRED)
             places, states = self.rows.places(free), states[:, ~held & ~before]
             self.progress.lose(places, self.facts.versions(places))
             self.groups.lose(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)

@@ -223,12 +223,15 @@ class Home:
     def lose(self, there: Callable[[bytes], bool], now: float) -> None:
         """Of the nodes only these are there: what others stored is gone, and with it the rows that need some of it;
         those that somebody holds go when he is done. They are told by `take_lost`."""
-        rows = self.books.rows.dead(there)
+        self.lose_rows(self.books.rows.dead(there), now)
+
+    def lose_rows(self, rows: Index, now: float) -> None:
+        """Something of these rows is gone, as for `lose`."""
         if len(rows):
             keys, told = self.books.keys.names(rows), self.books.told(rows)
-            self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+            facts = dict(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+            self._lost.update((row, facts[row]) for row in self.books.lose(rows).tolist())
             self.found(list(self._lost)[:-MAX_LOST])
-            self.books.lose(rows)
             self._tell(now)
 
     def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:

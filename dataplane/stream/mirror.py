@@ -42,9 +42,15 @@ class Mirror:
         self._mark = mark
         self._brought = Books(settings, released, mark)  # rows that were appended from here
         self._added = Books(settings, released, mark)  # columns of any rows that were brought later
+        self._others: dict[int, tuple[bytes, ...]] = {}  # by row: other nodes that store columns of it
 
     def __len__(self) -> int:
         return self._brought.rows.count + self._added.rows.count
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many rows were appended from here, and about how many bytes."""
+        return self._brought.rows.count, self._brought.nbytes
 
     def append(
         self, first: int, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
@@ -53,6 +59,7 @@ class Mirror:
         books, rows = self._brought, np.arange(first, first + len(ref))
         books.rows.put_back(rows)
         books.rows.extend(rows, ref, replace=False)
+        books.nbytes += ref.stored_nbytes
         books.keys.add(keys, first, digest)
         places = books.rows.places(rows)
         groups = books.groups.enter(arrival.groups, rows)
@@ -86,8 +93,29 @@ class Mirror:
             states = books.progress.states(books.rows.places(there), len(there))[task]
             books.settle(task, there[(states != ACKED) & (states != EXPIRED)], state)
 
+    def note_others(self, rows: Index, others: Mapping[bytes, Index]) -> None:
+        """Those of these rows that are in `others` have columns on that node, too, and the rest have none elsewhere."""
+        if others or self._others:
+            self._forget_others(rows)
+        for node, of in others.items():
+            for row in of[self._brought.rows.there(of)].tolist():
+                self._others[row] = (*self._others.get(row, ()), node)
+
+    def _forget_others(self, rows: Index) -> None:
+        for row in rows.tolist() if self._others else ():
+            self._others.pop(row, None)
+
+    def others(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows have columns on which other nodes."""
+        found: dict[bytes, list[int]] = {}
+        for row in rows.tolist():
+            for node in self._others.get(row, ()):
+                found.setdefault(node, []).append(row)
+        return {node: np.array(of, np.int64) for node, of in found.items()}
+
     def over(self, rows: Index) -> None:
         """These rows are gone, whatever tasks have done."""
+        self._forget_others(rows)
         for books in (self._brought, self._added):
             books.lose(rows[books.rows.there(rows)])
 
@@ -103,6 +131,7 @@ class Mirror:
         """Nothing is needed any more."""
         self._brought.clear()
         self._added.clear()
+        self._others.clear()
 
     # what another home is told
 
@@ -122,12 +151,32 @@ class Mirror:
         return block_of(self._brought, rows, now)
 
     def columns(self, rows: Index) -> Columns:
-        """Their columns that were brought with them."""
-        return measured(self._brought, rows)
+        """Their columns that were brought from here, with them or later."""
+        later = measured(self._added, rows[self._added.rows.there(rows)])
+        return [*later, *_without(measured(self._brought, rows), later)]
 
     def added(self) -> Columns:
-        """All columns that were brought later."""
-        return measured(self._added, self._added.rows.all())
+        """All columns that were brought later of rows that were appended from elsewhere."""
+        rows = self._added.rows.all()
+        return measured(self._added, rows[~self._brought.rows.there(rows)])
+
+
+def _without(columns: Columns, later: Columns) -> Columns:
+    """The columns, but for those of rows that were brought again later."""
+    for rows, _, again, _ in later:
+        names = set(again.columns)
+        found: Columns = []
+        for of, task, ref, lengths in columns:
+            both = np.isin(of, rows)
+            if not both.any() or names.isdisjoint(ref.columns):
+                found.append((of, task, ref, lengths))
+                continue
+            for at, left in ((both, [n for n in ref.columns if n not in names]), (~both, list(ref.columns))):
+                if at.any() and left:
+                    kept = {name: values[at] for name, values in lengths.items() if name in left}
+                    found.append((of[at], task, ref[at].select(*left), kept))
+        columns = found
+    return columns
 
 
 def measured(books: Books, rows: Index) -> Columns:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt
 from dataplane.stream.block import Block
 from dataplane.stream.home import Home
 from dataplane.stream.rows import Index
@@ -29,6 +30,8 @@ def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
     """The rows of the block come, without their columns. Which of them have come, by their numbers elsewhere, and by
     their numbers here. Raises Corrupt for a block that is none, LimitExceeded."""
     were = block_rows(block)
+    if len(were) and not ((were[1:] > were[:-1]).all() and were[0] >= 0):
+        raise Corrupt("a block of rows that are not in order")
     were = were[[not key or not home.books.keys.has(key) for key in block.keys]]
     came = np.arange(home.books.rows.next, home.books.rows.next + len(were))
     put_back(home, renumbered(block, were, came), now, anew=True)
@@ -37,24 +40,29 @@ def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
 
 
 def renumbered(block: Block, were: Index, came: Index) -> Block:
-    """Those rows of the block that had the numbers `were`, which ascend, with the numbers `came`. An append that is not
-    there as a whole is none that could be made again."""
+    """Those rows of the block that had the numbers `were`, which ascend, with the numbers `came`, which may not: in the
+    order of those. An append that is not there as a whole is none that could be made again."""
     numbers = dict(zip(were.tolist(), came.tolist(), strict=True))
     calls = [
         (key, numbers[first], count, digest)
         for key, first, count, digest in block.calls
-        if all(numbers.get(first + i, -1) == numbers.get(first, -1) + i for i in range(count))
+        if first in numbers and all(numbers.get(first + i) == numbers[first] + i for i in range(count))
     ]
-    at, count = np.flatnonzero(np.isin(block_rows(block), were)), len(block.keys)
+    order, count = np.argsort(came), len(block.keys)
+    at = np.flatnonzero(np.isin(block_rows(block), were))[order]
 
     def of(packed: bytes, kind: str) -> bytes:
+        if count and len(packed) % (count * np.dtype(kind).itemsize):
+            raise Corrupt(f"a block of {count} rows and {len(packed)} bytes of what is known of them")
         return np.frombuffer(packed, kind).reshape(-1, count)[:, at].tobytes() if count else b""
 
     def picked(values: Sequence[T]) -> list[T]:
+        if len(values) != count:
+            raise Corrupt(f"a block of {count} rows and {len(values)} values")
         return [values[i] for i in at.tolist()]
 
     return Block(
-        rows=came.tobytes(),
+        rows=came[order].tobytes(),
         groups=picked(block.groups),
         versions=of(block.versions, "<i8"),
         ages_s=of(block.ages_s, "<f8"),

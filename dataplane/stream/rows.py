@@ -56,6 +56,18 @@ class Patch:
     def __post_init__(self) -> None:
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
+    def on(self, node: bytes, index: Index) -> Flags:
+        """Of which of these rows of the reference something is stored on this node: not of all, where what several
+        nodes stored came together."""
+        if self.nodes == (node,):
+            return np.ones(len(index), np.bool_)
+        flags = np.zeros(len(self.ref), np.bool_)
+        for name in self.ref.columns:
+            pieces, order = self.ref.sources(name)
+            there = np.repeat([piece.node == node for piece in pieces], [len(piece.rows) for piece in pieces])
+            flags |= there if order is None else there[order]
+        return flags[index]
+
     def lives(self, there: Callable[[bytes], bool]) -> bool:
         """Whether its columns are somewhere, given which nodes are there."""
         return all(map(there, self.nodes)) or any(map(there, self.spares))
@@ -120,6 +132,7 @@ class Rows:
         self._bits: dict[str, int] = {}
         self._patches: dict[int, Patch] = {}
         self._next_patch = 0
+        self._past: dict[bytes, set[int]] = {}  # by node: rows of which a column was replaced that it stored
 
     # columns
 
@@ -223,10 +236,20 @@ class Rows:
         if not replace:
             return _NONE, []
         before = np.concatenate(over)
+        self._note_past(np.concatenate([rows[chosen] for _, _, chosen in pages]), before)
         kept = np.unique(before[before >= 0]) if keep else _NONE
         for number in kept.tolist():
             self._patches[number].left += 1
         return kept, self._unneeded(before)
+
+    def remember(self, rows: Index, nodes: Iterable[bytes]) -> None:
+        """These nodes keep something of these rows that is not needed: they are told when the rows go."""
+        for node in nodes:
+            self._past.setdefault(node, set()).update(rows.tolist())
+
+    def _note_past(self, rows: Index, patches: Index) -> None:
+        for number in np.unique(patches[patches >= 0]).tolist():
+            self.remember(rows[patches == number], self._patches[number].nodes)
 
     def unkept(self, kept: Index) -> list[Patch]:
         """What was kept is not read any more; those that nothing needs."""
@@ -348,11 +371,41 @@ class Rows:
         found: dict[bytes, list[Index]] = {}
         for page, inside, chosen in self.by_page(rows):
             for layer in page.layers.values():
+                patches, index = layer.patch[inside], layer.index[inside]
+                for number in np.unique(patches[patches >= 0]).tolist():
+                    patch, of = self._patches[number], patches == number
+                    for node in patch.nodes:
+                        found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
+                    for node in patch.spares:
+                        found.setdefault(node, []).append(rows[chosen[of]])
+        return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
+
+    def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows have columns stored on which node, or had some that were replaced."""
+        found = self.by_node(rows)
+        for node, had in self._had(rows).items():
+            found[node] = np.union1d(found.get(node, _NONE), had)
+        return found
+
+    def past_by_node(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows had columns stored on which node, and have none there any more."""
+        there = self.by_node(rows)
+        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in self._had(rows).items()}
+        return {node: had for node, had in found.items() if len(had)}
+
+    def _had(self, rows: Index) -> dict[bytes, Index]:
+        found = {node: [row for row in rows.tolist() if row in past] for node, past in self._past.items()}
+        return {node: np.array(had, np.int64) for node, had in found.items() if had}
+
+    def spares(self, rows: Index) -> list[bytes]:
+        """The nodes that have columns of these rows too, which others store."""
+        found: dict[bytes, None] = {}
+        for page, inside, _ in self.by_page(rows):
+            for layer in page.layers.values():
                 patches = layer.patch[inside]
                 for number in np.unique(patches[patches >= 0]).tolist():
-                    for node in (*self._patches[number].nodes, *self._patches[number].spares):
-                        found.setdefault(node, []).append(rows[chosen[patches == number]])
-        return {node: np.unique(np.concatenate(several)) for node, several in found.items()}
+                    found.update(dict.fromkeys(self._patches[number].spares))
+        return list(found)
 
     def add_spare(self, rows: Index, node: bytes) -> None:
         """This node, too, has columns of these rows, or tells of them."""
@@ -366,13 +419,17 @@ class Rows:
 
     def dead(self, there: Callable[[bytes], bool]) -> Index:
         """The rows that have a column which is nowhere any more, given which nodes are there."""
-        lost = [number for number, patch in self._patches.items() if not patch.lives(there)]
-        found = [
-            page.first + np.flatnonzero(np.isin(layer.patch[: page.count], lost) & page.present)
-            for page in (self.pages.values() if lost else ())
-            for layer in page.layers.values()
-        ]
-        return np.unique(np.concatenate(found)) if found else _NONE
+        lost = {number: patch for number, patch in self._patches.items() if not patch.lives(there)}
+        found = [_NONE]
+        for page in self.pages.values() if lost else ():
+            for layer in page.layers.values():
+                patches, index = layer.patch[: page.count], layer.index[: page.count]
+                for number in np.intersect1d(patches, list(lost)).tolist():
+                    at, patch = np.flatnonzero((patches == number) & page.present), lost[number]
+                    for node in patch.nodes:
+                        if not there(node):
+                            found.append(page.first + at[patch.on(node, index[at])])
+        return np.unique(np.concatenate(found))
 
     def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
         """Which of these rows are there and have none of these columns."""
@@ -440,6 +497,10 @@ class Rows:
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
+        for node, past in list(self._past.items()):
+            past.difference_update(rows.tolist())
+            if not past:
+                del self._past[node]
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[Patch]:
@@ -457,6 +518,7 @@ class Rows:
         """All rows are gone; all patches."""
         patches = list(self._patches.values())
         self._patches.clear()
+        self._past.clear()
         self.pages.clear()
         self.count = 0
         return patches

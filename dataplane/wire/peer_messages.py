@@ -133,17 +133,19 @@ class Locate(Message, frozen=True, tag="locate"):
 
 class Settled(Message, frozen=True, tag="settled"):
     """What has become of rows, to a node that columns of them are stored on: of which part (its token) they are, the
-    task that is done with them, the rows (int64), and the state; task -1: they are gone. Answered by `Done`."""
+    task that is done with them, the rows (int64), and the state; task -1: they are gone; and which other nodes store
+    columns of which of them. Answered by `Done`."""
 
     id: int
-    settled: list[tuple[bytes, int, bytes, int]]
+    settled: list[tuple[bytes, int, bytes, int, list[tuple[bytes, bytes]]]]
 
 
 class Announce(Message, frozen=True, tag="announce"):
     """Rows whose home, the part of this token, has died, to their home now; with columns: which rows, for which task
     they were held by who brought them, a reference, and lengths as in `Append`. `holders`: nodes that have the columns
-    too, or tell of the rows. `moved`: their home lives, but this is
-    theirs now; the nodes that hold the columns are to be told. Answered by `Announced`."""
+    too, or tell of the rows. `moved`: their home lives, but this is theirs now; the nodes that hold the columns are to
+    be told. `others`: nodes that are known to have stored columns of rows, and which; without these columns a row is
+    lost. Answered by `Announced`."""
 
     id: int
     name: str
@@ -154,6 +156,7 @@ class Announce(Message, frozen=True, tag="announce"):
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
     holders: list[bytes] = []
     moved: bool = False
+    others: list[tuple[bytes, bytes]] = []
 
 
 class Moved(Message, frozen=True, tag="moved"):
@@ -238,7 +241,8 @@ class FindReplicas(Message, frozen=True, tag="find-replicas"):
 
 class Holds(Message, frozen=True, tag="holds"):
     """What a node's part of a stream holds, at which of its changes: rows, bytes, the oldest policy version that a task
-    has to do, and the tasks it waits for. Answered by `Done`."""
+    has to do, and the tasks it waits for; and a digest of the members, as in `Still`. Rows that it is about to announce
+    to a new home are among them. Answered by `Done`."""
 
     id: int
     node: bytes
@@ -249,6 +253,7 @@ class Holds(Message, frozen=True, tag="holds"):
     nbytes: int
     oldest: int | None
     behind: list[str]
+    members: bytes = b""
 
 
 class AnnounceColumns(Message, frozen=True, tag="announce-columns"):

@@ -240,6 +240,58 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")
 
 
+def test_rows_that_lack_what_died_with_their_home_are_told_and_keep_nobody(cluster: Cluster) -> None:
+    """A column that was brought on the home's own host is known to nobody else but by what was said of the ack."""
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    with streams[2].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+        streams[2].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
+    cluster.kill(2)
+    streams[0].close()
+    assert drained(streams[1], "actor", ["id", "reward"]) == []
+    told = [*streams[0].lost(), *streams[1].lost()]
+    assert sorted(str(row.group) for row in told) == sorted(GROUPS)
+    eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "their other columns are freed")
+
+
+def test_columns_that_were_replaced_from_another_host_are_freed(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
+    streams[0].append(ids(30), group=GROUPS)
+    for number in (1, 2):
+        delivery = streams[number].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10).__enter__()
+        streams[number].extend(delivery.ref, {"reward": np.full(30, float(number))})
+        delivery.nack() if number == 1 else delivery.ack()
+    with streams[0].consume("actor", rows=30, min_rows=30, columns=["reward"], timeout=10) as delivery:
+        assert delivery.get()["reward"].to_list() == [2.0] * 30
+    eventually(lambda: all(map(nothing_kept, cluster.planes)), "also what nobody needs since it was replaced")
+
+
+def test_only_rows_whose_columns_died_are_lost_of_those_that_moved_together(cluster: Cluster, tmp_path: Path) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    for number, stream in enumerate(streams):
+        stream.append(ids(30, 30 * number), group=GROUPS)
+    with Host(tmp_path / "late", cluster.hosts[0]) as late, dp.connect(late.address) as plane:
+        together(*cluster.planes, plane)
+        stream = plane.stream("rollouts")
+        moved = [group for group in GROUPS if home_of(group, [*cluster.nodes, plane.stats().node])]
+        assert moved, "some rows have their home there"
+        eventually(lambda: here(plane) == 3 * len(moved), "they have moved")
+        os.kill(cluster.hosts[2].pid, signal.SIGKILL)
+        cluster.unseen(2)
+        streams[0].close()
+        assert sorted(drained(stream, "actor", ["id"])) == list(range(60))
+
+
+def home_of(group: str, nodes: list[str]) -> bool:
+    """Whether the last of these is the home of a group."""
+    return Placement(bytes.fromhex(node) for node in nodes).home("rollouts", group).hex() == nodes[-1]
+
+
+def here(plane: Any) -> int:
+    """How many rows have their home on the plane's own host."""
+    return int(plane.stats().streams["rollouts"]["rows"])
+
+
 def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB - 64 * 1024))

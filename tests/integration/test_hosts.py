@@ -87,7 +87,7 @@ def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, 
             asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())
             return
         assert fetcher is not None
-        facts = {"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies)}
+        facts = {"fetched": fetcher.fetched_bytes, "copies": len(fetcher._copies), "streams": held(node)}
         pipe.send(facts | {"sent": hosts._offers.sent_bytes, "offers": len(hosts._offers)})
 
     def ready() -> None:
@@ -95,6 +95,24 @@ def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, 
         pipe.send((node.address, hosts.address))
 
     run(node, ready=ready)
+
+
+def held(node: Node) -> dict[str, int]:
+    """How much a node remembers of rows that somebody has to do with still: nothing, once all are done."""
+    assert node.hosts is not None
+    spread = node.hosts.spread
+    assert spread is not None
+    homes = [stream.home for stream in node._homes._by_token.values()]
+    return {
+        "rows": sum(home.books.rows.count for home in homes),
+        "grants": sum(len(home.leases) for home in homes),
+        "tickets": sum(len(home.admission.coming()) for home in homes),
+        "limits": sum(len(ledger.admission.coming()) for ledger in spread._limits._ledgers.values()),
+        "mirrors": sum(len(held.mirror) for held in spread._mirrors._held.values()),
+        "untold": sum(map(len, spread._telling._queues.values())),
+        "announcing": len(spread._mirrors._tasks),
+        "needed": sum(node._homes._needed.values()),
+    }
 
 
 def members(plane: Any) -> set[str]:
