@@ -111,6 +111,9 @@ class StaticMembership(Membership):
             member = self._members.get(node)
             if member is not None and member.address == address:
                 self._remove(node, "it had taken this node for dead", link)
+                self._heard[node] = asyncio.get_running_loop().time()
+                self._members[node] = member
+                self._changed()
 
     def _meet(self, address: str) -> None:
         """Greet who may be there from now on."""
@@ -134,8 +137,7 @@ class StaticMembership(Membership):
 
     async def _greet(self, address: str) -> None:
         me = self._me
-        there = [node for node, member in self._members.items() if member.address == address]
-        link = self._links.get((there[0], address), 0) if there else 0
+        link = max([count for (_, where), count in self._links.items() if where == address], default=0)
         greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports), link)
         answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
@@ -150,6 +152,8 @@ class StaticMembership(Membership):
             if member.address == address and node != answer.node:
                 self._remove(node, "another was started in its place")
         self._fence(answer.node, address, answer.link)
+        if answer.link < self._links.get((answer.node, address), 0):
+            return  # it does not know yet that it was taken for dead
         self._heard[answer.node] = asyncio.get_running_loop().time()
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)

@@ -54,8 +54,15 @@ class Adopting:
             self._await(whole, node, np.array(came, np.int64))
         self._held_by(whole, request, known)
         self._await_owners(whole, numbers, known)
+        left = self._left(whole, numbers, known)
         whole.stream.home.adopted(whole.stream.clock())
-        return _announced(request.id, numbers, known)
+        return _announced(request.id, left, known)
+
+    def _left(self, whole: Whole, numbers: list[int], known: dict[int, int]) -> list[int]:
+        """Those of these rows that are here still: of the others nobody need keep anything."""
+        came = np.array([known[number] for number in numbers], np.int64)
+        flags = whole.stream.home.books.rows.there(came).tolist()
+        return [number for number, there in zip(numbers, flags, strict=True) if there]
 
     def _await(self, whole: Whole, node: bytes, rows: packed.Index) -> None:
         """These rows had columns on this node. Without them they are lost, in a while: it may tell of them still."""
@@ -132,9 +139,9 @@ class Adopting:
     def _held_by(self, whole: Whole, request: pm.Announce, known: dict[int, int]) -> None:
         rows = np.array([known[number] for number in block_rows(request.block).tolist() if number in known], np.int64)
         stored = whole.stream.home.books.rows
+        columns = [name for _, _, ref, _ in _decoded(request.columns) for name in ref.columns]
         for node in request.holders:
-            if node != self._wholes.node:
-                stored.add_spare(rows[stored.there(rows)], node)
+            stored.add_spare(rows[stored.there(rows)], node, columns)
 
     def _holders(self, columns: Columns, request: pm.Announce) -> set[bytes]:
         stored = {node for _, _, ref, _ in columns for node, _ in ref.shards()}
@@ -168,8 +175,14 @@ class Adopting:
         columns = _decoded(request.columns)
         known = self._came.get((whole.name, whole.generation, request.token), {})
         there = sorted({row for rows, _, _, _ in columns for row in rows.tolist() if row in known})
+        there = self._left(whole, there, known)
         if there:
-            self._put(whole, _mapped(columns, known))
+            mapped = _mapped(columns, known)
+            self._put(whole, mapped)
+            stored = whole.stream.home.books.rows
+            for node in request.holders:
+                for rows, _, ref, _ in mapped:
+                    stored.add_spare(rows[stored.there(rows)], node, ref.columns)
             whole.stream.home.adopted(whole.stream.clock())
         return _announced(request.id, there, known)
 

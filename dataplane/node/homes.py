@@ -201,10 +201,28 @@ class Homes:
         if self.telling is not None:
             await self.telling.told()
 
-    def lose(self, there: Callable[[bytes], bool]) -> None:
-        """Of other nodes only these are there: what the rest stored is gone."""
+    def lose(self, there: Callable[[bytes], bool], away: bytes = b"") -> None:
+        """Of other nodes only these are there: what the rest stored is gone; see `Home.lose`."""
         for stream in list(self._by_token.values()):
-            stream.home.lose(lambda node: node == self._node or there(node), stream.clock())
+            stream.home.lose(lambda node: node == self._node or there(node), stream.clock(), away)
+
+    def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
+        """A part of a replica here was freed at its first, or all of it: it goes when rows of streams need it no
+        more."""
+        number = self.replica(key)
+        if number is None:
+            return
+        if self._needed[key] > 0:
+            if rows is None:
+                self._whole.add(key)
+            else:
+                self._spent[key].append((columns, rows))
+            return
+        del self._needed[key]
+        if rows is None:
+            self._store.free([number])
+        else:
+            self._store.free_part(number, columns, rows)
 
     def check_free(self, name: str) -> None:
         """Raises Misuse where there is a stream of this name."""
@@ -289,10 +307,10 @@ class Homes:
             if self._needed[key] <= 0:
                 del self._needed[key]
                 spent = self._spent.pop(key, ())
+                number = self._number(key)
                 if key in self._whole:
                     self._whole.discard(key)
-                    self._store.free([key[1]])
-                number = self._number(key)
+                    self._store.free([number] if number is not None else [])
                 if number is not None:
                     for columns, rows in spent:
                         self._store.free_part(number, columns, rows)

@@ -83,6 +83,7 @@ class Hosts:
         self.membership = membership = join(self._config.joined, self._peers, me)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._homes.replica = self.fetcher.replicas.here
+        self.fetcher.replicas.freeing = self._homes.free_replica
         self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
         membership.watch(self._changed)
@@ -104,6 +105,9 @@ class Hosts:
         for node in gone:  # who waits for its answer is told at once
             self._peers.forget(before[node].address)
         self._offers.gone(gone)
+        if self.fetcher is not None:
+            for node in gone:
+                self.fetcher.replicas.gone(node)
         if self.spread is not None:
             self.spread.changed(gone)
 

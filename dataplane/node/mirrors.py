@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import DataplaneError, ProtocolMismatch
+from dataplane.errors import DataplaneError, LeaseExpired, ProtocolMismatch
 from dataplane.node import packed
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
@@ -35,6 +35,7 @@ from dataplane.wire import peer_messages as pm
 log = logging.getLogger(__name__)
 
 _ROWS = 1024  # that one message announces
+_AWAY = 1 << 14  # parts that are remembered
 _TRIES = 5
 _BETWEEN_S = 0.5
 
@@ -88,6 +89,7 @@ class Mirrors:
         adopting.let_go = self.let_go
         self._held: dict[bytes, _Held] = {}
         self._announcing: set[_Held] = set()
+        self._away: dict[bytes, int] = {}  # by token of parts whose node had gone: up to which row others have them
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
@@ -120,9 +122,12 @@ class Mirrors:
             self._tidy(held)
 
     async def settled(self, request: pm.Settled) -> m.Done:
-        """A home says what became of rows. Raises ProtocolMismatch."""
-        for _, task, rows, state, others in request.settled:
-            packed.int64("rows", rows)
+        """A home says what became of rows. Raises ProtocolMismatch; LeaseExpired to a home that was taken for dead and
+        does not know yet: its rows are others' now."""
+        for token, task, rows, state, others in request.settled:
+            numbers = packed.int64("rows", rows)
+            if len(numbers) and numbers.min() <= self._away.get(token, -1):
+                raise LeaseExpired("these rows have another home, which delivers them again")
             if not -1 <= task < MAX_TASKS or (task >= 0 and state not in (ACKED, EXPIRED)):
                 raise ProtocolMismatch(f"rows that are in state {state} for task {task}")
             for _, of in others:
@@ -240,6 +245,12 @@ class Mirrors:
         return sum(rows for rows, _ in sizes), sum(nbytes for _, nbytes in sizes)
 
     async def _announce(self, held: _Held) -> None:
+        if self._wholes.alive(held.part):  # that had taken this node for dead, and told that the rows are lost
+            self._part_with(held)
+            return
+        self._away[held.part.token] = held.mirror.last
+        while len(self._away) > _AWAY:
+            del self._away[next(iter(self._away))]
         for again in range(_TRIES):
             try:
                 await self._announce_rows(held)
@@ -250,7 +261,11 @@ class Mirrors:
                 if not self._wholes.there(held.whole):
                     break
                 await asyncio.sleep(_BETWEEN_S * (again + 1))
-        held.mirror.clear()  # what has come to another home is kept for that
+        self._part_with(held)
+
+    def _part_with(self, held: _Held) -> None:
+        """Nothing of this is kept here any more; what has come to another home is kept for that."""
+        held.mirror.clear()
         self._announcing.discard(held)
         held.whole.stream.wake()
 
@@ -312,7 +327,10 @@ class Mirrors:
             if not columns:
                 return
             await asyncio.sleep(_BETWEEN_S * again / _TRIES)
-            asked = pm.AnnounceColumns(self._asking.next_id(), held.whole.name, held.part.token, encoded(columns))
+            holders = [self._wholes.node] if self._keeps(columns) else []
+            asked = pm.AnnounceColumns(
+                self._asking.next_id(), held.whole.name, held.part.token, encoded(columns), holders
+            )
             parts = await self._wholes.parts(held.whole)
             await asyncio.gather(*(self._announce_to(held, part, asked, columns) for part in parts))
 

@@ -10,7 +10,7 @@ What always holds: a put that asked for replicas returns when they are there; a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from dataplane.batch.ref import ShardKey
@@ -41,6 +41,8 @@ class Replicas:
         self._reading = reading
         self._here: dict[ShardKey, int] = {}
         self._elsewhere: dict[int, list[bytes]] = {}
+        self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
+        """Frees a part of a replica here, or all of it, once nothing needs it."""
         store.freed = self._freed
 
     def __str__(self) -> str:
@@ -86,6 +88,12 @@ class Replicas:
                 self._peers.tell(member.address, pm.FreeReplicas(self._peers.next_id(), self._node, [part]), Done)
 
     # of others' shards
+
+    def gone(self, node: bytes) -> None:
+        """This node has died, or took this one for dead: what it keeps is its own now."""
+        for shard, nodes in list(self._elsewhere.items()):
+            if node in nodes:
+                self._elsewhere[shard] = [other for other in nodes if other != node]
 
     def here(self, key: ShardKey) -> int | None:
         """The number here of another node's shard that is kept here; None for one that is not."""
@@ -146,13 +154,10 @@ class Replicas:
             number = self._here.get((owner, shard))
             if number is None:
                 continue
-            if columns:
-                try:
-                    self._store.free_part(number, columns, Rows.decode(rows))
-                except (ValueError, IndexError) as error:
-                    raise ProtocolMismatch(f"no part of a shard: {error}") from None
-            else:
-                self._store.free([number])
+            try:
+                self.freeing((owner, shard), tuple(columns), Rows.decode(rows) if columns else None)
+            except (ValueError, IndexError) as error:
+                raise ProtocolMismatch(f"no part of a shard: {error}") from None
             if not self._store.mend(number):
                 del self._here[owner, shard]
 

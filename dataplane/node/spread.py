@@ -4,6 +4,7 @@ and what happens when members come and go.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
@@ -100,19 +101,22 @@ class Spread:
                 return None
         return Done(request.id)
 
-    def _lives(self, node: bytes) -> bool:
-        return node not in self._dead
+    def _lose(self, node: bytes) -> None:
+        """Rows that need what this node stored are gone: it has died; or it had taken this node for dead, and what was
+        between the two is over."""
+        away = self._asking.knows(node)
+        self._dead.add(node)
+        self._homes.lose(lambda other: other not in self._dead, node if away else b"")
+        self._dead = {dead for dead in self._dead if not self._asking.knows(dead)}
 
     def changed(self, gone: Iterable[bytes]) -> None:
         """Members have come, or these have gone."""
         for node in gone:
             self._far.gone(node)
-            self._dead.add(node)
-            self._homes.lose(self._lives)
             self._wholes.gone(node)
             self._mirrors.gone(node)
             self._holds.gone(node)
-        self._dead = {node for node in self._dead if not self._asking.knows(node)}
+            asyncio.get_running_loop().call_soon(self._lose, node)  # by then it is known whether it is there again
         self._wholes.moved()
         self._limits.changed()
         self._rehoming.changed()

@@ -10,7 +10,7 @@ import asyncio
 
 import numpy as np
 
-from dataplane.errors import DataplaneError, Retryable
+from dataplane.errors import DataplaneError, LeaseExpired, Retryable
 from dataplane.node.asking import Asking
 from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.rows import Index, Rows
@@ -52,7 +52,8 @@ class Telling:
                     self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
 
     async def told(self) -> None:
-        """When this returns, all nodes were told what was noted before, or are no members any more."""
+        """When this returns, all nodes were told what was noted before, or are no members any more. Raises LeaseExpired
+        where one that stores columns of the rows has told another home of them meanwhile."""
         loop, waits = asyncio.get_running_loop(), []
         for node, queue in self._queues.items():
             waits.append(loop.create_future())
@@ -67,6 +68,10 @@ class Telling:
                 message = pm.Settled(self._asking.next_id(), entries)
                 try:
                     await self._asking.tell(node, message, m.Done, _AGAIN_S)
+                except LeaseExpired as error:
+                    del queue[: len(entries)]
+                    self._served(node, len(entries), error)
+                    continue
                 except Retryable:
                     if not self._asking.knows(node):
                         return
@@ -81,12 +86,14 @@ class Telling:
             self._queues.pop(node, None)
             self._served(node, 1 << 62)
 
-    def _served(self, node: bytes, count: int) -> None:
-        """So many entries of the queue were told."""
+    def _served(self, node: bytes, count: int, refused: Exception | None = None) -> None:
+        """So many entries of the queue were told, or refused."""
         left = []
         for due, future in self._waiting.pop(node, []):
             if due - count <= 0:
-                if not future.done():
+                if not future.done() and refused is not None:
+                    future.set_exception(refused)
+                elif not future.done():
                     future.set_result(None)
             else:
                 left.append((due - count, future))

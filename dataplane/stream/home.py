@@ -220,14 +220,24 @@ class Home:
         """Rows or columns have come from elsewhere (`stream.moving`)."""
         self._tell(now)
 
-    def lose(self, there: Callable[[bytes], bool], now: float) -> None:
-        """Of the nodes only these are there: what others stored is gone, and with it the rows that need some of it;
-        those that somebody holds go when he is done. They are told by `take_lost`."""
-        self.lose_rows(self.books.rows.dead(there), now)
+    def lose(self, there: Callable[[bytes], bool], now: float, away: bytes = b"") -> None:
+        """Of the nodes only these are there: what others stored is gone, and with it the rows that need some of it.
+        Who holds them is told so when he acks; others by `take_lost`, but for what was appended from the node `away`:
+        that took this one for dead, and has told other homes of it."""
+        rows = self.books.rows.dead(there)
+        elsewhere = self.books.rows.brought_by(rows, away) if away else rows[:0]
+        self.lose_rows(rows, now)
+        self.found(elsewhere.tolist())
 
     def lose_rows(self, rows: Index, now: float) -> None:
         """Something of these rows is gone, as for `lose`."""
         if len(rows):
+            for number in self.leases.holding(rows):
+                grant = self.leases.live(number)
+                if grant is not None:  # what it was for is not to be had any more
+                    self.leases.end(grant)
+                    self.books.give_back(grant.task, grant.rows, seen=False)
+            rows = rows[self.books.rows.there(rows)]
             keys, told = self.books.keys.names(rows), self.books.told(rows)
             facts = dict(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
             self._lost.update((row, facts[row]) for row in self.books.lose(rows).tolist())

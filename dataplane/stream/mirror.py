@@ -142,6 +142,11 @@ class Mirror:
         placed = self._brought.places_of(rows)
         return rows, [other if place is None else place for place, other in zip(placed, made, strict=True)]
 
+    @property
+    def last(self) -> int:
+        """The highest number that a row here ever had; -1 for none."""
+        return max(self._brought.rows.next, self._added.rows.next) - 1
+
     def brought(self, rows: Index) -> Index:
         """Which of these rows were appended from here."""
         return rows[self._brought.rows.there(rows)]

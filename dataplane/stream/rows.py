@@ -407,10 +407,12 @@ class Rows:
                     found.update(dict.fromkeys(self._patches[number].spares))
         return list(found)
 
-    def add_spare(self, rows: Index, node: bytes) -> None:
-        """This node, too, has columns of these rows, or tells of them."""
+    def add_spare(self, rows: Index, node: bytes, columns: Sequence[str]) -> None:
+        """This node has these columns of these rows too."""
         for page, inside, _ in self.by_page(rows):
-            for layer in page.layers.values():
+            for names, layer in page.layers.items():
+                if not any(name in names for name in columns):
+                    continue
                 patches = layer.patch[inside]
                 for number in np.unique(patches[patches >= 0]).tolist():
                     patch = self._patches[number]
@@ -430,6 +432,18 @@ class Rows:
                         if not there(node):
                             found.append(page.first + at[patch.on(node, index[at])])
         return np.unique(np.concatenate(found))
+
+    def brought_by(self, rows: Index, node: bytes) -> Index:
+        """Which of these rows came with columns that are stored on this node: what came first of each was."""
+        first = np.full(len(rows), np.iinfo(np.int64).max)
+        for page, inside, chosen in self.by_page(rows):
+            for layer in page.layers.values():
+                patch = layer.patch[inside]
+                earlier = (patch >= 0) & (patch < first[chosen])
+                first[chosen[earlier]] = patch[earlier]
+        its = [number for number in np.unique(first).tolist() if number in self._patches]
+        its = [number for number in its if node in self._patches[number].nodes]
+        return rows[np.isin(first, its)]
 
     def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
         """Which of these rows are there and have none of these columns."""

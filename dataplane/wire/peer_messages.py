@@ -257,12 +257,13 @@ class Holds(Message, frozen=True, tag="holds"):
 
 
 class AnnounceColumns(Message, frozen=True, tag="announce-columns"):
-    """More columns of such rows, wherever they have come to. Answered by `Announced`."""
+    """More columns of such rows, wherever they have come to; `holders` as in `Announce`. Answered by `Announced`."""
 
     id: int
     name: str
     token: bytes
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
+    holders: list[bytes] = []
 
 
 PeerRequest = (

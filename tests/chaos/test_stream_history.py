@@ -1,9 +1,10 @@
 """Clients of several hosts use one stream while nodes are killed, stopped and continued, and join; each writes down
 what it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
 
-What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here;
-with DATAPLANE_TEST_FAULTS="away stop join" in the environment, nodes are stopped past their membership, too, of which
-more is found than is mended (decision 0020).
+What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here.
+With
+DATAPLANE_TEST_FAULTS="away stop join" in the environment, nodes are stopped for so long that others take them for dead,
+of which more is found than is mended (decision 0020).
 """
 
 from __future__ import annotations
@@ -237,6 +238,8 @@ class Run:
                 gone = set(range(len(self.hosts))) - self.history.killed
                 eventually(lambda: all(len(members(p)) == len(gone) for p in self.planes), "the dead are noticed")
             case "stop" | "away":
+                if what == "away":
+                    self.history.away.add(number)
                 self.hosts[number].freeze()
                 time.sleep(DEAD_S * (0.3 if what == "stop" else 2.0))
                 self.hosts[number].thaw()
