@@ -31,8 +31,9 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -q
+test: $(STAMP) ## run the tests, two at a time
+	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --basetemp="$$base/t"
 
 test-integrations: $(OTHERS)/.installed ## run the tests with Ray, in an environment of their own
 	@$(OTHERS)/bin/python -m pytest -q tests/integrations
