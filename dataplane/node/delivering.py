@@ -64,7 +64,7 @@ class Delivering:
             if served.done() and not served.cancelled() and served.exception() is None:
                 self._unseen(request, stream, served.result().number)
             if isinstance(error, TimeoutError):
-                raise _not_ready(stream, request.task, deadline) from None
+                raise not_ready(stream.name, request.task, deadline) from None
             raise
 
     def _demand(self, request: m.Consume, stream: Stream) -> tuple[Demand, asyncio.Future[Grant]]:
@@ -138,7 +138,7 @@ class Delivering:
                     await stream.changed()
                     self._homes.find(stream.token)
         except TimeoutError:
-            raise _not_ready(stream, request.task, deadline) from None
+            raise not_ready(stream.name, request.task, deadline) from None
         shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.ending, whole=len(rows) < most)
         return m.Shown(
             id=request.id,
@@ -190,10 +190,11 @@ def _granted(request: m.Consume, stream: Stream, grant: Grant) -> m.Delivered:
     )
 
 
-def _not_ready(stream: Stream, task: str, deadline: Deadline) -> NotReady:
+def not_ready(stream: str, task: str, deadline: Deadline) -> NotReady:
+    """What a task is told for which no rows of the stream of this name became ready in time."""
     return NotReady(
-        f"no rows of stream {stream.name!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
-        stream=stream.name,
+        f"no rows of stream {stream!r} became ready for task {task!r} in {deadline.waited_s:.1f} s",
+        stream=stream,
         task=task,
         waited_s=deadline.waited_s,
     )

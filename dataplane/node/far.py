@@ -95,6 +95,8 @@ class Far:
             done, _ = await asyncio.wait([task], timeout=_ANSWER_S)
         finally:
             self._waiting[request.node] -= 1
+            if not self._waiting[request.node]:
+                del self._waiting[request.node]
         if not done:
             return pm.Waits(request.id, busy=False)
         told = task.result()
@@ -109,7 +111,10 @@ class Far:
             client = self._client(FarClient(asked.node, asked.client))
             request = _decoded(asked.request)
             identifier = getattr(request, "id", 0)
-            answer = client.answer(request, Deadline.after(min(max(getattr(request, "timeout_s", 0.0), 0.0), _MOST_S)))
+            timeout_s = getattr(request, "timeout_s", 0.0)
+            if not timeout_s >= 0:  # NaN too
+                raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
+            answer = client.answer(request, Deadline.after(min(timeout_s, _MOST_S)))
             if answer is None:
                 return _Told(_encoder.encode(m.Done(identifier)))
             if isinstance(answer, m.Message):

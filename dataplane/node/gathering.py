@@ -22,6 +22,7 @@ import msgspec
 
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, NotReady, PeerUnavailable
+from dataplane.node.delivering import not_ready
 from dataplane.node.looking import Looking
 from dataplane.node.merging import Told, keyed, merged, reordered
 from dataplane.node.reach import Reach, all_of
@@ -69,15 +70,7 @@ class Gathering:
                 waiting.reschedule(None)
                 return await self._compose(request, whole, deadline)
         except TimeoutError:
-            raise self._not_ready(request, whole, deadline) from None
-
-    def _not_ready(self, request: m.Consume, whole: Whole, deadline: Deadline) -> NotReady:
-        return NotReady(
-            f"no rows of stream {whole.name!r} became ready for task {request.task!r} in {deadline.waited_s:.1f} s",
-            stream=whole.name,
-            task=request.task,
-            waited_s=deadline.waited_s,
-        )
+            raise not_ready(whole.name, request.task, deadline) from None
 
     async def _compose(self, request: m.Consume, whole: Whole, deadline: Deadline) -> list[Told]:
         if self._in_a_row < _IN_A_ROW and not whole.stream.home.closed:  # else it would not wait for the others' rows
@@ -99,7 +92,7 @@ class Gathering:
                     return told
                 continue
             if not deadline.remaining_s:
-                raise self._not_ready(request, whole, deadline)
+                raise not_ready(whole.name, request.task, deadline)
             await self._more(states, request, enough, deadline)
 
     def _enough(self, request: m.Consume, states: States) -> int:

@@ -21,6 +21,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, LeaseExpired, NotReady, PeerUnavailable
 from dataplane.node import packed
+from dataplane.node.delivering import not_ready
 from dataplane.node.merging import Told
 from dataplane.node.reach import Reach
 from dataplane.node.wholes import Part, Whole
@@ -101,12 +102,7 @@ class Looking:
         if not first and ended and all(isinstance(error, Closed) for error in ended) and len(ended) == len(since):
             raise ended[0]
         if first and not shown and not deadline.remaining_s:
-            raise NotReady(
-                f"no rows of stream {whole.name!r} became ready for task {request.task!r} in {deadline.waited_s:.1f} s",
-                stream=whole.name,
-                task=request.task,
-                waited_s=deadline.waited_s,
-            )
+            raise not_ready(whole.name, request.task, deadline)
         return shown
 
     def _together(self, request: m.Look, shown: Shown) -> m.Shown:

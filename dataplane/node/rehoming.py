@@ -102,9 +102,6 @@ class Rehoming:
                 home.unsettled = unsettled
                 home.adopted(whole.stream.clock())
 
-    def ended(self, whole: Whole) -> None:
-        """The stream was dropped."""
-
     def begin(self, whole: Whole) -> None:
         """There is a part of this stream here now; where it was restored, with rows whose homes are elsewhere."""
         if whole.stream.home.books.rows.count or not self._still:

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from dataplane.clock import Clock, Deadline
-from dataplane.errors import Misuse, NotReady
+from dataplane.errors import Misuse
+from dataplane.node.delivering import not_ready
 from dataplane.node.gathering import Gathering
 from dataplane.node.looking import Looking
 from dataplane.node.merging import Told, merged
@@ -80,10 +81,7 @@ class Sharing:
             async with asyncio.timeout(deadline.remaining_s):
                 await turn.acquire()
         except TimeoutError:
-            what = f"no rows of stream {whole.name!r} became ready for task {request.task!r} in"
-            raise NotReady(
-                f"{what} {deadline.waited_s:.1f} s", stream=whole.name, task=request.task, waited_s=deadline.waited_s
-            ) from None
+            raise not_ready(whole.name, request.task, deadline) from None
         try:
             grant = self._waiting(whole, request, who)
             if grant is None:

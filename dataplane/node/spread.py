@@ -44,7 +44,7 @@ class Spread:
         self._holds = Holds(homes, self._wholes, self._mirrors, asking)
         homes.keep_elsewhere = self._holds.keep
         self._rehoming = Rehoming(self._wholes, self._mirrors, asking, homes.told, self._adopting.awaited)
-        self._wholes.watch(self._rehoming.ended, self._rehoming.begin)
+        self._wholes.watch(made=self._rehoming.begin)
         self._limits = Limits(self._wholes, asking, self._mirrors.coming)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)

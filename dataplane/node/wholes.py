@@ -321,9 +321,12 @@ class Wholes:
         for watcher in self._watchers:
             watcher(whole)
 
-    def watch(self, dropped: Callable[[Whole], None], made: Callable[[Whole], None] | None = None) -> None:
+    def watch(
+        self, dropped: Callable[[Whole], None] | None = None, made: Callable[[Whole], None] | None = None
+    ) -> None:
         """Call `dropped` with every stream that was dropped, and `made` with every one that a part was made of."""
-        self._watchers.append(dropped)
+        if dropped is not None:
+            self._watchers.append(dropped)
         if made is not None:
             self._made.append(made)
 
