@@ -35,13 +35,15 @@ test: $(STAMP) ## run the tests, two at a time
 	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --basetemp="$$base/t"
 
-test-integrations: $(OTHERS)/.installed ## run the tests with Ray, in an environment of their own
+test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueue, OpenRLHF and Ray, in an environment of their own
 	@$(OTHERS)/bin/python -m pytest -q tests/integrations
 
-$(OTHERS)/.installed: pyproject.toml constraints.txt setup.py
+$(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
 	@echo "installing into $(OTHERS)"
-	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
+	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 openrlhf==0.11.2
+	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/integrations/requirements.txt -e '.[test]'
 	@touch $@
 
 test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both

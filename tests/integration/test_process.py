@@ -1,0 +1,48 @@
+"""`dataplane.integrations.process`: one plane a process."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import dataplane as dp
+from dataplane.errors import Misuse
+from dataplane.integrations import process
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    process.close()
+    yield
+    process.close()
+
+
+def test_where_no_node_is_known_it_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    with pytest.raises(Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
+        process.plane()
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+def test_a_process_has_one_plane_of_a_node_that_it_starts() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    assert process.plane() is plane
+    assert process.start() is plane
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+def test_a_forked_child_has_one_of_its_own() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    ref = plane.put({"a": [1, 2]})
+    if (child := os.fork()) == 0:
+        os._exit(0 if process.plane().get(ref)["a"].to_list() == [1, 2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert plane.get(ref)["a"].to_list() == [1, 2]
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+def test_let_go_it_is_connected_again() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    process.close()
+    process.close()
+    assert process.start(dp.NodeConfig(memory="32MiB", spill=0)) is not plane
