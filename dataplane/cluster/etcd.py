@@ -80,6 +80,15 @@ class EtcdMembership(Membership):
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         return self._greetings.greeted(greet)
 
+    def look(self) -> None:
+        self._greetings.look()
+
+    def begin_anew_by(self, begin: Callable[[], int]) -> None:
+        self._greetings.begin_anew_by(begin)
+
+    def fences(self, node: bytes, since: int) -> bool:
+        return self._greetings.fences(node, since)
+
     def watch(self, changed: Callable[[], None]) -> None:
         self._greetings.watch(changed)
 

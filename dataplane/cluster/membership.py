@@ -1,8 +1,8 @@
 """Who is there: the nodes of a cluster, as one of them sees it.
 
 What finds them is an engine behind this interface. Each says who the members are and an epoch, a number that goes up
-with every change; a node that was away and comes back as it was is the same member, one that was started again is
-another.
+with every change. A node that was started again is another member. One that others took for dead, and that comes back,
+is the same, and begins anew: what they shared is over, as if it had died.
 
 Whatever finds them, who is alive is decided on the control channel alone: a node is a member while it answers
 greetings (`cluster.static`). Epochs are this node's own: those of two nodes can not be compared.
@@ -20,11 +20,16 @@ from dataplane.wire import peer_messages as pm
 @dataclass(frozen=True, slots=True)
 class Member:
     """A node: its number (8 bytes, new with each start), where its control channel listens, and where its transports
-    are found, by name."""
+    are found, by name. `since`: the first number of what it has stored since it last began anew."""
 
     node: bytes
     address: str
     transports: Mapping[str, str] = field(default_factory=dict, hash=False)
+    since: int = 0
+
+    def stores(self, shard: int) -> bool:
+        """Whether others may count on this shard of the node's."""
+        return shard >= self.since
 
 
 class Membership(ABC):
@@ -33,8 +38,7 @@ class Membership(ABC):
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """Goes up with every change, and when this node was away (stopped, say) for so long that others no longer took
-        it for a member: whatever it held on to for them, they may have given to another."""
+        """Goes up with every change."""
 
     @property
     @abstractmethod
@@ -44,6 +48,20 @@ class Membership(ABC):
     @abstractmethod
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         """Somebody greets this node: what it is answered."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Notice, now, if this node was away: to be called before anything is done that counts on what it shares."""
+
+    @abstractmethod
+    def begin_anew_by(self, begin: Callable[[], int]) -> None:
+        """Call `begin` when others took this node for dead, before they are heard again: what it shares with others is
+        over. It returns this node's next `since`, higher than that before."""
+
+    @abstractmethod
+    def fences(self, node: bytes, since: int) -> bool:
+        """Whether what this node says is not heard any more: it was taken for dead since it began with `since`, or has
+        begun anew."""
 
     @abstractmethod
     def watch(self, changed: Callable[[], None]) -> None:

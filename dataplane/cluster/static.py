@@ -5,10 +5,11 @@ its address. Who greets us without being on our list (it was started with us on 
 members that others tell of: it is enough that each names one of the others. Who was only heard of, and has not answered
 for `FORGET_S`, is not greeted any more.
 
-What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two
-takes the other for dead, that one does so too, should it not have noticed: each counts how often, and says so when they
-greet. A node that was stopped for `DEAD_S` has another epoch when it goes on, before anybody reads it: others have
-removed it meanwhile. The clock is the loop's.
+What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two has
+taken the other for dead, one of them begins anew before they are members of each other again: who was taken for dead
+and did not notice; if both did, who sees fewer members, so that a host that was cut off begins anew and not all others;
+of two that see as many, the one with the higher number. A node that was stopped for `DEAD_S` begins anew when it goes
+on, before it does anything for others, who have removed it meanwhile. The clock is the loop's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError
@@ -50,7 +52,8 @@ class StaticMembership(Membership):
         self._greeted: set[str] = set()
         self._members: dict[bytes, Member] = {me.node: me}
         self._heard: dict[bytes, float] = {}
-        self._links: dict[tuple[bytes, str], int] = {}
+        self._fallen: dict[bytes, int] = {}  # by node that was taken for dead: since when it had begun then
+        self._begin: Callable[[], int] = lambda: self._me.since + 1
         self._epoch = 1
         self._least = 0
         self._awake: float | None = None
@@ -59,7 +62,6 @@ class StaticMembership(Membership):
 
     @property
     def epoch(self) -> int:
-        self._look_at_the_clock()
         return self._epoch
 
     @property
@@ -80,7 +82,7 @@ class StaticMembership(Membership):
                 self._meet(address)
             while True:
                 await asyncio.sleep(self._beat_s)
-                self._look_at_the_clock()
+                self.look()
 
     def seek(self, addresses: Iterable[str]) -> None:
         """Nodes may be found at these addresses: they are named now, and those that were before are no more. Who
@@ -98,22 +100,56 @@ class StaticMembership(Membership):
         """Somebody greets this node: what it is answered."""
         if greet.node != self._me.node:
             self._meet(greet.address)
-            self._fence(greet.node, greet.address, greet.link)
+        self.look()
         me, known = self._me, [member.address for member in self._members.values()]
-        minor, link = min(pm.MINOR, greet.minor), self._links.get((greet.node, greet.address), 0)
-        return pm.Greeted(greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known, link)
+        minor, fallen = min(pm.MINOR, greet.minor), self._fallen.get(greet.node, -1)
+        return pm.Greeted(
+            greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known, me.since, fallen, len(known)
+        )
 
-    def _fence(self, node: bytes, address: str, link: int) -> None:
-        """Notice that this node was taken for dead by another that it takes for a member: to both, what was between
-        them is over, and begins anew."""
-        if link > self._links.get((node, address), 0):
-            self._links[node, address] = link
-            member = self._members.get(node)
-            if member is not None and member.address == address:
-                self._remove(node, "it had taken this node for dead", link)
-                self._heard[node] = asyncio.get_running_loop().time()
-                self._members[node] = member
+    # who was taken for dead
+
+    def look(self) -> None:
+        """As `Membership.look`. Who is to answer this node has as long for that as if it had not been away."""
+        if self._awake is None:
+            return
+        loop = asyncio.get_running_loop()
+        before, self._awake = self._awake, loop.time()
+        if self._awake - before > self._dead_s:
+            self._heard = dict.fromkeys(self._heard, self._awake)
+            if len(self._members) > 1:
+                self._begin_anew(f"it was away for {self._awake - before:.1f} s")
+            else:
                 self._changed()
+
+    def begin_anew_by(self, begin: Callable[[], int]) -> None:
+        self._begin = begin
+
+    def fences(self, node: bytes, since: int) -> bool:
+        member = self._members.get(node)
+        return since <= self._fallen.get(node, -1) or (member is not None and since < member.since)
+
+    def _fits(self, answer: pm.Greeted) -> bool:
+        """Whether who answers may be a member: neither has taken the other for dead since they began."""
+        if answer.fallen >= self._me.since:
+            both = self._fallen.get(answer.node, -1) >= answer.since
+            mine, its = (len(self._members), answer.node), (answer.members, self._me.node)
+            if not both or mine < its:
+                self._begin_anew(f"node {answer.node.hex()} took it for dead")
+            return False
+        if self.fences(answer.node, answer.since):
+            return False  # it does not know yet
+        self._fallen.pop(answer.node, None)
+        known = self._members.get(answer.node)
+        if known is not None and known.since != answer.since:
+            self._remove(answer.node, "it has begun anew")
+        return True
+
+    def _begin_anew(self, why: str) -> None:
+        log.warning("this node begins anew: %s", why)
+        self._fallen.clear()
+        self._me = self._members[self._me.node] = replace(self._me, since=self._begin())
+        self._changed()
 
     def _meet(self, address: str) -> None:
         """Greet who may be there from now on."""
@@ -137,8 +173,7 @@ class StaticMembership(Membership):
 
     async def _greet(self, address: str) -> None:
         me = self._me
-        link = max([count for (_, where), count in self._links.items() if where == address], default=0)
-        greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports), link)
+        greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
         answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
@@ -147,13 +182,12 @@ class StaticMembership(Membership):
         known_as = self._members.get(answer.node)
         if known_as is not None and known_as.address != address:
             return  # another name of the same node
-        found = Member(answer.node, address, answer.transports)
+        found = Member(answer.node, address, answer.transports, answer.since)
         for node, member in list(self._members.items()):
             if member.address == address and node != answer.node:
                 self._remove(node, "another was started in its place")
-        self._fence(answer.node, address, answer.link)
-        if answer.link < self._links.get((answer.node, address), 0):
-            return  # it does not know yet that it was taken for dead
+        if not self._fits(answer):
+            return
         self._heard[answer.node] = asyncio.get_running_loop().time()
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)
@@ -166,31 +200,18 @@ class StaticMembership(Membership):
         left = [self._heard[m.node] + self._dead_s - now for m in self._members.values() if m.address == address]
         return min([_ANSWER_S, 2 * self._beat_s, *(max(0.0, each) + 0.01 for each in left)])
 
-    def _look_at_the_clock(self) -> None:
-        """Notice that this node was away. Who is to answer it has as long for that as if it had not been."""
-        if self._awake is None:
-            return
-        loop = asyncio.get_running_loop()
-        before, self._awake = self._awake, loop.time()
-        if self._awake - before > self._dead_s:
-            log.warning("this node was away for %.1f s: others may have taken it for dead", self._awake - before)
-            self._heard = dict.fromkeys(self._heard, self._awake)
-            self._epoch = max(self._epoch + 1, self._least)
-            loop.call_soon(self._tell)
-
     def _bury(self, address: str, now: float) -> None:
-        self._look_at_the_clock()
+        self.look()
         for node, member in list(self._members.items()):
             if member.address == address and now - self._heard.get(node, now) >= self._dead_s:
+                self._fallen[node] = member.since
+                while len(self._fallen) > MAX_MEMBERS:
+                    del self._fallen[next(iter(self._fallen))]
                 self._remove(node, "it does not answer")
 
-    def _remove(self, node: bytes, why: str, link: int | None = None) -> None:
+    def _remove(self, node: bytes, why: str) -> None:
         member = self._members.pop(node)
         self._heard.pop(node, None)
-        key = (node, member.address)
-        self._links[key] = self._links.pop(key, 0) + 1 if link is None else link
-        while len(self._links) > MAX_MEMBERS:
-            del self._links[next(iter(self._links))]
         log.warning("node %s at %s is no member any more: %s", node.hex(), member.address, why)
         self._changed()
 

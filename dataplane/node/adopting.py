@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
+_BETWEEN_S = 0.05
+
 AWAITED_S = 5.0
 """Seconds in which columns of rows that have come are announced by those who store them."""
 
@@ -42,6 +44,7 @@ class Adopting:
         self._asking = asking
         self.let_go: Callable[[bytes, packed.Index], None] = lambda token, rows: None
         """Called with rows of a part elsewhere that have their home here now."""
+        self._begun = 0
         self._awaited: dict[bytes, Counter[int]] = {}  # by the token of the whole: rows, how often they are looked at
         self._came: dict[tuple[str, int, bytes], dict[int, int]] = {}  # by name, generation, token: numbers then, now
 
@@ -69,8 +72,12 @@ class Adopting:
 
         def lacking(there: packed.Index) -> packed.Index:
             stored = whole.stream.home.books.rows
-            return np.setdiff1d(there, stored.by_node(there).get(node, packed.NOTHING))
+            stored.expect(there, node, still=False)
+            return np.setdiff1d(there, stored.ever_by_node(there).get(node, packed.NOTHING))
 
+        if node:
+            stored = whole.stream.home.books.rows
+            stored.expect(rows[stored.there(rows)], node)
         self._look_later(whole, rows, lacking, AWAITED_S if node else 0.0)
 
     def _await_owners(self, whole: Whole, numbers: list[int], known: dict[int, int]) -> None:
@@ -78,13 +85,13 @@ class Adopting:
         died, or this node does not know it yet."""
 
         def dead(there: packed.Index) -> packed.Index:
-            return np.intersect1d(there, whole.stream.home.books.rows.dead(self._member))
+            return np.intersect1d(there, whole.stream.home.books.rows.dead(self._stores))
 
         rows = dead(np.array([known[number] for number in numbers], np.int64))
         self._look_later(whole, rows, dead, AWAITED_S)
 
-    def _member(self, node: bytes) -> bool:
-        return node == self._wholes.node or self._asking.knows(node)
+    def _stores(self, node: bytes, shard: int) -> bool:
+        return node == self._wholes.node or self._asking.stores(node, shard)
 
     def _look_later(
         self, whole: Whole, rows: packed.Index, lost: Callable[[packed.Index], packed.Index], s: float
@@ -148,24 +155,25 @@ class Adopting:
         return {*stored, *request.holders} - {self._wholes.node}
 
     async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
-        here = whole.here
+        here, begun = whole.here, self._begun
         were, came = np.array(list(news), np.int64), np.array(list(news.values()), np.int64)
         while self._asking.knows(node):
             message = pm.Moved(
                 self._asking.next_id(),
-                request.token,
-                were.tobytes(),
-                here.node,
-                here.token,
-                here.whole,
-                here.mark,
-                came.tobytes(),
+                token=request.token,
+                were=were.tobytes(),
+                part=here.token,
+                whole=here.whole,
+                mark=here.mark,
+                rows=came.tobytes(),
             )
             try:
                 await self._asking.tell(node, message, Done)
                 return
             except PeerUnavailable:
-                continue
+                await asyncio.sleep(_BETWEEN_S)
+            if self._begun != begun:
+                raise PeerUnavailable("this node begins anew: others had taken it for dead")
 
     def columns(self, request: pm.AnnounceColumns) -> pm.Announced:
         """Columns come, of which those are taken whose rows are here. Raises ProtocolMismatch."""
@@ -211,6 +219,12 @@ class Adopting:
                 log.warning("columns of stream %r that were announced are not taken: %s", whole.name, error)
         missed = np.unique(np.concatenate([packed.NOTHING, *lost]))
         home.lose_rows(missed[home.books.rows.there(missed)], whole.stream.clock())  # once all know that hold others
+
+    def begin_anew(self) -> None:
+        """What had come is gone, and may come again."""
+        self._begun += 1
+        self._awaited.clear()
+        self._came.clear()
 
     def forget(self, whole: Whole) -> None:
         """The stream was dropped."""

@@ -53,6 +53,19 @@ class Asking:
         """Whether the node is a member."""
         return node in self._membership.members
 
+    def stores(self, node: bytes, shard: int) -> bool:
+        """Whether the node is a member, and streams may count on this shard of it."""
+        member = self._membership.members.get(node)
+        return member is not None and member.stores(shard)
+
+    def check(self, message: pm.Fenced) -> None:
+        """Raises PeerUnavailable for a message of a node that was taken for dead, or to this one from before it began
+        anew: what it is about is over."""
+        if self._membership.fences(message.node, message.since):
+            raise PeerUnavailable(f"node {message.node.hex()} was taken for dead, and does not know it yet")
+        if message.told < self._membership.members[self._node].since:
+            raise PeerUnavailable(f"node {self._node.hex()} has begun anew")
+
     async def ask(self, node: bytes, client: int, request: Any, kind: type[R], wait_s: float = 0.0) -> R:
         """Ask that node on behalf of a client of this one. `wait_s`: how long the answer may have to wait for
         something. Raises what is answered, and PeerUnavailable."""
@@ -62,7 +75,7 @@ class Asking:
             while True:
                 told = answered[-_ANSWERED:]
                 del answered[-_ANSWERED:]
-                asked = pm.Ask(self._peers.next_id(), self._node, client, number, told, encoded)
+                asked = pm.Ask(self._peers.next_id(), client=client, number=number, answered=told, request=encoded)
                 left = until - loop.time()
                 try:
                     answer = await self.tell(node, asked, m.Message, min(_AGAIN_S, max(left, 0.0)))
@@ -98,6 +111,9 @@ class Asking:
         member = self._membership.members.get(node)
         if member is None:
             raise PeerUnavailable(f"node {node.hex()} is not in the cluster: it has died, or was never")
+        if isinstance(message, pm.Fenced):
+            since = self._membership.members[self._node].since
+            message = msgspec.structs.replace(message, node=self._node, since=since, told=member.since)
         return await self._peers.request(member.address, message, kind, timeout_s)
 
     def tell_soon(self, node: bytes, message: Any) -> None:

@@ -160,6 +160,11 @@ class Far:
         for who in [who for who in self._clients if who.node == node]:
             self.leave(who)
 
+    def begin_anew(self) -> None:
+        """Other nodes have given up what their clients had asked here."""
+        for node in {*self._said, *(who.node for who in self._clients)}:
+            self.gone(node)
+
     async def aclose(self) -> None:
         """Nobody is answered any more."""
         tasks = [known for said in self._said.values() for known in said.values() if isinstance(known, asyncio.Task)]

@@ -18,7 +18,7 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.errors import DataplaneError, ProtocolMismatch
+from dataplane.errors import DataplaneError, Freed, OwnerDied, ProtocolMismatch
 from dataplane.node.reading import Reading, member_of
 from dataplane.node.remote import Remote, Want
 from dataplane.node.replicas import Replicas
@@ -101,17 +101,33 @@ class Fetcher:
         """Learn what these shards of the owner are, from it or, where it has gone, from who keeps replicas. An error is
         returned, so that the others are learnt of too."""
         try:
-            places = {owner: [(shard, shard) for shard in shards]}
-            if owner not in self._membership.members:
-                places = await self.replicas.locate(owner, shards)
-            for source, numbered in places.items():
-                for first in range(0, len(numbered), pm.MAX_SHARDS):
-                    await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
+            member = self._membership.members.get(owner)
+            if member is not None and all(map(member.stores, shards)):
+                await self._learn_all(owner, {owner: [(shard, shard) for shard in shards]}, deadline)
+            elif member is None:
+                await self._learn_all(owner, await self.replicas.locate(owner, shards), deadline)
+            else:  # it has begun anew: what streams had of it may be elsewhere alone
+                await asyncio.gather(*(self._describe_old(owner, shard, deadline) for shard in shards))
         except DataplaneError as error:
             return error
         while len(self._copies) > MAX_COPIES:
             self._forget(next(iter(self._copies)))
         return None
+
+    async def _describe_old(self, owner: bytes, shard: int, deadline: Deadline) -> None:
+        try:
+            await self._learn(owner, owner, [(shard, shard)], deadline)
+        except Freed as freed:
+            try:
+                places = await self.replicas.locate(owner, [shard])
+            except OwnerDied:
+                raise freed from None
+            await self._learn_all(owner, places, deadline)
+
+    async def _learn_all(self, owner: bytes, places: dict[bytes, list[tuple[int, int]]], deadline: Deadline) -> None:
+        for source, numbered in places.items():
+            for first in range(0, len(numbered), pm.MAX_SHARDS):
+                await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
 
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
         """Learn of shards of the owner from where they are, of each its number and that there."""

@@ -108,6 +108,11 @@ class Holds:
         for key in [key for key in (*self._kept, *self._told) if key[0] == node]:
             self.let_go(*key)
 
+    def begin_anew(self) -> None:
+        """Nobody counts on what is held here any more."""
+        for key in [*self._kept, *self._told]:
+            self.let_go(*key)
+
     # by others
 
     async def keep(self, refs: Iterable[BatchRef]) -> Callable[[], None]:
@@ -131,7 +136,7 @@ class Holds:
         try:
             for node, batches in by_node.items():
                 for batch in batches:
-                    asked = pm.Hold(self._asking.next_id(), self._wholes.node, number, batch, None)
+                    asked = pm.Hold(self._asking.next_id(), number=number, refs=batch, part=None)
                     await self._asking.tell(node, asked, Done)
         except BaseException:
             let_go()
@@ -152,7 +157,7 @@ class Holds:
         told = (whole.name, whole.settings, whole.generation, part.node, part.token, part.whole, part.mark)
         try:
             for node in others:
-                asked = pm.Hold(self._asking.next_id(), self._wholes.node, number, [ref.encode()], told)
+                asked = pm.Hold(self._asking.next_id(), number=number, refs=[ref.encode()], part=told)
                 await self._asking.tell(node, asked, Done)
             yield mine
         finally:

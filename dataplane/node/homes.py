@@ -126,6 +126,10 @@ class Stream:
         numbers = np.array([number for _, number in found], np.int64)
         return m.Elsewhere(identifier, [(token, at.tobytes()) for token, at in origins], numbers.tobytes())
 
+    def begin_anew(self, node: bytes) -> None:
+        """As `Home.begin_anew`."""
+        self.home.begin_anew(node, self._moving, self.clock())
+
     @property
     def has_moved(self) -> bool:
         """Whether rows have moved, or do now."""
@@ -146,8 +150,8 @@ class Homes:
         self._node = node
         self._store = store
         self._clock = clock
-        self.elsewhere: Callable[[bytes], bool] = lambda _: False
-        """Whether this is another node of the cluster, which keeps itself what it has of a stream's rows."""
+        self.elsewhere: Callable[[bytes, int], bool] = lambda node, shard: False
+        """Whether this shard is another node's of the cluster, which keeps itself what it has of a stream's rows."""
         self.keep_elsewhere: Callable[[Iterable[BatchRef]], Awaitable[Callable[[], None]]] | None = None
         """Has other nodes hold what they store of references; see `node.holds`."""
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
@@ -156,6 +160,7 @@ class Homes:
         """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}
         self._by_token: dict[bytes, Stream] = {}
+        self._since = 0
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
@@ -201,10 +206,22 @@ class Homes:
         if self.telling is not None:
             await self.telling.told()
 
-    def lose(self, there: Callable[[bytes], bool], away: bytes = b"") -> None:
-        """Of other nodes only these are there: what the rest stored is gone; see `Home.lose`."""
+    def lose(self, node: bytes) -> None:
+        """Another node has died, or has begun anew: what streams have of it is gone, but for what it stored since."""
+
+        def there(where: bytes, shard: int) -> bool:
+            return where == self._node or self.elsewhere(where, shard)
+
         for stream in list(self._by_token.values()):
-            stream.home.lose(lambda node: node == self._node or there(node), stream.clock(), away)
+            stream.home.books.rows.forget_spare(node)
+            stream.home.lose(there, stream.clock())
+
+    def begin_anew(self, since: int) -> None:
+        """Others took this node for dead: no rows are here any more, and what was stored before the shard `since` is of
+        no use to streams."""
+        self._since = since
+        for stream in list(self._by_token.values()):
+            stream.begin_anew(self._node)
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
         """A part of a replica here was freed at its first, or all of it: it goes when rows of streams need it no
@@ -264,9 +281,11 @@ class Homes:
             raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
-                if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node):
+                if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node, shard):
                     continue
-                raise OwnerDied(f"shard {shard} was put on node {node.hex()}, which is not this one", node=node.hex())
+                raise OwnerDied(f"node {node.hex()} has died, or was taken for dead: put this again", node=node.hex())
+            if shard < self._since and not anywhere:
+                raise OwnerDied("this node was taken for dead after this was put: put it again", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
         self.keep_too(ref)

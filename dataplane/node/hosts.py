@@ -86,6 +86,7 @@ class Hosts:
         self.fetcher.replicas.freeing = self._homes.free_replica
         self.spread = Spread(self._node, self._homes, self._peers, membership)
         self._known = dict(membership.members)
+        membership.begin_anew_by(self._begin_anew)
         membership.watch(self._changed)
 
     async def run(self) -> None:
@@ -97,6 +98,16 @@ class Hosts:
         """Others listen at these tcp://HOST:PORT, as the process says that started this node."""
         if isinstance(self.membership, StaticMembership):
             self.membership.seek(addresses)
+
+    def _begin_anew(self) -> int:
+        """Others took this node for dead. What was put here stays and can be read, but of streams nothing is left, nor
+        of what was kept here for others."""
+        since = self._store.following()
+        if self.spread is not None:
+            self.spread.begin_anew(since)
+        if self.fetcher is not None:
+            self.fetcher.replicas.begin_anew()
+        return since
 
     def _changed(self) -> None:
         assert self.membership is not None

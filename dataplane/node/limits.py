@@ -244,6 +244,17 @@ class Limits:
         if task is not None:
             task.cancel()
 
+    def begin_anew(self) -> None:
+        """What is known here of limits is of before; who waits asks again."""
+        for ledger in self._ledgers.values():
+            ledger.admission.refuse(PeerUnavailable("this node begins anew: others had taken it for dead"))
+        self._ledgers.clear()
+        self._counted.clear()
+        for task in self._telling.values():
+            task.cancel()
+        for whole in self._wholes.all():
+            self.begin(whole)
+
     async def aclose(self) -> None:
         """The node stops."""
         tasks = list(self._telling.values())

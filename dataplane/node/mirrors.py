@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -27,6 +27,7 @@ from dataplane.stream.facts import Arrival
 from dataplane.stream.mirror import Mirror, measured
 from dataplane.stream.moving import Columns, renumbered, some_columns
 from dataplane.stream.progress import ACKED, EXPIRED
+from dataplane.stream.rows import Patch
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot import block_of
 from dataplane.wire import messages as m
@@ -40,7 +41,7 @@ _TRIES = 5
 _BETWEEN_S = 0.5
 
 
-class _Held:
+class Held:
     """A part elsewhere, and what is here of its rows."""
 
     def __init__(self, whole: Whole, part: Part, homes: Homes) -> None:
@@ -48,19 +49,25 @@ class _Held:
         self.part = part
         self.mirror = Mirror(whole.settings, part.mark, homes.released)
         self.flying: set[asyncio.Future[None]] = set()
+        self.over = False
+        """Whether nothing is kept here any more, whatever comes."""
 
 
 class Brought:
     """What a home is being asked to take. One of the methods is called once it has."""
 
-    def __init__(self, held: _Held, ref: BatchRef) -> None:
+    def __init__(self, held: Held, ref: BatchRef, released: Callable[[list[Patch]], None]) -> None:
         self._held = held
+        self._released = released
         self._ref = ref
         self.kept = False
 
     def append(self, first: int, request: m.Append) -> None:
         """The home has taken the rows, as from this number on."""
         self.kept = True
+        if self._held.over:  # this node has begun anew: nobody needs it
+            self._released([Patch(self._ref, len(self._ref))])
+            return
         arrival = Arrival(
             request.groups or None,
             packed.int64("versions", request.versions),
@@ -73,6 +80,9 @@ class Brought:
     def extend(self, rows: packed.Index, request: m.Extend) -> None:
         """The home has taken the columns."""
         self.kept = True
+        if self._held.over:  # this node has begun anew: nobody needs it
+            self._released([Patch(self._ref, len(self._ref))])
+            return
         holds = packed.int64("holds", request.holds)
         lengths = packed.lengths(request.lengths, self._ref)
         self._held.mirror.extend(rows, self._ref, lengths, np.where(holds > 0, holds, -1) if len(holds) else -1)
@@ -87,8 +97,8 @@ class Mirrors:
         self._asking = asking
         self._adopting = adopting
         adopting.let_go = self.let_go
-        self._held: dict[bytes, _Held] = {}
-        self._announcing: set[_Held] = set()
+        self._held: dict[bytes, Held] = {}
+        self._announcing: set[Held] = set()
         self._away: dict[bytes, int] = {}  # by token of parts whose node had gone: up to which row others have them
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -97,7 +107,7 @@ class Mirrors:
         """While the home of this part is asked to take what `ref` means. Raises Freed, Corrupt where it is gone."""
         self._homes.keep(ref)
         with self.flying(whole, part) as held:
-            brought = Brought(held, ref)
+            brought = Brought(held, ref, self._homes.released)
             try:
                 yield brought
             finally:
@@ -105,11 +115,11 @@ class Mirrors:
                     self._homes.forget(ref)
 
     @contextmanager
-    def flying(self, whole: Whole, part: Part) -> Iterator[_Held]:
+    def flying(self, whole: Whole, part: Part) -> Iterator[Held]:
         """While numbers of rows are on their way, what their home, this part, says of rows waits."""
         held = self._held.get(part.token)
         if held is None:
-            held = self._held[part.token] = _Held(whole, part, self._homes)
+            held = self._held[part.token] = Held(whole, part, self._homes)
         flying: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         held.flying.add(flying)
         try:
@@ -117,7 +127,9 @@ class Mirrors:
         finally:
             held.flying.discard(flying)
             flying.set_result(None)
-            if not held.flying and not self._wholes.alive(part):
+            if not held.flying and not held.over and not self._wholes.alive(part):
+                self._give_up(held)
+            if not held.flying and held in self._announcing:
                 self._announce_soon(held)
             self._tidy(held)
 
@@ -165,10 +177,10 @@ class Mirrors:
             mirror, now = old.mirror, old.whole.stream.clock()
             brought = mirror.brought(were)
             chosen = came[np.isin(were, brought)]
-            if len(brought):
-                block, columns = mirror.block(brought, now), mirror.columns(brought)
-                self._mirror(old.whole, part, block, columns, brought, chosen, mirror.others(brought))
             with self.flying(old.whole, part) as there:
+                if len(brought):
+                    block, columns = mirror.block(brought, now), mirror.columns(brought)
+                    self._mirror(there, block, columns, brought, chosen, mirror.others(brought))
                 for rows, task, ref, lengths in some_columns(mirror.added(), were, came):
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
@@ -176,33 +188,33 @@ class Mirrors:
             self._tidy(old)
         return m.Done(request.id)
 
-    def take_over(self, whole: Whole, part: Part, were: packed.Index, came: packed.Index) -> None:
+    def take_over(self, held: Held, were: packed.Index, came: packed.Index) -> None:
         """Rows of the part here have their home elsewhere now: what is stored here of them is mirrored from now on."""
-        books = whole.stream.home.books
+        books = held.whole.stream.home.books
         rows = books.rows.by_node(were).get(self._wholes.node, packed.NOTHING)
         if len(rows):
             chosen = came[np.isin(were, rows)]
-            block, columns = block_of(books, rows, whole.stream.clock()), measured(books, rows)
+            block, columns = block_of(books, rows, held.whole.stream.clock()), measured(books, rows)
             others = books.rows.by_node(rows)
             others.pop(self._wholes.node, None)
-            self._mirror(whole, part, block, columns, rows, chosen, others)
+            self._mirror(held, block, columns, rows, chosen, others)
 
     def _mirror(
         self,
-        whole: Whole,
-        part: Part,
+        held: Held,
         block: Block,
         columns: Columns,
         were: packed.Index,
         came: packed.Index,
         others: Mapping[bytes, packed.Index],
     ) -> None:
+        if held.over:
+            return
         taken = some_columns(columns, were, came)
         for _, _, ref, _ in taken:
             self._homes.keep_too(ref)
-        with self.flying(whole, part) as there:
-            there.mirror.take(renumbered(block, were, came), taken, whole.stream.clock())
-            there.mirror.note_others(came, {node: came[np.isin(were, rows)] for node, rows in others.items()})
+        held.mirror.take(renumbered(block, were, came), taken, held.whole.stream.clock())
+        held.mirror.note_others(came, {node: came[np.isin(were, rows)] for node, rows in others.items()})
 
     def let_go(self, token: bytes, rows: packed.Index) -> None:
         """Rows of this part have their home here now."""
@@ -211,7 +223,7 @@ class Mirrors:
             held.mirror.over(rows)
             self._tidy(held)
 
-    def _tidy(self, held: _Held) -> None:
+    def _tidy(self, held: Held) -> None:
         if not len(held.mirror) and not held.flying and self._held.get(held.part.token) is held:
             del self._held[held.part.token]
 
@@ -224,30 +236,30 @@ class Mirrors:
     # when a home dies
 
     def gone(self, node: bytes) -> None:
-        """The node is no member any more: its homes are others now."""
+        """The node is no member any more, or has begun anew: its homes are others now."""
         for held in [held for held in self._held.values() if held.part.node == node]:
+            self._give_up(held)
             if not held.flying:  # else who brings something sees to it
                 self._announce_soon(held)
 
-    def _announce_soon(self, held: _Held) -> None:
+    def _give_up(self, held: Held) -> None:
+        """The home of these rows is no more: what is here of them is to be announced."""
         if self._held.get(held.part.token) is held:
             del self._held[held.part.token]
             self._announcing.add(held)
             held.whole.stream.wake()
-            task = asyncio.get_running_loop().create_task(self._announce(held))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+
+    def _announce_soon(self, held: Held) -> None:
+        task = asyncio.get_running_loop().create_task(self._announce(held))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def coming(self, whole: Whole) -> tuple[int, int]:
         """How many rows and bytes are about to come to a new home."""
-        gone = [held for held in self._held.values() if not self._wholes.alive(held.part)]
-        sizes = [held.mirror.size for held in (*self._announcing, *gone) if held.whole is whole]
+        sizes = [held.mirror.size for held in self._announcing if held.whole is whole]
         return sum(rows for rows, _ in sizes), sum(nbytes for _, nbytes in sizes)
 
-    async def _announce(self, held: _Held) -> None:
-        if self._wholes.alive(held.part):  # that had taken this node for dead, and told that the rows are lost
-            self._part_with(held)
-            return
+    async def _announce(self, held: Held) -> None:
         self._away[held.part.token] = held.mirror.last
         while len(self._away) > _AWAY:
             del self._away[next(iter(self._away))]
@@ -263,13 +275,13 @@ class Mirrors:
                 await asyncio.sleep(_BETWEEN_S * (again + 1))
         self._part_with(held)
 
-    def _part_with(self, held: _Held) -> None:
+    def _part_with(self, held: Held) -> None:
         """Nothing of this is kept here any more; what has come to another home is kept for that."""
         held.mirror.clear()
         self._announcing.discard(held)
         held.whole.stream.wake()
 
-    async def _announce_rows(self, held: _Held) -> None:
+    async def _announce_rows(self, held: Held) -> None:
         rows, places = held.mirror.places()
         if not len(rows):
             return
@@ -277,18 +289,18 @@ class Mirrors:
             for first in range(0, len(positions), _ROWS):
                 await self._announce_some(held, node, rows[positions[first : first + _ROWS]])
 
-    async def _announce_some(self, held: _Held, node: bytes, rows: packed.Index) -> None:
+    async def _announce_some(self, held: Held, node: bytes, rows: packed.Index) -> None:
         whole, now = held.whole, held.whole.stream.clock()
         block, columns = held.mirror.block(rows, now), held.mirror.columns(rows)
         columns, gone = self._there(columns)
         asked = pm.Announce(
             self._asking.next_id(),
-            whole.name,
-            whole.settings,
-            whole.generation,
-            held.part.token,
-            block,
-            encoded(columns),
+            name=whole.name,
+            settings=whole.settings,
+            generation=whole.generation,
+            token=held.part.token,
+            block=block,
+            columns=encoded(columns),
             others=[(other, of.tobytes()) for other, of in (*held.mirror.others(rows).items(), (b"", gone))],
             holders=[self._wholes.node] if self._keeps(columns) else [],
         )
@@ -296,10 +308,10 @@ class Mirrors:
             self._adopting.rows(asked)
         else:
             part = await self._wholes.part(whole, node)
-            with self.flying(whole, part):
+            with self.flying(whole, part) as there:
                 reply = await self._asking.tell(node, asked, pm.Announced)
                 were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
-                self._mirror(whole, part, block, columns, were, came, held.mirror.others(rows))
+                self._mirror(there, block, columns, were, came, held.mirror.others(rows))
         held.mirror.announced(rows)
 
     def _there(self, columns: Columns) -> tuple[Columns, packed.Index]:
@@ -319,7 +331,7 @@ class Mirrors:
         others = [key for _, _, ref, _ in columns for key in ref.shards() if key[0] != self._wholes.node]
         return bool(others) and all(self._homes.replica(key) is not None for key in others)
 
-    async def _announce_columns(self, held: _Held) -> None:
+    async def _announce_columns(self, held: Held) -> None:
         """Columns of rows that were appended from elsewhere: whoever has the rows by now takes them, and those that
         nobody has yet are announced again."""
         for again in range(_TRIES):
@@ -329,12 +341,16 @@ class Mirrors:
             await asyncio.sleep(_BETWEEN_S * again / _TRIES)
             holders = [self._wholes.node] if self._keeps(columns) else []
             asked = pm.AnnounceColumns(
-                self._asking.next_id(), held.whole.name, held.part.token, encoded(columns), holders
+                self._asking.next_id(),
+                name=held.whole.name,
+                token=held.part.token,
+                columns=encoded(columns),
+                holders=holders,
             )
             parts = await self._wholes.parts(held.whole)
             await asyncio.gather(*(self._announce_to(held, part, asked, columns) for part in parts))
 
-    async def _announce_to(self, held: _Held, part: Part, asked: pm.AnnounceColumns, columns: Columns) -> None:
+    async def _announce_to(self, held: Held, part: Part, asked: pm.AnnounceColumns, columns: Columns) -> None:
         if part.node == self._wholes.node:
             answer = self._adopting.columns(asked)
             were = packed.int64("rows", answer.were)
@@ -342,10 +358,21 @@ class Mirrors:
             with self.flying(held.whole, part) as there:
                 answer = await self._asking.tell(part.node, asked, pm.Announced)
                 were, came = packed.int64("rows", answer.were), packed.int64("rows", answer.rows)
-                for rows, task, ref, lengths in some_columns(columns, were, came):
+                for rows, task, ref, lengths in some_columns(columns, were, came) if not there.over else ():
                     self._homes.keep_too(ref)
                     there.mirror.extend(rows, ref, lengths, task)
         held.mirror.announced_columns(were)
+
+    def begin_anew(self) -> None:
+        """This node was taken for dead: homes elsewhere have lost what is kept here for them."""
+        for held in (*self._held.values(), *self._announcing):
+            held.over = True
+            held.mirror.clear()
+        self._held.clear()
+        self._announcing.clear()
+        self._away.clear()
+        for task in self._tasks:
+            task.cancel()
 
     async def aclose(self) -> None:
         """The node stops."""

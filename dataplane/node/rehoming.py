@@ -16,8 +16,8 @@ from dataplane.cluster.static import MAX_MEMBERS
 from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
-from dataplane.node.mirrors import Mirrors, encoded
-from dataplane.node.wholes import Part, Whole, Wholes
+from dataplane.node.mirrors import Held, Mirrors, encoded
+from dataplane.node.wholes import Whole, Wholes
 from dataplane.stream.mirror import measured
 from dataplane.stream.snapshot import block_of
 from dataplane.wire import peer_messages as pm
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _ROWS = 1024  # that move together
 _AGAIN_S = 1.0
+_BETWEEN_S = 0.05
 
 
 class Rehoming:
@@ -137,17 +138,17 @@ class Rehoming:
         if not len(rows):
             return 0
         books.progress.hide(books.rows.places(rows), hidden=True)
-        with stream.moving(rows), self._mirrors.flying(whole, part):
+        with stream.moving(rows), self._mirrors.flying(whole, part) as there:
             try:
                 await self._told()  # what was said of them comes before what is said of them there
                 asked = pm.Announce(
                     self._asking.next_id(),
-                    whole.name,
-                    whole.settings,
-                    whole.generation,
-                    stream.token,
-                    block_of(books, rows, stream.clock()),
-                    encoded(measured(books, rows)),
+                    name=whole.name,
+                    settings=whole.settings,
+                    generation=whole.generation,
+                    token=stream.token,
+                    block=block_of(books, rows, stream.clock()),
+                    columns=encoded(measured(books, rows)),
                     holders=books.rows.spares(rows),
                     moved=True,
                 )
@@ -157,16 +158,16 @@ class Rehoming:
                     self._keep(whole, rows)
                 raise
             if self._wholes.there(whole):
-                self._moved(whole, part, rows, reply)
+                self._moved(there, rows, reply)
         return len(rows)
 
     def _keep(self, whole: Whole, rows: packed.Index) -> None:
         """These hidden rows stay here, but for those of which something was lost meanwhile."""
         stream, books = whole.stream, whole.stream.home.books
+        rows = rows[books.rows.there(rows)]
         books.progress.hide(books.rows.places(rows), hidden=False)
-        for node, of in books.rows.by_node(rows).items():
-            if not self._asking.knows(node):
-                stream.home.lose_rows(of[books.rows.there(of)], stream.clock())
+        dead = books.rows.dead(lambda node, shard: node == self._wholes.node or self._asking.stores(node, shard))
+        stream.home.lose_rows(np.intersect1d(rows, dead), stream.clock())
         stream.home.adopted(stream.clock())
 
     async def _announce(self, node: bytes, asked: pm.Announce) -> pm.Announced:
@@ -177,17 +178,27 @@ class Rehoming:
             except PeerUnavailable:
                 if not self._asking.knows(node):
                     raise
+                await asyncio.sleep(_BETWEEN_S)
 
-    def _moved(self, whole: Whole, part: Part, rows: packed.Index, reply: pm.Announced) -> None:
+    def _moved(self, there: Held, rows: packed.Index, reply: pm.Announced) -> None:
         were, came = packed.int64("rows", reply.were), packed.int64("rows", reply.rows)
-        stream, books = whole.stream, whole.stream.home.books
-        self._mirrors.take_over(whole, part, were, came)
-        stream.moved(part.token, were, came)
+        stream, books = there.whole.stream, there.whole.stream.home.books
+        if not books.rows.there(rows).all():
+            return  # this node has begun anew meanwhile
+        self._mirrors.take_over(there, were, came)
+        stream.moved(there.part.token, were, came)
         books.move(were)
         again = np.setdiff1d(rows, were)  # their keys are there already: they were appended again since members changed
         books.progress.hide(books.rows.places(again), hidden=False)
         books.lose(again)
         stream.home.adopted(stream.clock())
+
+    def begin_anew(self) -> None:
+        """No rows are here any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._still.clear()
 
     async def aclose(self) -> None:
         """The node stops."""

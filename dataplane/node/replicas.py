@@ -95,6 +95,11 @@ class Replicas:
             if node in nodes:
                 self._elsewhere[shard] = [other for other in nodes if other != node]
 
+    def begin_anew(self) -> None:
+        """Others took this node for dead, and count no more on what it keeps for them."""
+        here, self._here = self._here, {}
+        self._store.free(list(here.values()))
+
     def here(self, key: ShardKey) -> int | None:
         """The number here of another node's shard that is kept here; None for one that is not."""
         return self._here.get(key)

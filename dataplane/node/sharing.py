@@ -154,9 +154,17 @@ class Sharing:
             self._own.run_soon(self._settle(shared, grant, done=grant.done_as_far_as_known))
         self._schedule(whole, shared)
 
+    def begin_anew(self) -> None:
+        """What members were given is over."""
+        for token in list(self._shared):
+            self._forget(token)
+
     def dropped(self, whole: Whole) -> None:
         """The stream was dropped."""
-        shared = self._shared.pop(whole.token, None)
+        self._forget(whole.token)
+
+    def _forget(self, token: bytes) -> None:
+        shared = self._shared.pop(token, None)
         if shared is not None and shared.timer is not None:
             shared.timer.cancel()
 

@@ -34,9 +34,8 @@ class Spread:
 
     def __init__(self, node: bytes, homes: Homes, peers: Peers, membership: Membership) -> None:
         self._homes = homes
-        self._dead: set[bytes] = set()  # nodes that were members
         asking = self._asking = Asking(node, peers, membership)
-        homes.elsewhere = asking.knows
+        homes.elsewhere = asking.stores
         homes.telling = self._telling = Telling(node, asking)
         self._wholes = Wholes(node, homes, asking, membership)
         self._adopting = Adopting(homes, self._wholes, asking)
@@ -64,7 +63,11 @@ class Spread:
         return Reach(streams, self._wholes, self._mirrors, self._limits, self._holds)
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
-        """What another node's message is answered; None for what is not about streams."""
+        """What another node's message is answered; None for what is not about streams. Raises PeerUnavailable for what
+        is about what is over."""
+        self._wholes.look()
+        if isinstance(request, pm.Fenced):
+            self._asking.check(request)
         match request:
             case pm.Ask():
                 return self._far.asked(request)
@@ -101,22 +104,27 @@ class Spread:
                 return None
         return Done(request.id)
 
-    def _lose(self, node: bytes) -> None:
-        """Rows that need what this node stored are gone: it has died; or it had taken this node for dead, and what was
-        between the two is over."""
-        away = self._asking.knows(node)
-        self._dead.add(node)
-        self._homes.lose(lambda other: other not in self._dead, node if away else b"")
-        self._dead = {dead for dead in self._dead if not self._asking.knows(dead)}
+    def begin_anew(self, since: int) -> None:
+        """Others took this node for dead: of streams nothing is left here, as if it had just been started, but that
+        clients go on with what they had opened. What it stores counts from the shard `since` on."""
+        self._far.begin_anew()
+        self._rehoming.begin_anew()
+        self._telling.begin_anew()
+        self._holds.begin_anew()
+        self._mirrors.begin_anew()
+        self._adopting.begin_anew()
+        self._sharing.begin_anew()
+        self._homes.begin_anew(since)
+        self._limits.begin_anew()
 
     def changed(self, gone: Iterable[bytes]) -> None:
-        """Members have come, or these have gone."""
+        """Members have come, or these have gone or begun anew."""
         for node in gone:
             self._far.gone(node)
             self._wholes.gone(node)
             self._mirrors.gone(node)
             self._holds.gone(node)
-            asyncio.get_running_loop().call_soon(self._lose, node)  # by then it is known whether it is there again
+            asyncio.get_running_loop().call_soon(self._homes.lose, node)  # by then it is known if it has begun anew
         self._wholes.moved()
         self._limits.changed()
         self._rehoming.changed()

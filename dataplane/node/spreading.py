@@ -87,6 +87,7 @@ class Spreading:
 
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """As `Streaming.answer`."""
+        self._wholes.look()
         match request:
             case m.Open():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))

@@ -41,7 +41,7 @@ class Telling:
     def note(self, token: bytes, stored: Rows, task: int, rows: Index, state: int) -> None:
         """Tell the nodes that columns of these rows are on, or were, of the part of this token, what became of them."""
         nodes = stored.past_by_node(rows) if task == MOVED else stored.ever_by_node(rows)
-        there = stored.by_node(rows) if task >= 0 else {}
+        there = stored.by_node(rows) | stored.expected(rows) if task >= 0 else {}
         for node, of in nodes.items():
             if node != self._node and self._asking.knows(node):
                 self.noted += 1
@@ -99,6 +99,14 @@ class Telling:
                 left.append((due - count, future))
         if left:
             self._waiting[node] = left
+
+    def begin_anew(self) -> None:
+        """Rows have other homes now: nobody is told of them from here, and who waits for that is refused."""
+        over = LeaseExpired("others had taken this node for dead: these rows go to others")
+        for node, task in list(self._tasks.items()):
+            self._served(node, 1 << 62, over)
+            self._queues[node].clear()
+            task.cancel()
 
     async def aclose(self) -> None:
         """Nobody is told anything more."""

@@ -98,7 +98,8 @@ class Wholes:
     @property
     def view(self) -> bytes:
         """The members, as two nodes compare them."""
-        return xxhash.xxh3_64_digest(b"".join(self.placement.nodes))
+        members = self._membership.members
+        return xxhash.xxh3_64_digest(b"".join(n + members[n].since.to_bytes(8, "little") for n in self.placement.nodes))
 
     def homes(self, whole: Whole, places: list[str | int]) -> dict[bytes, Index]:
         """By node, which of the rows have their homes there that are in these groups, or have these keys."""
@@ -111,6 +112,10 @@ class Wholes:
         if (at == at[0]).all():
             return {placement.nodes[int(at[0])]: np.arange(len(at))}
         return {placement.nodes[number]: np.flatnonzero(at == number) for number in np.unique(at).tolist()}
+
+    def look(self) -> None:
+        """Notice, now, if this node was away."""
+        self._membership.look()
 
     # finding
 

@@ -105,6 +105,10 @@ class Store:
         self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
         """Called with a shard of which some columns of some rows were freed; without rows, all of it."""
 
+    def following(self) -> int:
+        """A number that no shard has, higher than those of all shards now, and lower than those of all to come."""
+        return next(self._numbers)
+
     # Writing
 
     def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:

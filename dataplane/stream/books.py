@@ -21,7 +21,7 @@ from dataplane.stream.facts import Arrival, Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
-from dataplane.stream.rows import Hold, Index, Patch, Rows
+from dataplane.stream.rows import PAGE, Hold, Index, Patch, Rows
 from dataplane.stream.settings import Settings
 
 OVER, MOVED = -1, -2
@@ -225,6 +225,13 @@ class Books:
         patches = self.rows.clear()
         self._empty()
         self._release(patches)
+
+    def begin_anew(self) -> None:
+        """Everything goes, and nobody is told; the numbers of rows and the counts of what they came to go on."""
+        following, counts = self.rows.next, self.progress.counts
+        self.clear()
+        self.rows.next = -(-following // PAGE) * PAGE
+        self.progress.counts = counts
 
     # what there is
 

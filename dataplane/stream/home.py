@@ -23,7 +23,7 @@ from dataplane.stream.choosing import Demand, choose, least
 from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Leases
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
-from dataplane.stream.rows import Hold, Patch
+from dataplane.stream.rows import Hold, Patch, There
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 Index = npt.NDArray[np.int64]
@@ -220,14 +220,25 @@ class Home:
         """Rows or columns have come from elsewhere (`stream.moving`)."""
         self._tell(now)
 
-    def lose(self, there: Callable[[bytes], bool], now: float, away: bytes = b"") -> None:
-        """Of the nodes only these are there: what others stored is gone, and with it the rows that need some of it.
-        Who holds them is told so when he acks; others by `take_lost`, but for what was appended from the node `away`:
-        that took this one for dead, and has told other homes of it."""
-        rows = self.books.rows.dead(there)
-        elsewhere = self.books.rows.brought_by(rows, away) if away else rows[:0]
-        self.lose_rows(rows, now)
-        self.found(elsewhere.tolist())
+    def lose(self, there: There, now: float) -> None:
+        """Only these shards are there: what was in others is gone, and with it the rows that need some of it. Who holds
+        them is told so when he acks; others by `take_lost`."""
+        self.lose_rows(self.books.rows.dead(there), now)
+
+    def begin_anew(self, node: bytes, moving: Iterable[int], now: float) -> None:
+        """This home, on this node, was taken for dead: its rows have others now, and go. Those that nobody else knew of
+        are lost, and `take_lost` tells of them, but for those `moving` to other homes, which may have them already; who
+        holds rows is told so when he acks. Numbers go on."""
+        for grant in list(self.leases):
+            self.leases.end(grant)
+        self._replaced.clear()
+        self._lost.clear()
+        books = self.books
+        rows = books.rows.alone_on(books.rows.all(), node)
+        self._note_lost(rows)
+        self.found(moving)
+        books.begin_anew()
+        self._tell(now)
 
     def lose_rows(self, rows: Index, now: float) -> None:
         """Something of these rows is gone, as for `lose`."""
@@ -238,11 +249,14 @@ class Home:
                     self.leases.end(grant)
                     self.books.give_back(grant.task, grant.rows, seen=False)
             rows = rows[self.books.rows.there(rows)]
-            keys, told = self.books.keys.names(rows), self.books.told(rows)
-            facts = dict(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
-            self._lost.update((row, facts[row]) for row in self.books.lose(rows).tolist())
-            self.found(list(self._lost)[:-MAX_LOST])
+            self._note_lost(rows[~self.books.progress.dropped(self.books.rows.places(rows), len(rows))])
+            self.books.lose(rows)
             self._tell(now)
+
+    def _note_lost(self, rows: Index) -> None:
+        keys, told = self.books.keys.names(rows), self.books.told(rows)
+        self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+        self.found(list(self._lost)[:-MAX_LOST])
 
     def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:
         """The key, group and policy version of rows that were lost, each told once."""

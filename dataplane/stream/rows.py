@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
 
@@ -39,6 +39,10 @@ _RUNS = 32  # stretches of one patch from which on rows are put in order afterwa
 
 
 Hold: TypeAlias = int | Index
+There: TypeAlias = Callable[[bytes, int], bool]
+"""Whether a node has this shard, as far as streams count on it."""
+
+_SPARE = (1 << 63) - 1  # any shard of a node, from now on
 
 
 @dataclass(slots=True, eq=False)
@@ -50,27 +54,37 @@ class Patch:
     left: int
     hold: Hold = -1
     spares: tuple[bytes, ...] = ()
+    shards: tuple[ShardKey, ...] = ()
     nodes: tuple[bytes, ...] = ()
     """Those that its columns are stored on; `spares` are others that have them too."""
 
     def __post_init__(self) -> None:
-        self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
+        self.shards = self.ref.shards()
+        self.nodes = tuple(dict.fromkeys(node for node, _ in self.shards))
 
     def on(self, node: bytes, index: Index) -> Flags:
         """Of which of these rows of the reference something is stored on this node: not of all, where what several
         nodes stored came together."""
         if self.nodes == (node,):
             return np.ones(len(index), np.bool_)
+        return self._in(lambda where, _: where == node)[index]
+
+    def _in(self, which: There) -> Flags:
+        """Of which rows of the reference something is in one of these shards."""
         flags = np.zeros(len(self.ref), np.bool_)
         for name in self.ref.columns:
             pieces, order = self.ref.sources(name)
-            there = np.repeat([piece.node == node for piece in pieces], [len(piece.rows) for piece in pieces])
-            flags |= there if order is None else there[order]
-        return flags[index]
+            found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
+            flags |= found if order is None else found[order]
+        return flags
 
-    def lives(self, there: Callable[[bytes], bool]) -> bool:
-        """Whether its columns are somewhere, given which nodes are there."""
-        return all(map(there, self.nodes)) or any(map(there, self.spares))
+    def lives(self, there: There) -> bool:
+        """Whether its columns are somewhere, given which shards are there."""
+        return all(there(*shard) for shard in self.shards) or any(there(node, _SPARE) for node in self.spares)
+
+    def lost(self, there: There, index: Index) -> Flags:
+        """Of which of these rows of the reference, which does not live, something is gone."""
+        return self._in(lambda node, shard: not there(node, shard))[index]
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +147,7 @@ class Rows:
         self._patches: dict[int, Patch] = {}
         self._next_patch = 0
         self._past: dict[bytes, set[int]] = {}  # by node: rows of which a column was replaced that it stored
+        self._expected: dict[bytes, set[int]] = {}  # by node: rows of which it may tell of columns
 
     # columns
 
@@ -246,6 +261,17 @@ class Rows:
         """These nodes keep something of these rows that is not needed: they are told when the rows go."""
         for node in nodes:
             self._past.setdefault(node, set()).update(rows.tolist())
+
+    def expect(self, rows: Index, node: bytes, *, still: bool = True) -> None:
+        """Columns of these rows are on this node, which may tell of them, or not `still`."""
+        expected = self._expected.setdefault(node, set())
+        expected.update(rows.tolist()) if still else expected.difference_update(rows.tolist())
+        if not expected:
+            del self._expected[node]
+
+    def expected(self, rows: Index) -> dict[bytes, Index]:
+        """Which of these rows have columns on which node that has not told of them yet."""
+        return _among(self._expected, rows)
 
     def _note_past(self, rows: Index, patches: Index) -> None:
         for number in np.unique(patches[patches >= 0]).tolist():
@@ -383,19 +409,16 @@ class Rows:
     def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
         """Which of these rows have columns stored on which node, or had some that were replaced."""
         found = self.by_node(rows)
-        for node, had in self._had(rows).items():
+        for node, had in _among(self._past, rows).items():
             found[node] = np.union1d(found.get(node, _NONE), had)
         return found
 
     def past_by_node(self, rows: Index) -> dict[bytes, Index]:
         """Which of these rows had columns stored on which node, and have none there any more."""
         there = self.by_node(rows)
-        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in self._had(rows).items()}
+        past = _among(self._past, rows)
+        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in past.items()}
         return {node: had for node, had in found.items() if len(had)}
-
-    def _had(self, rows: Index) -> dict[bytes, Index]:
-        found = {node: [row for row in rows.tolist() if row in past] for node, past in self._past.items()}
-        return {node: np.array(had, np.int64) for node, had in found.items() if had}
 
     def spares(self, rows: Index) -> list[bytes]:
         """The nodes that have columns of these rows too, which others store."""
@@ -419,30 +442,34 @@ class Rows:
                     if node not in patch.nodes and node not in patch.spares:
                         patch.spares = (*patch.spares, node)
 
-    def dead(self, there: Callable[[bytes], bool]) -> Index:
-        """The rows that have a column which is nowhere any more, given which nodes are there."""
+    def forget_spare(self, node: bytes) -> None:
+        """This node does not keep any more what others stored."""
+        for patch in self._patches.values():
+            if node in patch.spares:
+                patch.spares = tuple(spare for spare in patch.spares if spare != node)
+
+    def dead(self, there: There) -> Index:
+        """The rows that have a column which is nowhere any more, given which shards are there."""
         lost = {number: patch for number, patch in self._patches.items() if not patch.lives(there)}
         found = [_NONE]
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
                 patches, index = layer.patch[: page.count], layer.index[: page.count]
                 for number in np.intersect1d(patches, list(lost)).tolist():
-                    at, patch = np.flatnonzero((patches == number) & page.present), lost[number]
-                    for node in patch.nodes:
-                        if not there(node):
-                            found.append(page.first + at[patch.on(node, index[at])])
+                    at = np.flatnonzero((patches == number) & page.present)
+                    found.append(page.first + at[lost[number].lost(there, index[at])])
         return np.unique(np.concatenate(found))
 
-    def brought_by(self, rows: Index, node: bytes) -> Index:
-        """Which of these rows came with columns that are stored on this node: what came first of each was."""
+    def alone_on(self, rows: Index, node: bytes) -> Index:
+        """Which of these rows came with columns that this node stores, and no other does: what came first of each."""
         first = np.full(len(rows), np.iinfo(np.int64).max)
         for page, inside, chosen in self.by_page(rows):
             for layer in page.layers.values():
                 patch = layer.patch[inside]
                 earlier = (patch >= 0) & (patch < first[chosen])
                 first[chosen[earlier]] = patch[earlier]
-        its = [number for number in np.unique(first).tolist() if number in self._patches]
-        its = [number for number in its if node in self._patches[number].nodes]
+        known = {number: self._patches[number] for number in np.unique(first).tolist() if number in self._patches}
+        its = [number for number, patch in known.items() if patch.nodes == (node,) and not patch.spares]
         return rows[np.isin(first, its)]
 
     def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
@@ -511,10 +538,11 @@ class Rows:
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
-        for node, past in list(self._past.items()):
-            past.difference_update(rows.tolist())
-            if not past:
-                del self._past[node]
+        for noted in (self._past, self._expected):
+            for node, of in list(noted.items()):
+                of.difference_update(rows.tolist())
+                if not of:
+                    del noted[node]
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[Patch]:
@@ -533,6 +561,13 @@ class Rows:
         patches = list(self._patches.values())
         self._patches.clear()
         self._past.clear()
+        self._expected.clear()
         self.pages.clear()
         self.count = 0
         return patches
+
+
+def _among(noted: dict[bytes, set[int]], rows: Index) -> dict[bytes, Index]:
+    """Which of these rows are noted for which node."""
+    found = {node: [row for row in rows.tolist() if row in of] for node, of in noted.items()}
+    return {node: np.array(of, np.int64) for node, of in found.items() if of}

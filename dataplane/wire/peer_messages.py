@@ -19,11 +19,18 @@ MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
 """Bytes of a shard, and of all in one message, that come with their description: a round trip and a connection less."""
 
 
-class Greet(Message, frozen=True, tag="greet"):
-    """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`.
+class Fenced(Message, frozen=True):
+    """A message from `node`, which has begun with `since`, to one that it knows to have begun with `told`: not heard
+    once either has begun anew, or the other was taken for dead. All of that is filled in as it is sent."""
 
-    `link` counts how often the one of us took the other for dead; who hears of more than it knows was taken for dead
-    itself."""
+    id: int
+    node: bytes = b""
+    since: int = 0
+    told: int = 0
+
+
+class Greet(Message, frozen=True, tag="greet"):
+    """I am here: who I am, and where I listen. Sent again and again, as a sign of life. Answered by `Greeted`."""
 
     id: int
     major: int
@@ -31,7 +38,6 @@ class Greet(Message, frozen=True, tag="greet"):
     node: bytes
     address: str
     transports: dict[str, str]
-    link: int = 0
 
 
 class Describe(Message, frozen=True, tag="describe"):
@@ -76,13 +82,11 @@ class FreeParts(Message, frozen=True, tag="free-parts"):
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class Ask(Message, frozen=True, tag="ask"):
+class Ask(Fenced, frozen=True, kw_only=True, tag="ask"):
     """What a client of the node `node` asks of a stream: an encoded request of `wire.messages`. `number` is the asker's
     for it: asked again under the same, since the answer did not come, it is done once. `answered`: the numbers of
     requests whose answers have come, and can be forgotten. Answered by `Answer`, or by `Waits`."""
 
-    id: int
-    node: bytes
     client: int
     number: int
     answered: list[int]
@@ -140,14 +144,13 @@ class Settled(Message, frozen=True, tag="settled"):
     settled: list[tuple[bytes, int, bytes, int, list[tuple[bytes, bytes]]]]
 
 
-class Announce(Message, frozen=True, tag="announce"):
+class Announce(Fenced, frozen=True, kw_only=True, tag="announce"):
     """Rows whose home, the part of this token, has died, to their home now; with columns: which rows, for which task
     they were held by who brought them, a reference, and lengths as in `Append`. `holders`: nodes that have the columns
     too, or tell of the rows. `moved`: their home lives, but this is theirs now; the nodes that hold the columns are to
     be told. `others`: nodes that are known to have stored columns of rows, and which; without these columns a row is
     lost. Answered by `Announced`."""
 
-    id: int
     name: str
     settings: Settings
     generation: int
@@ -159,14 +162,12 @@ class Announce(Message, frozen=True, tag="announce"):
     others: list[tuple[bytes, bytes]] = []
 
 
-class Moved(Message, frozen=True, tag="moved"):
+class Moved(Fenced, frozen=True, kw_only=True, tag="moved"):
     """Rows of the part `token`, to a node that columns of them are stored on: they are rows of `part` now, under these
-    numbers. `node` is that of the part. Answered by `Done`."""
+    numbers. `node` is that of the part, which tells it. Answered by `Done`."""
 
-    id: int
     token: bytes
     were: bytes
-    node: bytes
     part: bytes
     whole: bytes
     mark: str
@@ -182,13 +183,11 @@ class Still(Message, frozen=True, tag="still"):
     members: bytes
 
 
-class Hold(Message, frozen=True, tag="hold"):
+class Hold(Fenced, frozen=True, kw_only=True, tag="hold"):
     """Keep what you store of these references, for the node `node` and under its number; more may come under the same.
     `part`: the one reference is of columns of a stream's rows, whose numbers are told by `HeldAs`: the stream's name,
     settings and generation, and the part's node, token, token of the whole, and mark. Answered by `Done`."""
 
-    id: int
-    node: bytes
     number: int
     refs: list[bytes]
     part: tuple[str, Settings, int, bytes, bytes, bytes, str] | None
@@ -256,10 +255,9 @@ class Holds(Message, frozen=True, tag="holds"):
     members: bytes = b""
 
 
-class AnnounceColumns(Message, frozen=True, tag="announce-columns"):
+class AnnounceColumns(Fenced, frozen=True, kw_only=True, tag="announce-columns"):
     """More columns of such rows, wherever they have come to; `holders` as in `Announce`. Answered by `Announced`."""
 
-    id: int
     name: str
     token: bytes
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
@@ -294,7 +292,8 @@ PeerRequest = (
 
 
 class Greeted(Message, frozen=True, tag="greeted"):
-    """So am I; and these addresses are those of members that I know."""
+    """So am I; and these addresses are those of `members` members that I know. `since`: as `Member.since` of me;
+    `fallen`: that of who asks when I took it for dead, -1 if I did not."""
 
     id: int
     major: int
@@ -303,7 +302,9 @@ class Greeted(Message, frozen=True, tag="greeted"):
     address: str
     transports: dict[str, str]
     known: list[str] = []
-    link: int = 0
+    since: int = 0
+    fallen: int = -1
+    members: int = 1
 
 
 class Described(Message, frozen=True, tag="described"):

@@ -1,10 +1,8 @@
 """Clients of several hosts use one stream while nodes are killed, stopped and continued, and join; each writes down
 what it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
 
-What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here.
-With
-DATAPLANE_TEST_FAULTS="away stop join" in the environment, nodes are stopped for so long that others take them for dead,
-of which more is found than is mended (decision 0020).
+What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here,
+with the faults that DATAPLANE_TEST_FAULTS names; "away" is stopped for so long that others take the node for dead.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from tests.integration.test_hosts import BEAT_S, Host, members, together
 from tests.processes import eventually
 
 FAULTS = os.environ.get("DATAPLANE_TEST_FAULTS", "kill stop join nothing").split()
+AWAY = ["away", "stop", "join"]
 LASTS_S = 3.0
 DEAD_S = 3.5 * BEAT_S
 MAX_ROWS = 400
@@ -78,7 +77,7 @@ class Client(threading.Thread):
             began = time.monotonic()
             try:
                 stream.append({"id": numbers, "x": values(numbers)}, timeout=1.0, **how)
-            except (dp.PeerUnavailable, dp.LeaseExpired, dp.Backpressure) as error:
+            except (dp.PeerUnavailable, dp.LeaseExpired, dp.Backpressure, dp.OwnerDied) as error:
                 refused = isinstance(error, dp.Backpressure)
                 self._history.told("append", numbers, self._host, began, done=False, why=type(error).__name__)
                 if self._gone():
@@ -140,7 +139,7 @@ class Client(threading.Thread):
         began, why = time.monotonic(), ""
         try:
             stream.extend(delivery.ref, {"reward": reward(numbers)}, replace=replace, timeout=5.0)
-        except (dp.PeerUnavailable, dp.LeaseExpired, dp.Misuse, dp.Backpressure) as error:
+        except (dp.PeerUnavailable, dp.LeaseExpired, dp.Misuse, dp.Backpressure, dp.OwnerDied) as error:
             why = f"{type(error).__name__} {error}"
         self._history.told("extend", numbers, self._host, began, "reward", not why, why)
         return not why
@@ -158,12 +157,12 @@ class Client(threading.Thread):
 class Run:
     """One history: hosts, their clients, and what befalls them."""
 
-    def __init__(self, seed: int, directory: Path, stack: ExitStack, lasts_s: float = LASTS_S) -> None:
+    def __init__(self, seed: int, directory: Path, stack: ExitStack, faults: list[str]) -> None:
         self.seed = seed
+        self._faults = faults
         self.history = History()
         self.over = threading.Event()
         self.hosts: list[Host] = []
-        self._lasts_s = lasts_s
         self._stack = stack
         self._directory = directory
         self._chance = random.Random(seed)
@@ -203,10 +202,10 @@ class Run:
         try:
             for number in range(3):
                 self._start(number)
-            until = time.monotonic() + self._lasts_s
+            until = time.monotonic() + LASTS_S
             while time.monotonic() < until:
                 time.sleep(self._chance.random() * 0.5)
-                self._befall(self._chance.choice(FAULTS))
+                self._befall(self._chance.choice(self._faults))
                 if limits:
                     self._measure()
         finally:
@@ -311,16 +310,22 @@ class Run:
             raise AssertionError(self._told(f"{error}\n{more}\n" + self.history.story(-1))) from None
 
 
-def perform(seed: int, lasts_s: float = LASTS_S) -> None:
+def perform(seed: int, faults: list[str]) -> None:
     """Run the history of one seed."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        Run(seed, Path(directory), stack, lasts_s).run()
+        Run(seed, Path(directory), stack, faults).run()
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("seed", [5, 16, 71])
 def test_a_history(seed: int) -> None:
-    perform(seed)
+    perform(seed, FAULTS)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", [1, 6])
+def test_a_history_of_nodes_that_come_back(seed: int) -> None:
+    perform(seed, AWAY)
 
 
 def test_the_rules_find_what_is_broken() -> None:
@@ -352,7 +357,7 @@ def main(seeds: list[int]) -> int:
     for seed in seeds:
         began = time.monotonic()
         try:
-            perform(seed)
+            perform(seed, FAULTS)
         except AssertionError as error:
             broken += 1
             sys.stdout.write(f"{error}\n")

@@ -39,8 +39,29 @@ def numbers(delivery: Any) -> list[int]:
     return sorted(int(i) for i in delivery.get()["id"].to_list())
 
 
+def test_a_host_that_is_cut_off_and_comes_back_begins_anew(tmp_path: Path) -> None:
+    with streams(3, tmp_path) as ((_, _, far), planes, (here, _, there)):
+        here.append(ids(24), group=GROUPS)
+        far.cut()
+        eventually(lambda: [known(plane) for plane in planes] == [2, 2, 1], "it is alone")
+        there.append(ids(12, 100), group=GROUPS[:12], timeout=5)
+        ref = planes[2].put({"id": [7]})
+        far.heal()
+        eventually(lambda: all(known(plane) == 3 for plane in planes), "they know each other again")
+        with pytest.raises(dp.OwnerDied):
+            there.append(ref)
+        there.append(ids(12, 200), group=GROUPS[12:])
+        here.close()
+        assert sorted(drained(here, "actor", ["id"])) == [*range(24), *range(200, 212)]
+        assert len(here.lost()) == 12, "what it had let in by itself"
+        assert planes[0].get(ref)["id"].to_list() == [7], "what is in no stream is there still"
+        planes[0].free(ref)
+        eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
+
+
 @pytest.mark.parametrize("how", ["cut", "one way"])
 def test_a_link_that_fails_and_heals(tmp_path: Path, how: str) -> None:
+    """Of two hosts either begins anew, and what it had is lost."""
     with streams(2, tmp_path) as ((near, far), planes, (here, there)):
         here.append(ids(24), group=GROUPS)
         held = taken(there, 24)
@@ -55,10 +76,16 @@ def test_a_link_that_fails_and_heals(tmp_path: Path, how: str) -> None:
         held._inner.settled = True
         far.heal() if how == "cut" else near.speak_to(far)
         eventually(lambda: known(planes[0]) == known(planes[1]) == 2, "they know each other again")
-        again.ack()
+        try:
+            again.ack()
+            gone, left = list(range(100, 112)), []
+        except dp.LeaseExpired:
+            gone, left = list(range(24)), list(range(100, 112))
+        again._inner.settled = True
         here.append(ids(12, 200), group=GROUPS[12:])
         here.close()
-        assert sorted(drained(there, "actor", ["id"])) == [*range(100, 112), *range(200, 212)]
+        assert sorted(drained(there, "actor", ["id"])) == [*left, *range(200, 212)]
+        assert len(here.lost()) == len(gone)
         assert here.stats()["rows"] == there.stats()["rows"] == 0
         eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 

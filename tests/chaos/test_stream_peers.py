@@ -83,10 +83,19 @@ def mean(known: Facts) -> list[Any]:
     token, node, ref, columns = known.token, known.node, known.ref, [(packed(0, 1), -1, known.ref, {})]
 
     def ask(request: Any, number: int = 1) -> pm.Ask:
-        return pm.Ask(1, b"liarliar", 1, number, [2**62, -1], encode(request))
+        return pm.Ask(1, b"liarliar", client=1, number=number, answered=[2**62, -1], request=encode(request))
 
     def announce(of: Block, columns: list[Any] = columns, **how: Any) -> pm.Announce:
-        return pm.Announce(1, "rollouts", SETTINGS, known.generation, b"sometok!", of, columns, **how)
+        return pm.Announce(
+            1,
+            name="rollouts",
+            settings=SETTINGS,
+            generation=known.generation,
+            token=b"sometok!",
+            block=of,
+            columns=columns,
+            **how,
+        )
 
     requests = [
         m.Watch(1, token, "actor", 2**40, ["id"], None, 2**62, 0, False, 0.0),
@@ -113,8 +122,8 @@ def mean(known: Facts) -> list[Any]:
     return [
         *(ask(request, number) for number, request in enumerate(requests)),
         ask(requests[0], 2**63 - 1),
-        pm.Ask(1, b"", -1, -1, [], b"\xc1"),
-        pm.Ask(1, b"x" * 1000, 2**62, 5, [1] * 10_000, b"\x91" * 10_000),
+        pm.Ask(1, b"", client=-1, number=-1, answered=[], request=b"\xc1"),
+        pm.Ask(1, b"x" * 1000, client=2**62, number=5, answered=[1] * 10_000, request=b"\x91" * 10_000),
         pm.NotAsked(1, b"nobody", -5),
         pm.ClientGone(1, b"nobody", 2**62),
         pm.OpenPart(1, "x" * 100_000, SETTINGS, 0, False),
@@ -148,12 +157,14 @@ def mean(known: Facts) -> list[Any]:
         announce(block(rows=packed(100, 101)), holders=[b"", b"x" * 1000], moved=True),
         msgspec.structs.replace(announce(block()), settings=Settings(("other",))),
         msgspec.structs.replace(announce(block()), generation=-(2**62)),
-        pm.AnnounceColumns(1, "rollouts", b"sometok!", [(packed(*HUGE[:2]), -5, ref, {})]),
-        pm.AnnounceColumns(1, "rollouts", b"nobody", [(packed(0, 1), 2**40, ref, {"none": packed(1, 2)})]),
-        pm.AnnounceColumns(1, "nothing", b"", [(b"odd", 0, b"", {})]),
-        pm.Moved(1, token, packed(0, 1), node, b"t", b"w", "mark", packed(0)),
-        pm.Moved(1, token, packed(1, 0), node, b"t", b"w", "mark", packed(5, 5)),
-        pm.Moved(1, b"nobody", packed(*HUGE), b"", b"", b"", "", packed(*HUGE)),
+        pm.AnnounceColumns(1, name="rollouts", token=b"sometok!", columns=[(packed(*HUGE[:2]), -5, ref, {})]),
+        pm.AnnounceColumns(
+            1, name="rollouts", token=b"nobody", columns=[(packed(0, 1), 2**40, ref, {"none": packed(1, 2)})]
+        ),
+        pm.AnnounceColumns(1, name="nothing", token=b"", columns=[(b"odd", 0, b"", {})]),
+        pm.Moved(1, node, token=token, were=packed(0, 1), part=b"t", whole=b"w", mark="mark", rows=packed(0)),
+        pm.Moved(1, node, token=token, were=packed(1, 0), part=b"t", whole=b"w", mark="mark", rows=packed(5, 5)),
+        pm.Moved(1, token=b"nobody", were=packed(*HUGE), part=b"", whole=b"", mark="", rows=packed(*HUGE)),
         pm.Still(1, b"nobody", b"x" * 1000),
         pm.Holds(1, node, "rollouts", known.generation, 2**63 - 1, 2**63 - 1, 2**63 - 1, -(2**63), ["x"] * 1000, b""),
         pm.Holds(1, b"nobody", "rollouts", known.generation, -1, -(2**62), -(2**62), None, [], b"x"),
@@ -229,7 +240,14 @@ def test_who_asks_under_many_names_is_refused(nodes: tuple[list[Host], list[Any]
         liar = voice(hosts[0].listens, None)
         refused = 0
         for number in range(4200):
-            asked = pm.Ask(number, number.to_bytes(8, "little"), number, 1, [], encode(m.Streams(1, None)))
+            asked = pm.Ask(
+                number,
+                number.to_bytes(8, "little"),
+                client=number,
+                number=1,
+                answered=[],
+                request=encode(m.Streams(1, None)),
+            )
             answer = liar.ask(asked)
             reply = msgspec.msgpack.decode(answer.reply, type=m.Reply) if isinstance(answer, pm.Answer) else answer
             refused += isinstance(reply, m.Failure) and reply.name == "LimitExceeded"

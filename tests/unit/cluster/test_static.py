@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from dataplane.cluster import static
@@ -34,11 +36,17 @@ class Node:
         self.membership = StaticMembership(self.peers, self.me, addresses, BEAT_S)
         self.changes: list[int] = []
         self.membership.watch(lambda: self.changes.append(self.membership.epoch))
+        self.begun = 0
+        self.membership.begin_anew_by(self._begin_anew)
         self.running = asyncio.get_running_loop().create_task(self.membership.run())
 
     @property
     def address(self) -> str:
         return self.me.address
+
+    def _begin_anew(self) -> int:
+        self.begun += 1
+        return self.begun
 
     async def _answer(self, request: Any) -> Message:
         self.greeted.append(request)
@@ -47,9 +55,7 @@ class Node:
         if not isinstance(request, pm.Greet):
             return Done(request.id)
         answer = self.membership.greeted(request)
-        return pm.Greeted(
-            answer.id, self.major, 0, answer.node, answer.address, answer.transports, answer.known, answer.link
-        )
+        return msgspec.structs.replace(answer, major=self.major, minor=0)
 
     @property
     def sees(self) -> set[bytes]:
@@ -215,7 +221,7 @@ async def test_one_that_was_silent_and_answers_again_is_the_same(start: Start) -
     two.deaf = False
     await until(lambda: one.sees == {b"one", b"two"})
     assert one.changes == [2, 3, 4]
-    assert one.membership.members[b"two"] == two.me
+    assert one.membership.members[b"two"] == replace(two.me, since=1), "and it has begun anew"
 
 
 async def test_one_restarted_at_the_same_address_is_another(start: Start) -> None:
@@ -350,21 +356,32 @@ async def test_who_was_only_heard_of_is_given_up_in_the_end(start: Start, monkey
     assert three.address in two.peers._links
 
 
-async def test_away_for_long_its_epoch_has_passed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a SIGSTOP: noticed by who first asks, and nobody is taken for dead by who was away itself."""
+async def test_away_for_long_it_begins_anew(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a SIGSTOP: noticed by who first looks, and nobody is taken for dead by who was away itself."""
     one = start(b"one")
     two = start(b"two", one)
     await until(lambda: one.sees == two.sees == {b"one", b"two"})
-    before, changes = one.membership.epoch, len(one.changes)
+    before, begun, changes = one.membership.epoch, one.begun, len(two.changes)
     loop = asyncio.get_running_loop()
     real = loop.time
-    monkeypatch.setattr(loop, "time", lambda: real() + 10.0)
-    assert one.membership.epoch == before + 1
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "time", lambda: real() + 10.0)
+        one.membership.look()
+    assert (one.membership.epoch, one.begun) == (before + 1, begun + 1)
     assert one.sees == {b"one", b"two"}
-    await until(lambda: len(one.changes) > changes)
-    await beats(one, two, 4)
-    assert one.changes[changes:] == [before + 1]
-    assert one.sees == {b"one", b"two"}
+    await until(lambda: two.membership.members[b"one"].since == one.begun and len(two.changes) > changes)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+
+
+async def test_away_for_long_and_alone_it_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = start(b"one")
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "time", lambda: real() + 10.0)
+        one.membership.look()
+    assert one.begun == 0
 
 
 async def test_cancelled_it_leaves_nothing(start: Start) -> None:
@@ -376,18 +393,51 @@ async def test_cancelled_it_leaves_nothing(start: Start) -> None:
     assert asyncio.all_tasks() < before
 
 
-async def test_who_was_taken_for_dead_takes_the_other_for_dead_too(start: Start) -> None:
-    """One hears nothing for a while, the other hears all: both begin anew, once."""
+def take_for_dead(who: Node, dead: Node) -> None:
+    """As when it does not answer for long enough."""
+    who.membership._heard[dead.me.node] = -1e9
+    who.membership._bury(dead.address, asyncio.get_running_loop().time())
+
+
+async def test_who_was_taken_for_dead_and_did_not_notice_begins_anew(start: Start) -> None:
+    """One hears nothing for a while, the other hears all."""
     one, two = start(b"one....."), start(b"two.....")
     both = {one.me.node, two.me.node}
     two.membership.seek([one.address])
     await until(lambda: one.sees == two.sees == both)
     seen: list[set[bytes]] = []
-    two.membership.watch(lambda: seen.append(two.sees))
-    one.membership._remove(two.me.node, "as if it had not answered")
-    await until(lambda: seen == [{two.me.node}, both])
-    await until(lambda: one.sees == both)
+    one.membership.watch(lambda: seen.append(one.sees))
+    take_for_dead(one, two)
+    assert one.membership.fences(two.me.node, 0)
+    await until(lambda: seen == [{one.me.node}, both])
+    assert (one.begun, two.begun) == (0, 1)
+    assert one.membership.members[two.me.node].since == 1
+    assert (one.membership.fences(two.me.node, 0), one.membership.fences(two.me.node, 1)) == (True, False)
     epochs = one.membership.epoch, two.membership.epoch
     await beats(one, two)
     await beats(two, one)
     assert (one.membership.epoch, two.membership.epoch) == epochs
+
+
+async def test_who_was_cut_off_begins_anew_and_not_all_others(start: Start) -> None:
+    nodes = [start(b"one....."), start(b"two....."), start(b"three...")]
+    for node in nodes[1:]:
+        node.membership.seek([each.address for each in nodes])
+    three = {node.me.node for node in nodes}
+    await until(lambda: all(node.sees == three for node in nodes))
+    cut = nodes[0]
+    for node in nodes[1:]:
+        take_for_dead(node, cut)
+        take_for_dead(cut, node)
+    await until(lambda: all(node.sees == three for node in nodes))
+    assert [node.begun for node in nodes] == [1, 0, 0]
+
+
+async def test_of_two_that_took_each_other_for_dead_one_begins_anew(start: Start) -> None:
+    one, two = start(b"one....."), start(b"two.....")
+    two.membership.seek([one.address])
+    await until(lambda: len(one.sees) == len(two.sees) == 2)
+    take_for_dead(one, two)
+    take_for_dead(two, one)
+    await until(lambda: len(one.sees) == len(two.sees) == 2)
+    assert (one.begun, two.begun) == (0, 1)

@@ -71,7 +71,7 @@ class Two:
         self.others = Peers("tcp://127.0.0.1:0", None, self._answer)
         for each in (self.peers, self.others):
             each.start()
-        self.members = {THEM: Member(THEM, self.others.address)}
+        self.members = {ME: Member(ME, ""), THEM: Member(THEM, self.others.address)}
         self.asking = Asking(ME, self.peers, cast(Any, SimpleNamespace(members=self.members)))
 
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
@@ -115,7 +115,7 @@ async def test_a_question_that_is_asked_again_is_done_once(two: Two, monkeypatch
 
 
 async def test_an_answer_that_was_lost_is_told_again(two: Two) -> None:
-    asked = pm.Ask(1, ME, 1, 5, [], msgspec.msgpack.encode(m.Measure(3, b"stream")))
+    asked = pm.Ask(1, ME, client=1, number=5, answered=[], request=msgspec.msgpack.encode(m.Measure(3, b"stream")))
     first, again = two.far.asked(asked), two.far.asked(msgspec.structs.replace(asked, id=2))
     assert isinstance(first, pm.Answer)
     assert isinstance(again, pm.Answer)
@@ -132,7 +132,7 @@ async def test_who_does_not_wait_any_more_keeps_nothing(two: Two) -> None:
     await until(lambda: two.of(pm.NotAsked))
     await until(lambda: not two.far._said[ME])
     two.client.go.set()
-    late = two.far.asked(pm.Ask(1, ME, 1, 9, [], msgspec.msgpack.encode(CONSUME)))
+    late = two.far.asked(pm.Ask(1, ME, client=1, number=9, answered=[], request=msgspec.msgpack.encode(CONSUME)))
     assert not isinstance(late, pm.Answer)
     await late
     two.far.not_asked(ME, 9)
@@ -161,7 +161,7 @@ async def test_a_question_ends_with_the_membership_of_who_is_asked(two: Two, mon
     monkeypatch.setattr(asking, "_AGAIN_S", 0.05)
     asked = asyncio.create_task(two.asking.ask(THEM, 1, CONSUME, m.Delivered, 30.0))
     await until(lambda: two.of(pm.Ask))
-    two.members.clear()
+    del two.members[THEM]
     with pytest.raises(PeerUnavailable):
         await asked
 
@@ -214,7 +214,7 @@ async def test_who_waits_until_it_was_told_waits_no_longer_than_there_is_somebod
     waiting = asyncio.create_task(told.told())
     await until(lambda: len(two.of(pm.Settled)) >= 2)
     assert not waiting.done(), "it is told again and again"
-    two.members.clear()
+    del two.members[THEM]
     await waiting
     assert not told._queues
     never.set()

@@ -30,6 +30,15 @@ class Members(Membership):
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         raise NotImplementedError
 
+    def look(self) -> None:
+        pass
+
+    def begin_anew_by(self, begin: Callable[[], int]) -> None:
+        raise NotImplementedError
+
+    def fences(self, node: bytes, since: int) -> bool:
+        return False
+
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 

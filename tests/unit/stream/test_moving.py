@@ -84,14 +84,14 @@ def test_rows_by_the_nodes_that_store_them() -> None:
     rows.append(concat([stored(1, 2, "x"), stored(1, 2, "x", node=THERE)])[[0, 2, 1, 3]])
     rows.extend(at(0), stored(2, 1, "y", node=THERE), replace=False)
     assert {node: of.tolist() for node, of in rows.by_node(at(0, 1, 2, 3)).items()} == {HERE: [0, 2], THERE: [0, 1, 3]}
-    assert rows.dead(lambda node: node != HERE).tolist() == [0, 2], "what came in one patch with it is not lost"
-    assert rows.dead(lambda node: node != THERE).tolist() == [0, 1, 3]
-    assert rows.dead(lambda node: True).tolist() == []
+    assert rows.dead(lambda node, _: node != HERE).tolist() == [0, 2], "what came in one patch with it is not lost"
+    assert rows.dead(lambda node, _: node != THERE).tolist() == [0, 1, 3]
+    assert rows.dead(lambda node, _: True).tolist() == []
     rows.remove(at(0))
-    assert rows.dead(lambda node: node != HERE).tolist() == [2]
+    assert rows.dead(lambda node, _: node != HERE).tolist() == [2]
     rows.add_spare(at(2), THIRD, ["x"])
-    assert rows.dead(lambda node: node != HERE).tolist() == []
-    assert (rows.spares(at(2)), rows.dead(lambda node: node not in (HERE, THIRD)).tolist()) == ([THIRD], [2])
+    assert rows.dead(lambda node, _: node != HERE).tolist() == []
+    assert (rows.spares(at(2)), rows.dead(lambda node, _: node not in (HERE, THIRD)).tolist()) == ([THIRD], [2])
 
 
 def test_who_stored_what_was_replaced_is_remembered_until_the_row_goes() -> None:
@@ -124,7 +124,7 @@ def test_lost_rows_are_as_if_they_had_never_come() -> None:
     told.append(stored(1, 2, "x"), groups=["a", "a"])
     told.append(stored(1, 2, "x", node=THERE), groups=["a", "b"])
     held = told.lease(0, 3)
-    told.home.lose(lambda node: node != THERE, NOW)
+    told.home.lose(lambda node, _: node != THERE, NOW)
     assert told.said == [(-1, [2, 3], EXPIRED)], "and who held a column is told"
     assert told.books.groups.sizes(at(0), 1)[0].tolist() == [2]
     assert told.left() == [2, 2]
@@ -138,9 +138,34 @@ def test_lost_rows_are_as_if_they_had_never_come() -> None:
 def test_a_lost_row_that_comes_back_is_not_told() -> None:
     told = Told()
     told.append(stored(1, 2, "x", node=THERE))
-    told.home.lose(lambda node: node != THERE, NOW)
+    told.home.lose(lambda node, _: node != THERE, NOW)
     told.home.found([1])
     assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.0"]
+
+
+def test_of_a_node_that_began_anew_only_what_it_stored_before_is_lost() -> None:
+    told = Told()
+    told.append(stored(1, 2, "x", node=THERE))
+    told.append(stored(5, 1, "x", node=THERE))
+    told.home.lose(lambda node, shard: node != THERE or shard >= 5, NOW)
+    assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.0", "~m.1"]
+    assert told.books.rows.all().tolist() == [2]
+
+
+def test_a_home_that_begins_anew_tells_of_what_it_alone_knew_and_goes_on_counting() -> None:
+    told = Told()
+    told.append(stored(1, 3, "x"), groups=["a", "a", "a"])
+    told.append(stored(1, 1, "x", node=THERE), groups=["a"])
+    held = told.lease(0, 0)
+    told.said.clear()
+    told.home.begin_anew(HERE, [2], NOW)
+    assert told.said == [], "who holds columns has told others of them"
+    assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.0", "~m.1"]
+    with pytest.raises(LeaseExpired):
+        told.home.ack(held, "c", None, NOW)
+    assert (told.books.rows.count, told.books.nbytes, told.left()) == (0, 0, [0, 0])
+    assert told.append(stored(3, 1, "x")) >= 4, "a number is never given again"
+    assert told.books.facts.oldest() == NOW
 
 
 def test_dropped_rows_are_not_told_as_lost() -> None:
@@ -148,7 +173,7 @@ def test_dropped_rows_are_not_told_as_lost() -> None:
     told.append(stored(1, 2, "x", node=THERE))
     told.lease(0, 0)
     told.home.drop_rows(at(0), NOW)
-    told.home.lose(lambda node: node != THERE, NOW)
+    told.home.lose(lambda node, _: node != THERE, NOW)
     assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.1"]
 
 
