@@ -53,8 +53,7 @@ class Adopting:
         whole, known, numbers = self._rows(request)
         self._put(whole, _mapped(_decoded(request.columns), known))
         for node, packed_rows in request.others:
-            came = [known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known]
-            self._await(whole, node, np.array(came, np.int64))
+            self._await(whole, node, _known(packed_rows, known))
         self._held_by(whole, request, known)
         self._await_owners(whole, numbers, known)
         left = self._left(whole, numbers, known)
@@ -124,6 +123,8 @@ class Adopting:
         news = {number: known[number] for number in numbers}
         await asyncio.gather(*(self._tell(whole, request, news, node) for node in self._holders(columns, request)))
         self._put(whole, columns)
+        for node, packed_rows in request.others:
+            whole.stream.home.books.rows.remember(_known(packed_rows, known), [node])
         self._held_by(whole, request, known)
         self._await_owners(whole, numbers, known)
         self.let_go(request.token, np.array(numbers, np.int64))
@@ -155,9 +156,10 @@ class Adopting:
         return {*stored, *request.holders} - {self._wholes.node}
 
     async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
-        here, begun = whole.here, self._begun
+        loop, here, begun = asyncio.get_running_loop(), whole.here, self._begun
+        until = loop.time() + AWAITED_S
         were, came = np.array(list(news), np.int64), np.array(list(news.values()), np.int64)
-        while self._asking.knows(node):
+        while self._asking.knows(node) or (self._asking.awaits(node) and loop.time() < until):
             message = pm.Moved(
                 self._asking.next_id(),
                 token=request.token,
@@ -237,6 +239,11 @@ def _mapped(columns: Columns, known: dict[int, int]) -> Columns:
     """The columns of the rows that are known, for these rows by their numbers now."""
     were = np.array(sorted(known), np.int64)
     return some_columns(columns, were, np.array([known[number] for number in were.tolist()], np.int64))
+
+
+def _known(packed_rows: bytes, known: dict[int, int]) -> packed.Index:
+    """What the numbers of these rows are now, of those that have come."""
+    return np.array([known[row] for row in packed.int64("rows", packed_rows).tolist() if row in known], np.int64)
 
 
 def _decoded(columns: Encoded) -> Columns:

@@ -58,6 +58,10 @@ class Asking:
         member = self._membership.members.get(node)
         return member is not None and member.stores(shard)
 
+    def awaits(self, node: bytes) -> bool:
+        """Whether the node may come to be a member: this one has not heard of it, as when it has just joined."""
+        return not self.knows(node) and not self._membership.fences(node, 0)
+
     def check(self, message: pm.Fenced) -> None:
         """Raises PeerUnavailable for a message of a node that was taken for dead, or to this one from before it began
         anew: what it is about is over."""
@@ -71,6 +75,7 @@ class Asking:
         something. Raises what is answered, and PeerUnavailable."""
         loop, number, encoded = asyncio.get_running_loop(), next(self._numbers), _encoder.encode(request)
         until, answered = loop.time() + wait_s + CONTROL_S, self._answered[node]
+        since = self._membership.members[self._node].since
         try:
             while True:
                 told = answered[-_ANSWERED:]
@@ -80,6 +85,8 @@ class Asking:
                 try:
                     answer = await self.tell(node, asked, m.Message, min(_AGAIN_S, max(left, 0.0)))
                 except (PeerUnavailable, Backpressure):
+                    if self._membership.members[self._node].since != since:
+                        raise  # what was answered there is forgotten
                     if left <= _AGAIN_S or not self.knows(node):
                         raise
                     await asyncio.sleep(_BUSY_S)

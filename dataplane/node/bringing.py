@@ -140,7 +140,8 @@ class Bringing:
                 if each.reply.new
             ]
             self.give_back(request.ticket, brought)
-        self._streams.kept(request.staged, ref)
+        again = [each.rows for each in came if not each.reply.new]
+        self._streams.kept(request.staged, ref, again)
         keys = [] if request.keys else _made(came, len(ref))
         return m.Appended(request.id, 0, any(each.reply.new for each in came), keys)
 

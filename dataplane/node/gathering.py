@@ -210,7 +210,8 @@ class Gathering:
         return granted
 
     async def ack(self, request: m.Ack) -> None:
-        """The client is done with a delivery, or gives it back. Raises LeaseExpired."""
+        """The client is done with a delivery, or gives it back. Raises LeaseExpired; PeerUnavailable where it is not
+        known whether that counts."""
         told = self._find(request.grant)
         try:
             await self.each(
@@ -226,11 +227,12 @@ class Gathering:
 
     @staticmethod
     async def each(reach: Reach, told: Sequence[Told], make: Callable[[Part, int], Any]) -> None:
-        """Ask the homes of all grants what `make` makes for each. Raises LeaseExpired, also where one has died."""
-        try:
-            await all_of([reach.ask(part, make(part, reply.grant), m.Done) for part, reply in told])
-        except PeerUnavailable as error:
-            raise LeaseExpired(f"some of these rows go to others: {error}") from error
+        """Ask the homes of all grants what `make` makes for each. Raises LeaseExpired, also where one has died;
+        PeerUnavailable where one dies meanwhile, and may have done it."""
+        for part, _ in told:
+            if not reach.wholes.alive(part):
+                raise LeaseExpired(f"some of these rows go to others: their home, node {part.node.hex()}, has died")
+        await all_of([reach.ask(part, make(part, reply.grant), m.Done) for part, reply in told])
 
     def leave(self) -> None:
         """The client has gone; its homes are told so by others."""

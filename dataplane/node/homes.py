@@ -312,6 +312,11 @@ class Homes:
         self._needed.subtract(ref.shards())
         self._free(ref.shards())
 
+    def free(self, ref: BatchRef) -> None:
+        """No row came to need what this means."""
+        self.keep_too(ref)
+        self.released([Patch(ref, len(ref))])
+
     def released(self, patches: Iterable[Patch]) -> None:
         """No row needs these any more."""
         for patch in patches:

@@ -151,6 +151,7 @@ class Rehoming:
                     columns=encoded(measured(books, rows)),
                     holders=books.rows.spares(rows),
                     moved=True,
+                    others=[(other, of.tobytes()) for other, of in books.rows.past(rows).items()],
                 )
                 reply = await self._announce(node, asked)
             except BaseException:

@@ -7,7 +7,7 @@ restoring, go with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from dataplane.node.snapshots import Snapshots
 from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
+from dataplane.stream.rows import Index
 from dataplane.wire import messages as m
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
@@ -325,8 +326,10 @@ class Streaming:
         self.kept(request.staged, ref)
         return m.Done(request.id)
 
-    def kept(self, staged: str, ref: BatchRef) -> None:
-        """What was staged is a stream's; what it does not mean goes."""
+    def kept(self, staged: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
+        """What was staged is a stream's; what it does not mean goes, and rows of it that came `again`."""
         if staged in self._staged:
             self._homes.unscope(ref)
             self.free_scope(staged)
+            for rows in again:
+                self._homes.free(ref[rows])

@@ -409,15 +409,18 @@ class Rows:
     def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
         """Which of these rows have columns stored on which node, or had some that were replaced."""
         found = self.by_node(rows)
-        for node, had in _among(self._past, rows).items():
+        for node, had in self.past(rows).items():
             found[node] = np.union1d(found.get(node, _NONE), had)
         return found
+
+    def past(self, rows: Index) -> dict[bytes, Index]:
+        """Of which of these rows which node stored a column that was replaced."""
+        return _among(self._past, rows)
 
     def past_by_node(self, rows: Index) -> dict[bytes, Index]:
         """Which of these rows had columns stored on which node, and have none there any more."""
         there = self.by_node(rows)
-        past = _among(self._past, rows)
-        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in past.items()}
+        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in self.past(rows).items()}
         return {node: had for node, had in found.items() if len(had)}
 
     def spares(self, rows: Index) -> list[bytes]:

@@ -149,7 +149,7 @@ class Announce(Fenced, frozen=True, kw_only=True, tag="announce"):
     they were held by who brought them, a reference, and lengths as in `Append`. `holders`: nodes that have the columns
     too, or tell of the rows. `moved`: their home lives, but this is theirs now; the nodes that hold the columns are to
     be told. `others`: nodes that are known to have stored columns of rows, and which; without these columns a row is
-    lost. Answered by `Announced`."""
+    lost, or where it `moved`, they were replaced. Answered by `Announced`."""
 
     name: str
     settings: Settings

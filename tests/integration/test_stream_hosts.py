@@ -141,6 +141,9 @@ def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     with pytest.raises(dp.Misuse, match="already"):
         streams[2].append(ids(24, 1), keys=keys)
     assert nothing_kept(planes[2])
+    streams[0].close()
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(24))
+    eventually(lambda: nothing_kept(planes[0]), "the columns that came twice are freed too")
 
 
 def test_dropped_rows_and_groups_are_nobodys(planes: list[Any]) -> None:
