@@ -7,9 +7,9 @@ for `FORGET_S`, is not greeted any more.
 
 What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two has
 taken the other for dead, one of them begins anew before they are members of each other again: who was taken for dead
-and did not notice; if both did, who sees fewer members, so that a host that was cut off begins anew and not all others;
-of two that see as many, the one with the higher number. A node that was stopped for `DEAD_S` begins anew when it goes
-on, before it does anything for others, who have removed it meanwhile. The clock is the loop's.
+and did not notice; if both did, who is answered by fewer, so that a host that was cut off begins anew and not all
+others; of two with as many, the one with the higher number. A node that was stopped for `DEAD_S` begins anew when it
+goes on, before it does anything for others, who have removed it meanwhile. The clock is the loop's.
 """
 
 from __future__ import annotations
@@ -104,7 +104,16 @@ class StaticMembership(Membership):
         me, known = self._me, [member.address for member in self._members.values()]
         minor, fallen = min(pm.MINOR, greet.minor), self._fallen.get(greet.node, -1)
         return pm.Greeted(
-            greet.id, pm.MAJOR, minor, me.node, me.address, dict(me.transports), known, me.since, fallen, len(known)
+            greet.id,
+            pm.MAJOR,
+            minor,
+            me.node,
+            me.address,
+            dict(me.transports),
+            known,
+            me.since,
+            fallen,
+            self._answering,
         )
 
     # who was taken for dead
@@ -133,7 +142,7 @@ class StaticMembership(Membership):
         """Whether who answers may be a member: neither has taken the other for dead since they began."""
         if answer.fallen >= self._me.since:
             both = self._fallen.get(answer.node, -1) >= answer.since
-            mine, its = (len(self._members), answer.node), (answer.members, self._me.node)
+            mine, its = (self._answering, answer.node), (answer.members, self._me.node)
             if not both or mine < its:
                 self._begin_anew(f"node {answer.node.hex()} took it for dead")
             return False
@@ -144,6 +153,12 @@ class StaticMembership(Membership):
         if known is not None and known.since != answer.since:
             self._remove(answer.node, "it has begun anew")
         return True
+
+    @property
+    def _answering(self) -> int:
+        """How many members have answered lately, this node among them."""
+        since = asyncio.get_running_loop().time() - self._dead_s / 2
+        return 1 + sum(heard > since for heard in self._heard.values())
 
     def _begin_anew(self, why: str) -> None:
         log.warning("this node begins anew: %s", why)
@@ -173,6 +188,7 @@ class StaticMembership(Membership):
 
     async def _greet(self, address: str) -> None:
         me = self._me
+        asked = asyncio.get_running_loop().time()
         greet = pm.Greet(self._peers.next_id(), pm.MAJOR, pm.MINOR, me.node, me.address, dict(me.transports))
         answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
@@ -188,7 +204,7 @@ class StaticMembership(Membership):
                 self._remove(node, "another was started in its place")
         if not self._fits(answer):
             return
-        self._heard[answer.node] = asyncio.get_running_loop().time()
+        self._heard[answer.node] = asked  # it may have been long under way
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)
             self._members[answer.node] = found

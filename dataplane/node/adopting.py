@@ -30,6 +30,7 @@ Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 
 
 _BETWEEN_S = 0.05
+_HEARD_S = 2.5  # in which a node that has joined hears of the others
 
 AWAITED_S = 5.0
 """Seconds in which columns of rows that have come are announced by those who store them."""
@@ -157,7 +158,7 @@ class Adopting:
 
     async def _tell(self, whole: Whole, request: pm.Announce, news: dict[int, int], node: bytes) -> None:
         loop, here, begun = asyncio.get_running_loop(), whole.here, self._begun
-        until = loop.time() + AWAITED_S
+        until = loop.time() + _HEARD_S
         were, came = np.array(list(news), np.int64), np.array(list(news.values()), np.int64)
         while self._asking.knows(node) or (self._asking.awaits(node) and loop.time() < until):
             message = pm.Moved(

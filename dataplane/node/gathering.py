@@ -213,6 +213,12 @@ class Gathering:
         """The client is done with a delivery, or gives it back. Raises LeaseExpired; PeerUnavailable where it is not
         known whether that counts."""
         told = self._find(request.grant)
+        lives = [self._reach.wholes.alive(part) for part, _ in told]
+        if request.done and not all(lives):  # what it means is not done, and so none of it is
+            for (part, reply), lives_on in zip(told, lives, strict=True):
+                if lives_on:
+                    back = m.Ack(0, part.token, reply.grant, None, done=False, seen=request.seen)
+                    self._reach.soon(part, back)
         try:
             await self.each(
                 self._reach, told, lambda part, n: m.Ack(0, part.token, n, None, request.done, request.seen)

@@ -292,8 +292,8 @@ PeerRequest = (
 
 
 class Greeted(Message, frozen=True, tag="greeted"):
-    """So am I; and these addresses are those of `members` members that I know. `since`: as `Member.since` of me;
-    `fallen`: that of who asks when I took it for dead, -1 if I did not."""
+    """So am I; and these addresses are those of members that I know. `since`: as `Member.since` of me; `fallen`: that
+    of who asks when I took it for dead, -1 if I did not; `members`: how many have answered me lately, and I."""
 
     id: int
     major: int

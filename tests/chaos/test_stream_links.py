@@ -78,14 +78,14 @@ def test_a_link_that_fails_and_heals(tmp_path: Path, how: str) -> None:
         eventually(lambda: known(planes[0]) == known(planes[1]) == 2, "they know each other again")
         try:
             again.ack()
-            gone, left = list(range(100, 112)), []
+            left = []
         except dp.LeaseExpired:
-            gone, left = list(range(24)), list(range(100, 112))
+            left = list(range(100, 112))
         again._inner.settled = True
         here.append(ids(12, 200), group=GROUPS[12:])
         here.close()
         assert sorted(drained(there, "actor", ["id"])) == [*left, *range(200, 212)]
-        assert len(here.lost()) == len(gone)
+        assert {"prompt-11"} <= {row.group for row in here.lost()}
         assert here.stats()["rows"] == there.stats()["rows"] == 0
         eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
