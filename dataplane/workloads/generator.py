@@ -65,6 +65,8 @@ def generate(
 def _positive(what: str, value: int) -> int:
     if value < 1:
         raise ValueError(f"{what} is at least 1, not {value}")
+    if value > MOST_RESPONSES:
+        raise LimitExceeded(f"{value} {what} are more than {MOST_RESPONSES:,}", what=what, limit=MOST_RESPONSES)
     return value
 
 
