@@ -17,7 +17,7 @@ from dataplane.workloads.trace import Step, Trace
 
 Floats = npt.NDArray[np.float64]
 
-REFERENCE = 200_001
+REFERENCE = 50_001
 """Values of the other sample: of quantiles evenly spaced, of mixtures as many draws."""
 
 

@@ -20,8 +20,8 @@ from dataplane.workloads.quantiles import spread, tokens
 from dataplane.workloads.tables import Task, task
 from dataplane.workloads.trace import ARRAYS, Ints, Step, Trace
 
-#: Responses of a trace. The arrays take some 100 bytes for each turn.
-MOST_RESPONSES = 1 << 26
+#: Responses of a trace, which is made at once: some 300 bytes for each turn, most of them for a moment.
+MOST_RESPONSES = 1 << 24
 
 _REWARDED = 64  # samples that `reward_seconds_per_64_samples` is of
 
@@ -53,7 +53,7 @@ def generate(
     if asked > MOST_RESPONSES:
         raise LimitExceeded(
             f"a trace of {asked:,.0f} responses is more than {MOST_RESPONSES:,}; make several, each with its own seed",
-            what="responses", asked=int(asked), limit=MOST_RESPONSES,
+            what="responses", asked=int(min(asked, 2**62)), limit=MOST_RESPONSES,
         )  # fmt: skip
     prompts = max(1, round(scale * prompts))
     source = np.random.default_rng([seed, zlib.crc32(name.encode())])

@@ -16,6 +16,7 @@ Path = tuple[str | int, ...]
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
+_PIECE = re.compile(r"([-+.eE\d]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\s*")  # nothing, or what a word or number begins with
 _DEEP = 64  # of what is nested deeper than the parser goes, the line is the one where it gets so deep
 _MOST = 1 << 48  # tokens: sums of them stay exact
 
@@ -45,7 +46,7 @@ def parse(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
+        if _PIECE.fullmatch(text, error.pos) or error.msg.startswith("Unterminated"):
             at = text.rstrip().count("\n") + 1
             raise Malformed((), "the file is cut short here", line=at) from None
         raise Malformed((), f"this is not JSON: {error.msg}, column {error.colno}", line=error.lineno) from None

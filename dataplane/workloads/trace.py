@@ -55,26 +55,29 @@ class Step:
     tool_seconds: Floats
 
     def __post_init__(self) -> None:
+        for name, (_, kind) in ARRAYS.items():
+            object.__setattr__(self, name, np.array(getattr(self, name), kind))  # a copy of its own
         sizes = {"prompt": self.input_tokens.size, "response": self.group.size, "turn": int(self.turns.sum())}
-        for name, (per, kind) in ARRAYS.items():
-            rows = sizes[per]
-            values: npt.NDArray[Any] = np.array(getattr(self, name), kind)
-            object.__setattr__(self, name, values)
-            if values.shape != (rows,):
-                raise SchemaMismatch(
-                    f"{name} of step {self.number} has the shape {values.shape}, not ({rows},)",
-                    column=name, expected=f"({rows},)", found=str(values.shape),
-                )  # fmt: skip
-            wrong = ~(values >= (1 if name == "turns" else 0))  # NaN is wrong too
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise SchemaMismatch(f"{name} of step {self.number} is {values[row]}", column=name, row=row)
-            values.flags.writeable = False
-        steps = np.diff(self.group, prepend=-1)
-        if ((steps < 0) | (steps > 1)).any() or self.group.max(initial=-1) != len(self.input_tokens) - 1:
+        for name, (per, _) in ARRAYS.items():
+            self._check(name, sizes[per])
+        order = np.diff(self.group, prepend=-1)
+        if ((order < 0) | (order > 1)).any() or self.group.max(initial=-1) != self.prompts - 1:
             raise SchemaMismatch(
                 f"group of step {self.number} has not the responses of each prompt in order", column="group"
             )
+
+    def _check(self, name: str, rows: int) -> None:
+        values: npt.NDArray[Any] = getattr(self, name)
+        if values.shape != (rows,):
+            raise SchemaMismatch(
+                f"{name} of step {self.number} has the shape {values.shape}, not ({rows},)",
+                column=name, expected=f"({rows},)", found=str(values.shape),
+            )  # fmt: skip
+        wrong = ~(values >= (1 if name == "turns" else 0))  # NaN is wrong too
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise SchemaMismatch(f"{name} of step {self.number} is {values[row]}", column=name, row=row)
+        values.flags.writeable = False
 
     @property
     def prompts(self) -> int:
