@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
 from dataplane.workloads import groups, mixture, searching, vision
-from dataplane.workloads.quantiles import spread, tokens
+from dataplane.workloads.quantiles import scattered, tokens
 from dataplane.workloads.tables import Task, task
 from dataplane.workloads.trace import ARRAYS, Ints, Step, Trace
 
-#: Responses of a trace, which is made at once: some 300 bytes for each turn, most of them for a moment.
+#: Responses of a trace, which is made at once: some 120 bytes for each turn.
 MOST_RESPONSES = 1 << 24
 
 _REWARDED = 64  # samples that `reward_seconds_per_64_samples` is of
@@ -86,13 +86,13 @@ def _video(of: Task, prompts: int, samples: int, source: np.random.Generator) ->
 
 def _image(of: Task, prompts: int, samples: int, source: np.random.Generator) -> Arrays:
     """Text, images of one size a prompt, an answer. Who has no image has no tokens of one, and some text."""
-    of_images, of_text = (spread(source.random(prompts), source) for _ in range(2))
+    of_images, of_text = (scattered(prompts, source) for _ in range(2))
     images = tokens(of.quantiles["images_per_prompt"].at(of_images))
     of_images[images > 0] = source.permutation(of_images[images > 0])  # how large they are goes not by how many
     per_image = np.where(images > 0, tokens(of.quantiles["image_tokens_per_image"].at(of_images), 1), 0)
     text = tokens(of.quantiles["text_tokens"].at(of_text))
     _swap(text, np.flatnonzero((images == 0) & (text == 0)), np.flatnonzero((images > 0) & (text > 0)), source)
-    outputs = tokens(of.quantiles["output_tokens"].at(spread(source.random(prompts * samples), source)))
+    outputs = tokens(of.quantiles["output_tokens"].at(scattered(prompts * samples, source)))
     return _one_turn(text + images * per_image, outputs) | _pixels(images * per_image, images)
 
 
@@ -151,7 +151,7 @@ def _rewards(of: Task, responses: int, steps: int, source: np.random.Generator) 
     if "reward_seconds_per_64_samples" not in of.quantiles:
         return np.zeros(responses * steps)
     batches = -(-responses // _REWARDED)
-    shares = spread(source.random(batches * steps), source)
+    shares = scattered(batches * steps, source)
     seconds = of.quantiles["reward_seconds_per_64_samples"].at(shares).reshape(steps, batches)
     return np.repeat(seconds, _REWARDED, axis=1)[:, :responses].ravel()
 

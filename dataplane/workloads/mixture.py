@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.quantiles import Quantiles, spread, tokens
+from dataplane.workloads.quantiles import Quantiles, scattered, spread, tokens
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ class Normals:
     def draw(self, n: int, source: np.random.Generator) -> Floats:
         """So many, spread over all components and each."""
         bounds = np.cumsum(self.weights) / self.weights.sum()
-        which = np.searchsorted(bounds, spread(source.random(n), source), side="right").clip(max=len(bounds) - 1)
+        which = np.searchsorted(bounds, scattered(n, source), side="right").clip(max=len(bounds) - 1)
         scores = self.means[which] + self.deviations[which] * source.standard_normal(n)
         return Quantiles.normals(self.weights, self.means, self.deviations).at(spread(scores, source))
 
@@ -42,7 +42,7 @@ class Normals:
         logs = np.log(self.weights / self.deviations) - 0.5 * scaled**2
         likely = np.exp(logs - logs.max(axis=1, keepdims=True))
         bounds = np.cumsum(likely, axis=1)
-        drawn = spread(source.random(len(of)), source) * bounds[:, -1]
+        drawn = scattered(len(of), source) * bounds[:, -1]
         which: Ints = (drawn[:, None] > bounds[:, :-1]).sum(axis=1)
         return which
 
@@ -94,6 +94,6 @@ def calls(
             for part, values in (("input", inputs), ("output", outputs)):
                 if part == "output" or i:
                     mean, deviation = log_moments(*np.array(moments[str(n)][part][i])[:, None])
-                    scores = _STANDARD.at(spread(source.random(len(cell)), source))
+                    scores = _STANDARD.at(scattered(len(cell), source))
                     values[cell] = tokens(np.exp(mean + deviation * scores), 1)
     return tokens(np.exp(logs), 1), turns, inputs, outputs

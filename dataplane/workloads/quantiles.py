@@ -86,6 +86,11 @@ def spread(scores: Floats, source: np.random.Generator) -> Floats:
     return shares
 
 
+def scattered(n: int, source: np.random.Generator) -> Floats:
+    """As many shares, spread as evenly, in no order."""
+    return (source.permutation(n) + source.random(n)) / max(n, 1)
+
+
 def tokens(values: Floats, least: int = 0, most: int | None = None) -> npt.NDArray[np.int64]:
     """Whole numbers of tokens, not below `least` nor above `most`."""
     return np.clip(np.rint(values), least, most).astype(np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.quantiles import spread, tokens
+from dataplane.workloads.quantiles import scattered, spread, tokens
 from dataplane.workloads.tables import Task
 
 Ints = npt.NDArray[np.int64]
@@ -25,25 +25,25 @@ def trajectories(
     counts = task.figures["turns"]
     bounds = np.cumsum(list(counts.values())) / sum(counts.values())
     responses = prompts * samples
-    turns = np.searchsorted(bounds, spread(source.random(responses), source), side="right").clip(max=len(bounds) - 1)
+    turns = np.searchsorted(bounds, scattered(responses, source), side="right").clip(max=len(bounds) - 1)
     turns = np.array([int(n) for n in counts])[turns]
     first = np.cumsum(turns) - turns
     called = np.delete(np.arange(turns.sum()), first)  # the turns that a tool's answer came before
     own = np.repeat(np.arange(responses), turns)
 
-    prompt = tokens(task.quantiles["prompt_tokens"].at(spread(source.random(prompts), source)), 1)
+    prompt = tokens(task.quantiles["prompt_tokens"].at(scattered(prompts, source)), 1)
     inputs, outputs = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
     inputs[first] = np.repeat(prompt, samples)
-    outputs[:] = tokens(task.quantiles["completion_tokens_per_turn"].at(spread(source.random(len(own)), source)), 1)
+    outputs[:] = tokens(task.quantiles["completion_tokens_per_turn"].at(scattered(len(own), source)), 1)
     answers = task.quantiles["tool_response_tokens"]
-    inputs[called] = tokens(answers.at(spread(source.random(len(called)), source)), 1)
+    inputs[called] = tokens(answers.at(scattered(len(called), source)), 1)
     made = np.bincount(own, inputs + outputs, responses).astype(np.float64)
     short = _missing(task, made, turns, source) / np.maximum(turns - 1, 1)
     inputs[called] = tokens(answers.at(spread(inputs[called] + short[own[called]], source)), 1)
 
-    engine = task.quantiles["engine_seconds_per_turn"].at(spread(source.random(len(own)), source))
+    engine = task.quantiles["engine_seconds_per_turn"].at(scattered(len(own), source))
     tool = np.zeros(len(own))
-    tool[called - 1] = task.quantiles["tool_seconds"].at(spread(source.random(len(called)), source))
+    tool[called - 1] = task.quantiles["tool_seconds"].at(scattered(len(called), source))
     return prompt, turns, inputs, outputs, engine, tool
 
 
