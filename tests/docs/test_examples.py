@@ -251,6 +251,13 @@ def test_operations_has_every_option(command: str, capsys: pytest.CaptureFixture
     assert all(f"`{option}" in text for option in options)
 
 
+def test_workloads_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "workload", "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert options == set(re.findall(r"^\| `(--[a-z-]+)", text_of("docs/workloads.md"), re.MULTILINE))
+
+
 def test_operations_has_every_variable() -> None:
     read = set(re.findall(r'environ\.get\("(\w+)"', inspect.getsource(config.environment)))
     text = text_of("docs/operations.md")

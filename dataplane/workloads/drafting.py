@@ -1,0 +1,47 @@
+"""A step that is put together response by response, as a reader meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.workloads.trace import ARRAYS, Step
+
+
+class StepDraft:
+    """Responses are added in the order of their prompts; `step` makes the arrays."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._columns: dict[str, list[Any]] = {name: [] for name in ARRAYS}
+
+    def prompt(self, tokens: int, vision_tokens: int = 0, images: int = 0, patches: int = 0) -> None:
+        """The responses that follow are to this one."""
+        values = (tokens, vision_tokens, images, patches)
+        for name, value in zip(("input_tokens", "vision_tokens", "images", "patches"), values, strict=True):
+            self._columns[name].append(value)
+
+    def response(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        reward_seconds: float = 0.0,
+        engine_seconds: Sequence[float] = (),
+        tool_seconds: Sequence[float] = (),
+    ) -> None:
+        """One of the last prompt, by its turns. Seconds that are not given are 0."""
+        into, none = self._columns, [0.0] * len(outputs)
+        into["group"].append(len(into["input_tokens"]) - 1)
+        into["turns"].append(len(outputs))
+        into["reward_seconds"].append(reward_seconds)
+        into["turn_input_tokens"] += inputs
+        into["turn_output_tokens"] += outputs
+        into["engine_seconds"] += engine_seconds or none
+        into["tool_seconds"] += tool_seconds or none
+
+    def step(self) -> Step:
+        """What was added."""
+        arrays: dict[str, Any] = {name: np.array(self._columns[name], kind) for name, (_, kind) in ARRAYS.items()}
+        return Step(self.number, **arrays)

@@ -1,0 +1,37 @@
+"""Which responses are long: responses to one prompt are alike, and long prompts tend to have long ones.
+
+A Gaussian copula. The score of a response is `sqrt(s) * prompt + sqrt(1 - s) * own`, both standard normal, and part of
+the prompt's share comes from the score of its length. `s` is what gives two siblings the measured rank correlation: for
+normal scores that correlate by r it is 6 / pi * asin(r / 2) (Pearson, 1907). Only the order of the scores is used, so
+the distributions stay what the tables say.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.workloads.quantiles import spread
+
+Floats = npt.NDArray[np.float64]
+
+
+def normal_correlation(rank_correlation: float) -> float:
+    """How much normal scores have to correlate for their ranks to do so by so much."""
+    return 2 * math.sin(math.pi * rank_correlation / 6)
+
+
+def shares(
+    prompts: int, samples: int, siblings: float, input_output: float, source: np.random.Generator
+) -> tuple[Floats, Floats]:
+    """Shares for the inputs [prompts] and the outputs [prompts * samples], by the rank correlations of two responses
+    to one prompt, and of a prompt's length and a response's."""
+    alike, follows = normal_correlation(siblings), normal_correlation(input_output)
+    share = follows / math.sqrt(alike) if alike > 0 else 0.0
+    length = source.standard_normal(prompts)
+    prompt = share * length + math.sqrt(1 - share**2) * source.standard_normal(prompts)
+    own = source.standard_normal((prompts, samples))
+    response = math.sqrt(alike) * prompt[:, None] + math.sqrt(1 - alike) * own
+    return spread(length, source), spread(response.ravel(), source)

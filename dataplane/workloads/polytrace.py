@@ -1,0 +1,88 @@
+"""Traces in files, in either format of PolyTrace (arXiv 2509.25279): `stepfiles` and `steplogs` say which those are.
+
+A file that is cut short or malformed is refused whole: `SchemaMismatch`, whose message begins with file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dataplane.errors import SchemaMismatch
+from dataplane.workloads import stepfiles
+from dataplane.workloads.located import Malformed, line_of, parse
+from dataplane.workloads.stepfiles import Unpaired
+from dataplane.workloads.steplogs import Log
+from dataplane.workloads.trace import Step, Trace
+
+#: The names of step logs in a directory of PolyTrace's.
+LOGS = ("packed_lengths_step_*.jsonl", "multiturn_workload_step_*.jsonl")
+
+
+def read(path: str | Path, *, group_size: int | None = None, unpaired: Unpaired = "refuse") -> Trace:
+    """The trace in a file of either format, or in a directory of step logs.
+
+    `group_size`: so many responses in a row share a prompt, in a file of lengths that does not say so. `unpaired`:
+    what becomes of steps there with more or fewer inputs than outputs: they are refused, or the inputs used in turn.
+    Raises `SchemaMismatch` for what is no such file, OSError for one that cannot be read."""
+    path = Path(path)
+    if group_size is not None and group_size < 1:
+        raise ValueError(f"group_size is at least 1, not {group_size}")
+    if unpaired not in ("refuse", "cycle"):
+        raise ValueError(f"unpaired is 'refuse' or 'cycle', not {unpaired!r}")
+    if path.is_dir():
+        steps = _logs(sorted(file for name in LOGS for file in path.glob(name)), path)
+    elif _is_log(text := _text(path)):
+        steps = _logs([path], path)
+    else:
+        try:
+            steps = stepfiles.steps(parse(text), group_size, unpaired)
+        except Malformed as error:
+            raise _refused(path, error.line or line_of(text, error.path), error) from None
+    if not steps:
+        raise SchemaMismatch(f"{path}:1: there are no steps in it", expected="steps", found="none")
+    pictures, many = any(step.images.any() for step in steps), any((step.turns > 1).any() for step in steps)
+    modality = ("image or video" if pictures else "text") + (", multi-turn" if many else "")
+    return Trace(path.name, modality, str(path), tuple(steps))
+
+
+def write(trace: Trace, path: str | Path) -> None:
+    """Save a trace as a file of lengths; `read` of it gives the same steps."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(stepfiles.lines(trace))
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _refused(path, line, Malformed((), "this is not text in UTF-8")) from None
+
+
+def _is_log(text: str) -> bool:
+    """Whether the first key is that of a line, and not the number of a step."""
+    first = re.match(r'\s*\{\s*"([^"\\]*)"', text)
+    return first is not None and not first[1].isdigit()
+
+
+def _logs(files: list[Path], path: Path) -> list[Step]:
+    log = Log()
+    for file in files:
+        try:
+            log.add(_text(file).split("\n"))
+        except Malformed as error:
+            raise _refused(file, error.line, error) from None
+    if not files:
+        raise SchemaMismatch(f"{path}: there is no {' or '.join(LOGS)} in it", expected=LOGS[0], found="none")
+    return log.steps()
+
+
+def _refused(path: Path, line: int, error: Malformed) -> SchemaMismatch:
+    keys = [key for key in error.path if isinstance(key, str)]
+    rows = [key for key in error.path if isinstance(key, int)]
+    return SchemaMismatch(
+        f"{path}:{line}: {error}",
+        column=keys[-1] if keys else "", row=rows[-1] if rows else -1, expected=error.expected, found=error.found,
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""`dataplane bench workload`."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane import cli
+from dataplane.workloads import TASKS, generate, read, summary
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(["bench", "workload", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, name, "--prompts", "20", "--samples", "4", "--steps", "3", "--scale", "0.5")
+    assert f"{name} (" in text
+    assert "3 steps, 30 prompts, 120 responses" in text
+    assert "output tokens" in text
+    assert ("pixels" in text) == (name in ("video_understanding_7b", "image_understanding"))
+    assert ("tool seconds, a call" in text) == (name == "search_7b")
+
+
+def test_a_trace_is_written_and_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "trace.json"
+    made = shown(capsys, "search_7b", "--prompts", "10", "--seed", "4", "--json", str(file))
+    again = shown(capsys, str(file))
+    assert made.splitlines()[2:] == again.splitlines()[2:]
+    kept, new = read(file), generate("search_7b", prompts=10, seed=4)
+    assert np.array_equal(kept.steps[3].tool_seconds, new.steps[3].tool_seconds)
+
+
+@pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has read")
+@pytest.mark.parametrize("name", ["video_understanding_7b", "search_7b"])
+def test_a_plot_is_drawn(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    shown(capsys, name, "--prompts", "8", "--plot", str(tmp_path / "drawn.png"))
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return plain(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ValueError, match=r"pip install 'rollout-dataplane\[demo\]'"):
+        summary.plot(generate("code_14b", prompts=1), tmp_path / "none.png")
+
+
+def test_lengths_of_a_file_that_do_not_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.json"
+    file.write_text('{"0": {"input": [1, 2], "output": [3, 4, 5]}}')
+    assert cli.main(["bench", "workload", str(file)]) == 1
+    assert f"{file}:1: " in capsys.readouterr().err
+    assert "1 step, 3 prompts" in shown(capsys, str(file), "--cycle")
+    file.write_text('{"0": {"input": [1, 1], "output": [3, 4]}}')
+    assert "1 step, 1 prompts, 2 responses" in shown(capsys, str(file), "--samples", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no_such_task"], "neither a file nor one of the tasks: video_understanding_7b"),
+        (["code_14b", "--steps", "0"], "steps is at least 1"),
+        (["code_14b", "--scale", "nan"], "a scale is more than 0"),
+        (["code_14b", "--cycle"], "goes with a trace file"),
+        (["code_14b", "--plot", "x.no"], "no"),
+        ([__file__, "--steps", "2"], "--steps"),
+    ],
+)
+def test_a_wrong_command_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "workload", *arguments])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_trace_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "workload", "code_14b", "--scale", "1e9"]) == 1
+    assert "dataplane bench: a trace of" in capsys.readouterr().err

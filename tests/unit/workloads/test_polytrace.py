@@ -1,0 +1,268 @@
+"""PolyTrace's files: what they say, and what is said of those that are broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane.errors import SchemaMismatch
+from dataplane.workloads import TASKS, generate, read, write
+from dataplane.workloads.trace import ARRAYS
+
+# Lines as PolyTrace's logs of a video task and of its search task have them.
+PROMPT = {
+    "step": 1, "rank": 0, "dp_rank": 0, "tp_rank": 0, "local_index": 0, "input": 1066,
+    "output": [201, 182, 179, 176, 159, 166, 202, 282], "n_sampling": 8, "validate": False,
+}  # fmt: skip
+SEARCH = {
+    "step": 1, "prompt_len": 316, "prompt_group_id": 0, "sample_id": 0, "validate": False,
+    "turns": [
+        {"turn": 0, "completion_tokens": 28, "engine_latency_s": 55.1},
+        {"turn": 1, "completion_tokens": 84, "engine_latency_s": 167.5},
+    ],
+    "tool_calls": [{"turn": 0, "latency_s": 1.5, "response_token_len": 520, "append_len": 534}],
+}  # fmt: skip
+
+
+def saved(path: Path, *lines: Any) -> Path:
+    """A file of such lines: text as it is, other values as JSON."""
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
+
+
+# Files of lengths
+
+
+def test_single_turns(file: Path) -> None:
+    trace = read(saved(file, {"10": {"input": [5, 6], "output": [7, 8]}, "2": {"input": [1], "output": [2]}}))
+    assert [step.number for step in trace.steps] == [2, 10]
+    assert trace.steps[1].input_tokens.tolist() == [5, 6]
+    assert trace.steps[1].turn_output_tokens.tolist() == [7, 8]
+    assert trace.steps[1].group.tolist() == [0, 1]
+    assert trace.modality == "text"
+
+
+def test_several_turns(file: Path) -> None:
+    sessions = [{"input": [100, 20, 30], "output": [1, 2, 3]}, {"input": [50], "output": [4]}]
+    [step] = read(saved(file, {"0": sessions})).steps
+    assert step.turns.tolist() == [3, 1]
+    assert step.input_tokens.tolist() == [100, 50]
+    assert step.turn_input_tokens.tolist() == [100, 20, 30, 50]
+    assert step.turn_output_tokens.tolist() == [1, 2, 3, 4]
+
+
+def test_more_outputs_than_inputs_are_groups(file: Path) -> None:
+    [step] = read(saved(file, {"0": {"input": [5, 6], "output": [1, 2, 3, 4, 5, 6]}})).steps
+    assert step.group.tolist() == [0, 0, 0, 1, 1, 1]
+    assert step.input_tokens.tolist() == [5, 6]
+
+
+def test_a_group_size_may_be_told(file: Path) -> None:
+    saved(file, {"0": {"input": [5, 5, 6, 6], "output": [1, 2, 3, 4]}})
+    assert read(file, group_size=2).steps[0].input_tokens.tolist() == [5, 6]
+    with pytest.raises(SchemaMismatch, match=r"trace.json:1: .*not groups of 3"):
+        read(file, group_size=3)
+    with pytest.raises(SchemaMismatch, match=r"differs from its group's"):
+        read(file, group_size=4)
+
+
+def test_inputs_that_are_not_of_the_outputs(file: Path) -> None:
+    saved(file, '{"0": {"input": [1], "output": [2]},', '"1": {"input": [5, 6, 7], "output": [1, 2, 3, 4]}}')
+    with pytest.raises(SchemaMismatch, match=r"trace.json:2: .*unpaired='cycle'"):
+        read(file)
+    assert read(file, unpaired="cycle").steps[1].input_tokens.tolist() == [5, 6, 7, 5]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_was_written_is_read_again(name: str, file: Path) -> None:
+    made = generate(name, prompts=12, steps=2, seed=5)
+    write(made, file)
+    again = read(file)
+    assert len(again.steps) == 2
+    for one, other in zip(made.steps, again.steps, strict=True):
+        for array in ARRAYS:
+            assert np.array_equal(getattr(one, array), getattr(other, array)), array
+
+
+# Step logs
+
+
+def test_a_step_log(tmp_path: Path) -> None:
+    log = tmp_path / "packed_lengths_step_1.jsonl"
+    other = PROMPT | {"dp_rank": 1, "rank": 4, "input": 3832, "output": [1, 2], "n_sampling": 2}
+    validation = PROMPT | {"validate": True, "local_index": 1}
+    trace = read(saved(log, PROMPT, other, "", validation, PROMPT | {"tp_rank": 1, "rank": 1}))
+    [step] = trace.steps
+    assert (trace.name, step.number) == (log.name, 1)
+    assert step.input_tokens.tolist() == [1066, 3832]
+    assert step.group.tolist() == [0] * 8 + [1, 1]
+    assert step.turn_output_tokens.tolist() == [*PROMPT["output"], 1, 2]
+
+
+def test_a_search_log(file: Path) -> None:
+    one_turn = SEARCH | {"turns": SEARCH["turns"][:1], "tool_calls": [], "prompt_group_id": 1}  # type: ignore[index]
+    [step] = read(saved(file, one_turn, SEARCH, SEARCH)).steps
+    assert step.group.tolist() == [0, 0, 1]  # by prompt_group_id, wherever it is in the file
+    assert step.turns.tolist() == [2, 2, 1]
+    assert step.turn_input_tokens.tolist() == [316, 534, 316, 534, 316]
+    assert step.turn_output_tokens.tolist() == [28, 84, 28, 84, 28]
+    assert step.tool_seconds.tolist() == [1.5, 0, 1.5, 0, 0]
+    assert step.engine_seconds.tolist() == [55.1, 167.5, 55.1, 167.5, 55.1]
+
+
+def test_a_directory_of_step_logs(tmp_path: Path) -> None:
+    for number in (10, 9):
+        saved(tmp_path / f"packed_lengths_step_{number}.jsonl", PROMPT | {"step": number})
+    saved(tmp_path / "reward_timings_step_9.jsonl", {"step": 9, "reward_time_s": 77.3})
+    assert [step.number for step in read(tmp_path).steps] == [9, 10]
+    saved(tmp_path / "packed_lengths_step_11.jsonl", PROMPT, "{")
+    with pytest.raises(SchemaMismatch, match=r"packed_lengths_step_11.jsonl:2: "):
+        read(tmp_path)
+
+
+def test_a_directory_without_logs(tmp_path: Path) -> None:
+    with pytest.raises(SchemaMismatch, match=r"no packed_lengths_step_\*.jsonl"):
+        read(tmp_path)
+
+
+# Broken files
+
+
+def refused(path: Path, line: int, what: str) -> SchemaMismatch:
+    with pytest.raises(SchemaMismatch) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert what in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["math_dapo_32b", "search_7b"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
+def test_a_file_of_lengths_that_is_cut_short(name: str, share: float, file: Path) -> None:
+    write(generate(name, prompts=3, steps=3), file)
+    text = file.read_text()
+    cut = text[: int(len(text) * share)].rstrip("]} \n0123456789.")
+    file.write_text(cut)
+    refused(file, cut.count("\n") + 1, "the file is cut short here")
+
+
+def test_a_log_that_is_cut_short(file: Path) -> None:
+    saved(file, PROMPT, PROMPT, json.dumps(PROMPT)[:50])
+    refused(file, 3, "the file is cut short here")
+    saved(file, json.dumps(PROMPT)[:50])
+    refused(file, 1, "the file is cut short here")
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "what"),
+    [
+        ([""], 1, "cut short"),
+        (["{}"], 1, "no steps"),
+        (["[1, 2]"], 1, "not an object"),
+        (["7"], 1, "not an object"),
+        (['{"0": {"input": [1], "output": [2]},', '"x": 3}'], 2, '"x" is not the number of a step'),
+        (['{"0": {"input": [1], "output": [2]},', '"0": {"input": [1], "output": [2]}}'], 2, '"0" is there twice'),
+        (['{"0": {"input": [1], "output": [2]},', '"00": {"input": [1], "output": [2]}}'], 2, "twice"),
+        (['{"0": 5}'], 1, '["0"] is 5, not an object'),
+        (['{"0": {"input": [1]}}'], 1, '"output" is missing'),
+        (['{"0": {', '"output": [1]', "}}"], 1, '"input" is missing'),
+        (['{"0": {"input": [1, 2,', '"3"], "output": [1, 2, 3]}}'], 2, '["0"]["input"][2] is "3"'),
+        (['{"0": {"output": [1, 2, 3], "input": [1, 2,', "2.5]}}"], 2, "[2] is 2.5"),
+        (['{"0": {"input": 1, "output": [1]}}'], 1, "is 1, not a list"),
+        (['{"0": {"input": [-1], "output": [1]}}'], 1, "is -1, not"),
+        (['{"0": {"input": [true], "output": [1]}}'], 1, "is true, not"),
+        (['{"0": {"input": [NaN], "output": [1]}}'], 1, "is NaN, not"),
+        (['{"0": {"input": [1e30], "output": [1]}}'], 1, "not an integer"),
+        (['{"0": {"input": [99999999999999999999], "output": [1]}}'], 1, "not an integer"),
+        (['{"0":', '{"input": [' + "9" * 5000 + '], "output": [1]}}'], 2, "too many digits"),
+        (['{"0":', "[" * 100_000], 2, "too deeply"),
+        (['{"0": [', '{"input": [1], "output": [1]},', '{"input": [1, 2], "output": [1]}]}'], 3, "1 belong there"),
+        (['{"0": [', '{"input": [], "output": []}]}'], 2, "no turn"),
+        (['{"0": [', '{"input": [1], "output": [1], "tool_seconds": [-1]}]}'], 2, "not seconds"),
+        (['{"0": [', '{"input": [1], "output": [1], "reward_seconds": Infinity}]}'], 2, "not seconds"),
+        (['{"0": {"input": [1, 2], "output": [1, 2],', '"group": [0, 2]}}'], 2, "is 2 after 0"),
+        (['{"0": {"input": [1], "output": [1],', '"group": [1]}}'], 2, "is 1 after -1"),
+        (['{"0": {"input": [1], "output": [1],', '"patches": [1, 2]}}'], 2, "has 2 values"),
+        (['{"0": {"input": [1], "output": [2]}', '"1": 5}'], 2, "not JSON"),
+        ([PROMPT, PROMPT | {"input": "12"}], 2, 'is "12", not an integer'),
+        ([PROMPT, {k: v for k, v in PROMPT.items() if k != "n_sampling"}], 2, '"n_sampling" is missing'),
+        ([PROMPT, PROMPT | {"n_sampling": 7}], 2, "has 8 values, and 7 belong there"),
+        ([PROMPT, PROMPT | {"n_sampling": 0, "output": []}], 2, "n_sampling is 0"),
+        ([PROMPT, "", PROMPT | {"output": 5}], 3, "is 5, not a list"),
+        ([PROMPT, "[1]"], 2, "not an object"),
+        ([PROMPT, "nonsense"], 2, "not JSON"),
+        ([PROMPT, '{"step": 1, "step": 2}'], 2, "twice"),
+        ([SEARCH, SEARCH | {"prompt_len": 5}], 2, "prompt_len is 5, and that of its group 316"),
+        ([SEARCH | {"turns": []}], 1, "turns is empty"),
+        ([SEARCH, SEARCH | {"tool_calls": [{"turn": 2, "latency_s": 1, "append_len": 1}]}], 2, "in turn 2 of 2"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_file_and_line(lines: list[Any], line: int, what: str, file: Path) -> None:
+    refused(saved(file, *lines), line, what)
+
+
+def test_fields_say_what_was_expected(file: Path) -> None:
+    error = refused(saved(file, {"0": {"input": [1, "x"], "output": [1, 2]}}), 1, "x")
+    assert (error.column, error.row) == ("input", 1)
+    assert error.expected == "an integer that is not negative"
+    assert error.found == '"x"'
+
+
+def test_a_file_that_is_not_text(file: Path) -> None:
+    file.write_bytes(b'{"0":\n\xff\xfe')
+    refused(file, 2, "not text in UTF-8")
+
+
+def test_what_the_caller_gets_wrong(file: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read(file)
+    with pytest.raises(ValueError, match="group_size"):
+        read(file, group_size=0)
+    with pytest.raises(ValueError, match="unpaired"):
+        read(file, unpaired="cut")  # type: ignore[arg-type]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["0", "1", "input", "output", "turns", *PROMPT, *SEARCH]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+garbage = st.one_of(
+    st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.binary(max_size=60),
+    anything.map(lambda value: json.dumps(value).encode()),
+    st.dictionaries(st.sampled_from(list(PROMPT)), anything).map(lambda row: json.dumps(PROMPT | row).encode()),
+    st.dictionaries(st.sampled_from(list(SEARCH)), anything).map(lambda row: json.dumps(SEARCH | row).encode()),
+    st.dictionaries(st.sampled_from(["input", "output", "group"]), anything).map(
+        lambda row: json.dumps({"0": {"input": [1], "output": [1]} | row}, indent=1).encode()
+    ),
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(lines=st.lists(garbage, max_size=3))
+def test_garbage_is_read_or_refused_with_its_line(lines: list[bytes], file: Path) -> None:
+    file.write_bytes(b"\n".join(lines))
+    try:
+        trace = read(file)
+    except SchemaMismatch as error:
+        path, line, message = str(error)[len(str(file.parent)) + 1 :].split(":", 2)
+        assert path == file.name
+        assert 1 <= int(line) <= file.read_bytes().count(b"\n") + 1
+        assert message.strip()
+    else:
+        assert trace.steps

@@ -1,0 +1,49 @@
+"""The tables: whole, ordered, and each task with its source."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import bench.workloads
+import dataplane.workloads
+from dataplane.workloads.tables import TASKS, percentiles, task
+
+
+def test_there_are_seven() -> None:
+    assert len(TASKS) == len(set(TASKS)) == 7
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_whole(name: str) -> None:
+    known = task(name)
+    assert known.source
+    assert known.group_size == 8
+    for column, values in known.figures["quantiles"].items():
+        assert len(values) == len(percentiles()), column
+        assert values == sorted(values), column
+        pairs = list(pairwise(values))
+        assert all(tuple(gap) in pairs for gap in known.figures["gaps"].get(column, ()))
+
+
+def test_what_was_not_measured_is_said() -> None:
+    assert [name for name in TASKS if task(name).assumed] == ["math_235b", "tool_use_235b", "image_understanding"]
+
+
+def test_figures_that_must_agree_do() -> None:
+    assert sum(task("search_7b").figures["turns"].values()) == task("search_7b").figures["trajectories"] == 3 * 256 * 8
+    assert sum(task("tool_use_235b").figures["calls"].values()) == task("tool_use_235b").figures["sessions"]
+    assert sum(task("math_235b").figures["weights"]) == pytest.approx(1, abs=1e-5)
+    for n, moments in task("tool_use_235b").figures["tokens_per_call"].items():
+        assert len(moments["input"]) == len(moments["output"]) == int(n)
+
+
+def test_an_unknown_task_names_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'math'.*math_dapo_32b"):
+        task("math")
+
+
+def test_the_benchmarks_have_the_same_names() -> None:
+    assert bench.workloads.__all__ == dataplane.workloads.__all__
+    assert all(getattr(bench.workloads, name) is getattr(dataplane.workloads, name) for name in bench.workloads.__all__)
