@@ -29,6 +29,7 @@ from dataplane.errors import Corrupt
 TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
 """How a column's rows are given back: as a tensor; the same, put dense; as they are; each out of a tuple of one."""
 
+_WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
 _ROW = struct.Struct("<Q")  # which row; first, so that what follows is the same for all rows of a put
 _COLUMN = struct.Struct("<c8sQQIQ")  # how, node, shard, its rows, ordinal, logical bytes
@@ -76,11 +77,11 @@ def _stored(column: bytes) -> Stored:
     try:
         how, node, shard, rows, ordinal, nbytes = _COLUMN.unpack_from(column)
         field = _decode(column[_COLUMN.size :])
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"what TransferQueue's controller keeps of a row is no cell of this backend: {error}") from error
     check_field("", field)
-    if not 0 < rows < _MOST or nbytes >= 1 << 62:
-        raise Corrupt(f"a cell of a column of {rows} rows and {nbytes} bytes")
+    if how not in _WAYS or not 0 < rows < _MOST or nbytes >= 1 << 62:
+        raise Corrupt(f"a cell of a column of {rows} rows and {nbytes} bytes, given back as {how!r}")
     return Stored(how, node, shard, rows, ordinal, nbytes, field)
 
 

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from tensordict import TensorDict
@@ -23,6 +24,7 @@ from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.managers.base import StorageManager
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
+from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, Misuse, PeerUnavailable, Rejected
@@ -87,17 +89,17 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         if not names or not rows:
             return entries.tensordict({}, len(rows))
         found = [{name: row[name] for name in names if name in row} for row in metadata._custom_backend_meta]
+        freed: Freed | None = None
         if all(len(row) == len(names) for row in found):
             try:
                 return await self._in_thread(self._get, names, found)
             except Freed as error:
-                now = await self._now(metadata, names)
-                if now == found or _missing(metadata, names, now):
-                    raise error
-                return await self._in_thread(self._get, names, now)
+                freed = error
         now = await self._now(metadata, names)
         if missing := _missing(metadata, names, now):
-            raise Freed(missing)
+            raise Freed(missing) from freed
+        if freed is not None and now == found:
+            raise freed
         return await self._in_thread(self._get, names, now)
 
     async def clear_data(self, metadata: BatchMeta) -> None:
@@ -109,12 +111,12 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
     # With the store, in a thread
 
     def _put(self, columns: Mapping[str, Any]) -> BatchRef:
-        return self._plane().put(columns, timeout=self._settings.timeout)
+        return _with_plane(lambda plane: plane.put(columns, timeout=self._settings.timeout))
 
     def _get(self, names: Sequence[str], rows: Sequence[Mapping[str, bytes]]) -> TensorDict:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for ref, how, positions in cells.find({name: [row[name] for row in rows] for name in names}):
-            batch = self._plane().get(ref, timeout=self._settings.timeout)
+            batch = _with_plane(partial(_get, ref, self._settings.timeout))
             for name, column in batch.items():
                 parts[name].append((column, how[name], positions))
         dense = self._settings.dense
@@ -127,16 +129,13 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
 
     def _free_refs(self, refs: Iterable[BatchRef]) -> None:
         for ref in refs:
-            self._plane().free(ref)
-
-    def _plane(self) -> Plane:
-        return process.plane()
+            _with_plane(partial(_free, ref))
 
     def _undo(self, put: Future[BatchRef]) -> None:
         """Free what was put for nothing: the controller does not know it."""
         if not put.cancelled() and put.exception() is None:
             with suppress(DataplaneError):
-                self._plane().free(put.result())
+                _with_plane(partial(_free, put.result()))
 
     async def _free(self, rows: Sequence[Mapping[str, bytes]]) -> None:
         names = dict.fromkeys([name for row in rows for name in row])
@@ -231,6 +230,26 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         if hasattr(self, "_pool"):
             self._pool.shutdown(wait=False)
         super().close()
+
+
+def _with_plane(work: Callable[[Plane], T]) -> T:
+    """What work with this process's plane gives; done again where its node has ended and another runs."""
+    plane = process.plane()
+    try:
+        return work(plane)
+    except PeerUnavailable:
+        again = process.plane()
+        if again is plane:
+            raise
+        return work(again)
+
+
+def _get(ref: BatchRef, timeout: float, plane: Plane) -> Batch:
+    return plane.get(ref, timeout=timeout)
+
+
+def _free(ref: BatchRef, plane: Plane) -> None:
+    plane.free(ref)
 
 
 def _by_partition(metadata: BatchMeta) -> dict[str, list[int]]:
