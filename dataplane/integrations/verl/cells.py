@@ -176,9 +176,13 @@ def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> B
             (name, s[number].field, s[number].nbytes, s[number].shard, s[number].ordinal) for name, s in columns
         ]
         whole = BatchRef.of(first.node, first.rows, described)
-        parts.append(whole if np.array_equal(rows, np.arange(first.rows)) else whole[rows])
+        parts.append(whole if _is_whole(rows, first.rows) else whole[rows])
     ref = concat(parts)
     return ref if pattern.order is None else ref[pattern.order]
+
+
+def _is_whole(rows: npt.NDArray[np.int64], of: int) -> bool:
+    return len(rows) == of and bool((rows == np.arange(of)).all())
 
 
 def _united(beside: Sequence[Found]) -> Iterable[Found]:

@@ -46,8 +46,9 @@ class Worker:
     """Another process of the job."""
 
     def __init__(self) -> None:
-        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
         import transfer_queue as tq
+
+        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
 
         tq.init()
         self._tq = tq

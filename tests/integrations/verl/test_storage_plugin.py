@@ -89,7 +89,7 @@ def test_why_it_was_not_loaded_is_said(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_node_of_ones_own_is_used_without_ray_s() -> None:
-    """Where $DATAPLANE_ADDRESS says of one, the backend starts none; and its node in the configuration may be missing."""
+    """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
     pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
     program = """
         from omegaconf import OmegaConf
