@@ -15,7 +15,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -123,15 +123,17 @@ def _classes(listed: Sequence[bytes | None]) -> Iterable[tuple[list[Stored], _Pa
     """The rows of one field, parted by what can be one column."""
     places = [place for place, cell in enumerate(listed) if cell is not None]
     present = [cell for cell in listed if cell is not None]
+    rows: npt.NDArray[Any]
     try:
-        rows = np.frombuffer(b"".join([cell[: _ROW.size] for cell in present]), "<u8").astype(np.int64)
+        rows = np.frombuffer(b"".join([cell[: _ROW.size] for cell in present]), "<u8")
     except ValueError:
         raise Corrupt("what TransferQueue's controller keeps of a row is no cell of this backend") from None
     numbers: dict[bytes, int] = {}
     of = np.array([numbers.setdefault(cell[_ROW.size :], len(numbers)) for cell in present], np.int64)
     stored = [_stored(column) for column in numbers]
-    if len(of) and (rows >= np.array([each.rows for each in stored], np.int64)[of]).any():
+    if len(of) and (rows >= np.array([each.rows for each in stored], np.uint64)[of]).any():
         raise Corrupt("a cell names a row that its shard does not have")
+    rows = rows.astype(np.int64)
     kinds: dict[object, list[int]] = {}
     for number, each in enumerate(stored):
         kinds.setdefault((_CLASS.get(each.how, each.how), _kind(each.field)), []).append(number)
