@@ -1,4 +1,4 @@
-"""Freed by a reference to some of its rows, a shard gives their memory back, and reads as before where it is not freed."""
+"""A shard of which some rows are freed gives their memory back, and reads as before where it is not freed."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def job(**settings: Any) -> Iterator[Any]:
-    """`transfer_queue`, initialised, with these settings of the backend; nothing is left of it afterwards."""
+def job(address: str | None = None, **settings: Any) -> Iterator[Any]:
+    """`transfer_queue`, initialised, with these settings of the backend, in a Ray of its own or the one there."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -29,7 +29,8 @@ def job(**settings: Any) -> Iterator[Any]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
     os.environ.pop("DATAPLANE_ADDRESS", None)
     try:
-        ray.init(num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        alone = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 80 << 20}
+        ray.init(address or "local", log_to_driver=False, **({} if address else alone))
         tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
         yield tq
     finally:
@@ -54,7 +55,10 @@ class Worker:
         self._tq = tq
 
     def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
-        """What this function of `transfer_queue`, or of its client, returns here."""
+        """What this function of `transfer_queue`, or of its client, returns here; or a figure of the node."""
+        if name in ("used", "fetched", "own"):
+            figures = stats()
+            return {"used": figures.memory_used, "fetched": figures.fetched_bytes, "own": own(figures)}[name]
         of = self._tq if hasattr(self._tq, name) else self._tq.get_client()
         return getattr(of, name)(*arguments, **named)
 
@@ -68,12 +72,14 @@ class Worker:
         return work(self._held)
 
 
-def worker() -> Any:
-    """An actor of that."""
+def worker(place: str = "") -> Any:
+    """An actor of that, on this Ray node or any."""
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker may have other `tests`
-    return ray.remote(num_cpus=0)(Worker).remote()
+    where = NodeAffinitySchedulingStrategy(place, soft=False) if place else "DEFAULT"
+    return ray.remote(num_cpus=0, scheduling_strategy=where)(Worker).remote()
 
 
 def used() -> int:
@@ -84,3 +90,8 @@ def used() -> int:
 def stats() -> dp.Stats:
     """Its figures."""
     return process.plane().stats()
+
+
+def own(figures: dp.Stats) -> int:
+    """How many shards a node has that are no copies of others'."""
+    return figures.shards - figures.copies
