@@ -1,4 +1,4 @@
-"""verl's own V1 path over the backend, as far as a host without GPUs goes: its agent loops' puts, its bridge, its steps."""
+"""verl's own V1 path over the backend, as far as a host without GPUs goes: its agent loops' puts, bridge and steps."""
 
 from __future__ import annotations
 
@@ -119,6 +119,7 @@ def test_a_step_of_the_v1_trainer(queue: Any) -> None:
     got = tq.kv_batch_get(KEYS, "train", "advantages")["advantages"]
     assert [len(row) for row in got.unbind()] == list(RESPONSES)
 
-    # Whatever fields the rows have, by whoever: all of them go.
+    # Whatever fields the rows have, by whoever: all of them go, once nobody has a view.
+    del data, mask, got
     tq.kv_clear(KEYS, "train")
     eventually(lambda: used() == 0, "the step's rows are freed")
