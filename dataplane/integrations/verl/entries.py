@@ -23,6 +23,7 @@ from dataplane.batch.batch import Column
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
+_FEW = 16  # rows, up to which a list of them is made sooner than a jagged tensor
 _STACKS = ("NonTensorStack", "NonTensorData")
 
 
@@ -38,7 +39,7 @@ def _column(name: str, entry: Any) -> tuple[Any, bytes]:
     if isinstance(entry, torch.Tensor):
         if entry.is_nested or entry.ndim < 2 or entry.layout != torch.strided:
             return entry, TENSOR
-        return _ragged(entry), DENSE
+        return list(entry.unbind()) if len(entry) <= _FEW else _ragged(entry), DENSE
     if type(entry).__name__ not in _STACKS:
         found = f"a {type(entry).__name__}"
         raise SchemaMismatch(
