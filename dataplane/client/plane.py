@@ -143,8 +143,8 @@ class AsyncPlane:
     async def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
         """Free the rows and columns that a reference means, or everything put under a scope.
 
-        Views of them that exist stay valid. Memory goes back when the last column of the last row of a shard is freed
-        and the last view of it dropped. Freeing what is gone already does nothing.
+        Views of them that exist stay valid. Memory goes back when the last view of a shard is dropped: whole pages of
+        the rows that are freed, and all of it with the last column of the last row. Freeing what is gone does nothing.
         """
         self.check()
         if (ref is None) == (scope is None):

@@ -1,7 +1,7 @@
 """The plane of this process, which all doors of a process share.
 
-What always holds: a process has one, connected when it is first needed; a forked child connects itself; nobody who
-uses it closes it, it closes as the process ends.
+What always holds: a process has one, connected when it is first needed; a forked child connects itself, and so does a
+process whose node has ended, to the one that runs then; nobody who uses it closes it, it closes as the process ends.
 """
 
 from __future__ import annotations
@@ -54,9 +54,22 @@ def close() -> None:
 def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
     global _plane, _pid
     with _lock:
+        if _plane is not None and _pid == os.getpid() and _ended(_plane):
+            dead, _plane = _plane, None
+            with suppress(DataplaneError):
+                dead.close()
         if _plane is None or _pid != os.getpid():
             _plane, _pid = connect(_address(start=start), config=config), os.getpid()
         return _plane
+
+
+def _ended(plane: Plane) -> bool:
+    """Whether its node has, as far as a call has met with it."""
+    try:
+        plane._plane.check()  # what every call of its begins with
+    except DataplaneError:
+        return True
+    return False
 
 
 def _address(*, start: bool) -> str | None:

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.hosted import Hosted, new_key
@@ -40,15 +42,23 @@ _DOWN_S = 10.0
 _keeping: Any = None  # the keeper's handle: it would end with its last
 
 
-def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
+def up(
+    config: NodeConfig | None = None,
+    *,
+    transports: Sequence[str] = (),
+    key: str | os.PathLike[str] | None = None,
+    timeout: float = _START_S,
+) -> None:
     """Put a node on every Ray node of this Ray job, and return once each runs. The nodes end with the process that
     calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is.
 
     config: the settings of each node. None: those that suit each host.
+    transports: what carries bytes between them, the best first. Empty: what suits each host.
+    key: the file with their key, on this host. None: one is made for the job.
     timeout: seconds to wait until they run.
 
-    Raises Misuse where Ray has not been initialised, Rejected where a host can not meet the settings, PeerUnavailable
-    where a node does not run in time; in both cases they are tried on, until `down`.
+    Raises Misuse where Ray has not been initialised or the key can not be read, Rejected where a host can not meet the
+    settings, PeerUnavailable where a node does not run in time; in the last two cases they are tried on, until `down`.
     """
     global _keeping
     ray, keeper = _ray(), _keeper()
@@ -58,8 +68,8 @@ def up(config: NodeConfig | None = None, *, timeout: float = _START_S) -> None:
         made = ray.remote(_DataplaneKeeper).options(
             name=_name(), get_if_exists=True, scheduling_strategy=_on(here), **options
         )
-        _keeping = keeper = made.remote(config, new_key())
-    elif config is not None:
+        _keeping = keeper = made.remote(config, new_key() if key is None else _read(key), tuple(transports))
+    elif config is not None or transports or key is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
     _ask(keeper.up.remote(timeout), timeout)
 
@@ -107,6 +117,13 @@ def _ask(asked: Any, timeout_s: float) -> str:
     return str(answer)
 
 
+def _read(key: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(key).read_bytes()
+    except OSError as error:
+        raise Misuse(f"the key can not be read: {error}; `dataplane keygen FILE` makes one") from error
+
+
 def _ray() -> Any:
     """Ray, initialised. Raises Misuse where it is not, or is not installed."""
     try:
@@ -142,8 +159,9 @@ def _on(place: str) -> Any:
 class _DataplaneHost:
     """The actor on a Ray node, which has the node's process."""
 
-    def __init__(self, ip: str, config: NodeConfig | None, key: bytes) -> None:
-        self._cluster = ClusterConfig(f"tcp://[{ip}]:0" if ":" in ip else f"tcp://{ip}:0", key="passed in memory")
+    def __init__(self, ip: str, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
+        listen = f"tcp://[{ip}]:0" if ":" in ip else f"tcp://{ip}:0"
+        self._cluster = ClusterConfig(listen, key="passed in memory", transports=transports)
         self._config = config
         self._key = key
         self._node: Hosted | None = None
@@ -185,9 +203,10 @@ class _Place:
 class _DataplaneKeeper:
     """The actor that keeps a node on each Ray node."""
 
-    def __init__(self, config: NodeConfig | None, key: bytes) -> None:
+    def __init__(self, config: NodeConfig | None, key: bytes, transports: tuple[str, ...]) -> None:
         self._config = config
         self._key = key
+        self._transports = transports
         self._places: dict[str, _Place] = {}
         self._changed = asyncio.Condition()
         self._told = 0
@@ -249,7 +268,7 @@ class _DataplaneKeeper:
 
         on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=4, scheduling_strategy=_on(name))
         while True:
-            host = on.remote(place.ip, self._config, self._key)
+            host = on.remote(place.ip, self._config, self._key, self._transports)
             try:
                 while True:
                     await self._keep_by(host, place)

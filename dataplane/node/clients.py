@@ -294,7 +294,7 @@ class Client:
         try:
             parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
             for shard, columns, rows in parts:
-                self._store.free_part(shard, columns, rows)
+                self._store.free_part(shard, columns, rows, hollow=True)
         except (ValueError, IndexError) as error:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
         self._store.free(request.shards)

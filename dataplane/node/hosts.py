@@ -146,7 +146,7 @@ class Hosts:
             case pm.FreeParts():
                 for shard, columns, rows in request.parts:
                     try:
-                        self._store.free_part(shard, columns, Rows.decode(rows))
+                        self._store.free_part(shard, columns, Rows.decode(rows), hollow=True)
                     except (ValueError, IndexError) as error:
                         raise ProtocolMismatch(f"no part of a shard: {error}") from None
             case _:

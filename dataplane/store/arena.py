@@ -148,10 +148,16 @@ class Arena:
             segment.warm.add(start, end)
             self.resident += missing
 
-    def release(self, extent: Extent) -> None:
-        """Make the extent free. Its pages stay warm."""
+    def release(self, extent: Extent, hollow: int = 0) -> None:
+        """Make the extent free, of which so many bytes were hollowed. Its pages stay warm."""
         self._segments[extent.segment].free.give(extent.offset, extent.size)
-        self.used -= extent.size
+        self.used -= extent.size - hollow
+
+    def hollow(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
+        """Give the pages of a part of the extent back to the host, of which `nbytes` were not given back before. Its
+        addresses stay taken, and read as zeros."""
+        self.used -= nbytes
+        self._punch(self._segments[extent.segment], extent.offset + start, extent.offset + end)
 
     def quarantine(self, extent: Extent) -> None:
         """Take the extent's memory back but not its addresses: a stopped client may still write there."""

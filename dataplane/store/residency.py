@@ -27,6 +27,7 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import DataplaneError, Freed
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
+from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
 from dataplane.store.spill import Disk
@@ -77,9 +78,27 @@ class Residency:
     def discard(self, shard: Shard) -> None:
         """Give back what the shard has, in memory and on disk."""
         self._drop_file(shard)
-        if shard.extent is not None:
-            extent, shard.extent = shard.extent, None
-            self._release(extent)
+        self._let_go(shard)
+
+    def _let_go(self, shard: Shard) -> None:
+        """Take its memory, if it has any."""
+        extent, held = shard.extent, shard.held
+        shard.extent = shard.hollow = None
+        if extent is not None:
+            self._arena.release(extent, extent.size - held)
+            self._budget.release(held)
+
+    def hollow(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
+        """Give these parts of a dirty shard's memory back, whole pages as (start, end) in its extent."""
+        extent = shard.extent
+        if extent is None:
+            return
+        shard.hollow = shard.hollow or RangeSet()
+        for start, end in parts:
+            nbytes = shard.hollow.add(start, end)
+            if nbytes:
+                self._arena.hollow(extent, start, end, nbytes)
+                self._budget.release(nbytes)
 
     def _release(self, extent: Extent) -> None:
         self._arena.release(extent)
@@ -88,7 +107,7 @@ class Residency:
     def _drop_file(self, shard: Shard) -> None:
         if shard.file is not None:
             if shard.clean:
-                self._clean_bytes -= shard.size
+                self._clean_bytes -= shard.held
             if isinstance(shard.file, SpillFile):
                 self._disk.remove(shard.file)
             shard.file = None
@@ -268,10 +287,9 @@ class Residency:
         return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]
 
     def _evict(self, shard: Shard) -> None:
-        extent, shard.extent = shard.extent, None
-        if extent is not None:
-            self._clean_bytes -= shard.size
-            self._release(extent)
+        if shard.extent is not None:
+            self._clean_bytes -= shard.held
+            self._let_go(shard)
 
     async def _write(self, shard: Shard) -> None:
         """Make the shard clean. Raises OSError where the disk refuses."""
@@ -284,8 +302,10 @@ class Residency:
                 shard.file = await self._disk.write(
                     shard.number, view, lambda start, size: self._arena.forget(extent, start, size)
                 )
-            self._clean_bytes += shard.size
+            self._clean_bytes += shard.held
         finally:
+            for start, end in shard.hollow or ():  # reading them made pages there
+                self._arena.hollow(extent, start, end, 0)
             moving.set_result(None)
             self._settle(shard)
 

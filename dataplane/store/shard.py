@@ -25,6 +25,7 @@ from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.backing import Backing
+from dataplane.store.extents import RangeSet
 from dataplane.store.spillfile import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout, and
@@ -66,6 +67,13 @@ class Shard:
     damage: DataplaneError | None = None
     live: npt.NDArray[np.bool_] | None = field(default=None)
     """Which [column, row] still counts; None while all do."""
+    hollow: RangeSet | None = field(default=None)
+    """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
+
+    @property
+    def held(self) -> int:
+        """The bytes of memory that its extent has."""
+        return self.size if self.hollow is None else self.size - self.hollow.covered(0, self.size)
 
     @property
     def clean(self) -> bool:

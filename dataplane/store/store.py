@@ -32,6 +32,7 @@ from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitEx
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
+from dataplane.store.hollow import dead_pages
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
@@ -97,6 +98,7 @@ class Store:
         self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
         self._seen: dict[Hashable, float] = {}
         self._held_freed: dict[int, Shard] = {}
+        self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed = False
         self._admission = asyncio.Lock()
         self._put_bytes = 0
@@ -384,7 +386,11 @@ class Store:
         for number in numbers:
             freed = self._held_freed.pop(number, None)
             if freed is None:
-                self._residency.used(self._shards[number])
+                shard = self._shards[number]
+                if number in self._to_hollow:
+                    self._to_hollow.discard(number)
+                    self._hollow(shard, range(shard.columns), Rows.range(0, shard.rows))
+                self._residency.used(shard)
             elif freed.moving is None:
                 self._residency.discard(freed)
         self._residency.wake_up()
@@ -399,6 +405,7 @@ class Store:
                 continue
             self.unscope([number])
             del self._shards[number]
+            self._to_hollow.discard(number)
             shard.freed = True
             self.freed(number, (), None)
             if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
@@ -408,15 +415,35 @@ class Store:
             elif shard.moving is None:
                 self._residency.discard(shard)
 
-    def free_part(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Free these columns of these rows; the shard goes with the last of them. Raises as `Shard.free_part`."""
+    def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, hollow: bool = False) -> None:
+        """Free these columns of these rows; the shard goes with the last of them. Raises as `Shard.free_part`.
+
+        hollow: give the memory of their values back now, or as soon as nobody holds the shard. Of rows whose shard soon
+        goes as a whole, as those of streams, that would only take warm pages from whoever puts next.
+        """
         shard = self._shards.get(number)
         if shard is None:
             return
         if shard.free_part(columns, rows):
             self.free([number])
-        else:
-            self.freed(number, columns, rows)
+            return
+        self.freed(number, columns, rows)
+        if hollow and self.pins.holds(number):
+            self._to_hollow.add(number)
+        elif hollow:
+            self._hollow(shard, columns, rows)
+
+    def _hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+        """Give the memory of freed rows back. That of a shard which is on disk too can be taken whole; nobody needs to
+        have it cut."""
+        if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
+            return
+        layout = checked(shard.layout, shard.size)
+        with self.arena.view(shard.extent) as view:
+            memory = np.frombuffer(view, dtype=np.uint8)
+            parts = list(dead_pages(layout, shard.live, set(columns), rows, memory))
+            del memory
+        self._residency.hollow(shard, parts)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt where this part of a shard is not there."""
@@ -514,10 +541,10 @@ class Store:
         for client, extents in self._reserved.items():
             held[str(client), "reserved"] += sum(extent.size for extent in extents.values())
         for client, numbers in self.pins.by_client().items():
-            held[str(client), "pinned"] += sum(self._any(number).size for number in numbers)
+            held[str(client), "pinned"] += sum(self._any(number).held for number in numbers)
         for shard in self._shards.values():
             if shard.extent is not None and not self.pins.holds(shard.number):
-                held[shard.holder, "stored"] += shard.size
+                held[shard.holder, "stored"] += shard.held
         ordered = sorted(held.items(), key=lambda item: -item[1])
         return tuple({"holder": who, "bytes": n, "how": how} for (who, how), n in ordered[:_HOLDERS] if n)
 
@@ -536,7 +563,7 @@ class Store:
             disk=self.disk.statistics(),
             shards=len(self._shards),
             spilled_shards=sum(s.extent is None and isinstance(s.file, SpillFile) for s in self._shards.values()),
-            pinned=sum(self._any(number).size for number in self.pins.shards()),
+            pinned=sum(self._any(number).held for number in self.pins.shards()),
             reserved=sum(extent.size for held in self._reserved.values() for extent in held.values()),
             put=self._put_bytes,
             freed=self._freed_bytes,

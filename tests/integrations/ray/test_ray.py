@@ -306,3 +306,16 @@ def test_without_ray(cluster: Any) -> None:
         with pytest.raises(dp.Misuse, match=r"ray\.init"):
             use()
     assert time.monotonic() - began < 5
+
+
+def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:
+    """As nodes that are started by hand take them."""
+    from dataplane.client.hosted import new_key
+
+    with pytest.raises(dp.Misuse, match="dataplane keygen"):
+        door.up(dp.NodeConfig(**SMALL), key=tmp_path / "none")
+    (tmp_path / "key").write_bytes(new_key())
+    door.up(dp.NodeConfig(**SMALL), transports=["tcp"], key=tmp_path / "key")
+    all_know_each_other(2)
+    (cluster,) = [argument for argument in psutil.Process(look()[1]).cmdline() if "listen" in argument]
+    assert '"transports": ["tcp"]' in cluster

@@ -1,0 +1,200 @@
+"""Measure the doors into other systems beside what those systems do themselves, in one run.
+
+    python -m bench.doors [--only backend] [--rounds 7] [--json FILE]
+
+Run it in the environment of `make test-integrations` (`.venv-integrations`), which has these systems.
+
+backend: TransferQueue with its own SimpleStorage and with ours, by the simple and small case of its own throughput
+script: float32 randn(1024, 8192) in each of 9 fields, 288 MiB; a writer puts, a reader in another process gets, reads
+every value, and lets go, and the writer clears. A round does that with each backend, in turn, in two Ray jobs of their
+own. Times are those of `kv_batch_put` and `kv_batch_get`; reading the values is timed by itself and beside, since a
+store that hands out its memory has its readers' first touch come later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.measure import Row, row, table, write_json
+
+ROOT = Path(__file__).parents[1]
+ROWS, FIELDS, SEQUENCE = 1024, 9, 8192
+NBYTES = ROWS * FIELDS * SEQUENCE * 4
+PARTITION = "bench"
+BACKENDS = ("SimpleStorage", "Dataplane")
+
+
+class _End:
+    """The writer's or the reader's process: an actor."""
+
+    def __init__(self) -> None:
+        import torch
+        import transfer_queue as tq
+        from tensordict import TensorDict
+
+        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+        tq.init()
+        self._keys = [f"row_{i}" for i in range(ROWS)]
+        source = torch.Generator().manual_seed(0)
+        fields = {f"field_{i}": torch.randn(ROWS, SEQUENCE, generator=source) for i in range(FIELDS)}
+        self._sum = sum(float(values.sum()) for values in fields.values())
+        self._batch = TensorDict(fields, batch_size=ROWS)
+
+    def put(self) -> float:
+        import transfer_queue as tq
+
+        from bench.measure import timed
+
+        return timed(lambda: tq.kv_batch_put(self._keys, PARTITION, self._batch))
+
+    def get(self) -> tuple[float, float]:
+        """Seconds of the get, and of reading every value; which are those that were put."""
+        import time
+
+        import transfer_queue as tq
+
+        began = time.perf_counter()
+        got = tq.kv_batch_get(self._keys, PARTITION)
+        had = time.perf_counter()
+        flat = [entry.values() if entry.is_nested else entry for entry in got.values()]
+        total = sum(float(values.sum()) for values in flat)
+        read = time.perf_counter()
+        assert abs(total - self._sum) < 1, "what was read is what was put"
+        return had - began, read - had
+
+    def clear(self) -> float:
+        import transfer_queue as tq
+
+        from bench.measure import timed
+
+        return timed(lambda: tq.kv_clear(self._keys, PARTITION))
+
+
+def _serve(backend: str) -> None:
+    """A Ray job with this backend: a round for each line that comes, answered with its times; it ends with the last."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    try:
+        settings = {"storage_backend": backend, "Dataplane": {"memory": "1GiB", "spill": 0}}
+        tq.init(OmegaConf.create({"backend": settings}))
+        writer, reader = (ray.remote(num_cpus=0)(_End).remote() for _ in range(2))
+        ray.get([writer.__ray_ready__.remote(), reader.__ray_ready__.remote()])
+        print("@ready", flush=True)
+        for _ in sys.stdin:
+            put = ray.get(writer.put.remote())
+            get, touch = ray.get(reader.get.remote())
+            clear = ray.get(writer.clear.remote())
+            print("@" + json.dumps({"put": put, "get": get, "read": touch, "clear": clear}), flush=True)
+    finally:
+        tq.close()
+        ray.shutdown()
+
+
+@contextmanager
+def _served(backend: str) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("DATAPLANE_ADDRESS", None)
+    command = [sys.executable, "-m", "bench.doors", "--serve", backend]
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        _answer(child)
+        yield child
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait(60)
+
+
+def _answer(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    for line in child.stdout:  # others print too
+        if line.startswith("@"):
+            return line[1:]
+    raise RuntimeError(f"the job ended with {child.wait()}: {child.args}")
+
+
+def _round(child: subprocess.Popen[str]) -> dict[str, float]:
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+    return dict(json.loads(_answer(child)))
+
+
+def backend(rounds: int) -> list[Row]:
+    """TransferQueue's put and get with our storage, against its own."""
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in BACKENDS}
+    with _served("SimpleStorage") as theirs, _served("Dataplane") as ours:
+        for number in range(rounds + 1):
+            for name, child in (("SimpleStorage", theirs), ("Dataplane", ours)):
+                times = _round(child)
+                if number:  # the first warms both up
+                    seen[name].append(times)
+    pairs = list(zip(seen["SimpleStorage"], seen["Dataplane"], strict=True))
+
+    def ratios(*steps: str) -> list[float]:
+        return [sum(t[s] for s in steps) / sum(o[s] for s in steps) for t, o in pairs]
+
+    def rates(*steps: str) -> str:
+        medians = {name: NBYTES / statistics.median(sum(t[s] for s in steps) for t in seen[name]) for name in BACKENDS}
+        return ", ".join(f"{name} {rate / 1e9:.2f} GB/s" for name, rate in medians.items())
+
+    return [
+        row("backend: put, times faster", ratios("put"), at_least=2, unit="x", detail=rates("put")),
+        row("backend: get, times faster", ratios("get"), at_least=5, unit="x", detail=rates("get")),
+        row(
+            "backend: get and read, times faster",
+            ratios("get", "read"),
+            at_least=5,
+            unit="x",
+            detail=rates("get", "read"),
+        ),
+        row(
+            "backend: put and get, times faster", ratios("put", "get"), at_least=2, unit="x", detail=rates("put", "get")
+        ),
+        row("backend: clear, of theirs", [1 / r for r in ratios("clear")], at_most=2, unit="x"),
+    ]
+
+
+MEASUREMENTS = [backend]
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.doors", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
+    parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/doors.json"))
+    parser.add_argument("--serve", choices=BACKENDS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        _serve(chosen.serve)
+        return 0
+    rows: list[Row] = []
+    for measurement in MEASUREMENTS:
+        if chosen.only is None or measurement.__name__ in chosen.only:
+            measured = measurement(chosen.rounds)
+            rows += measured
+            print(table(measured), flush=True)
+    write_json(chosen.json, rows, {})
+    print(f"written to {chosen.json}")
+    return 0 if all(r.met for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

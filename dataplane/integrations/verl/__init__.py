@@ -1,0 +1,1 @@
+"""verl: a storage backend for its TransferQueue."""

@@ -1,0 +1,71 @@
+"""What a user of TransferQueue sets: the node `backend.Dataplane` of its configuration.
+
+    transfer_queue.backend.storage_backend=Dataplane
+    +transfer_queue.backend.Dataplane.memory=64GiB      # and so on; all of it is optional
+
+What always holds: a setting that is none is refused, by name, as TransferQueue is initialised, and not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dataplane.config import TRANSPORTS, NodeConfig
+from dataplane.errors import Misuse
+
+NAME = "Dataplane"
+"""What the backend is called in TransferQueue's configuration."""
+
+_TIMEOUT_S = 60.0
+_NODE = tuple(field.name for field in fields(NodeConfig))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one job.
+
+    node: those of `NodeConfig` that were given, by name.
+    transports: what carries bytes between hosts, the best first. Empty: what suits each host.
+    key: the file with the nodes' key. None: one is made for the job.
+    timeout: seconds that a put or a get waits for room.
+    dense: give dense fields back dense. TransferQueue gives them back jagged, and verl relies on that.
+    """
+
+    node: Mapping[str, Any]
+    transports: tuple[str, ...] = ()
+    key: str | None = None
+    timeout: float = _TIMEOUT_S
+    dense: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> Settings:
+        """The settings that the configuration's node says. Raises Misuse for what is no setting."""
+        rest = {str(name): value for name, value in (given or {}).items() if value is not None}
+        node = {name: rest.pop(name) for name in _NODE if name in rest}
+        transports, key = rest.pop("transports", ()), rest.pop("key", None)
+        timeout, dense = rest.pop("timeout", _TIMEOUT_S), rest.pop("dense", False)
+        if rest:
+            known = ", ".join((*_NODE, "transports", "key", "timeout", "dense"))
+            raise Misuse(f"backend.{NAME} has no setting {', '.join(sorted(rest))}: there are {known}")
+        named = tuple(transports.replace(",", " ").split() if isinstance(transports, str) else map(str, transports))
+        if set(named) - set(TRANSPORTS) or len(set(named)) < len(named):
+            raise Misuse(f"backend.{NAME}.transports are some of {', '.join(TRANSPORTS)}, each once, not {named}")
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
+            raise Misuse(f"backend.{NAME}.timeout is a number of seconds, not {timeout!r}")
+        if not isinstance(dense, bool):
+            raise Misuse(f"backend.{NAME}.dense is true or false, not {dense!r}")
+        if key is not None and not Path(str(key)).is_file():
+            raise Misuse(f"backend.{NAME}.key is a file that `dataplane keygen` wrote; there is none at {key}")
+        return cls(node, named, None if key is None else str(key), float(timeout), dense)
+
+    def config(self) -> NodeConfig | None:
+        """The nodes' settings; None where none was given. Raises Misuse for a value that is none."""
+        if not self.node:
+            return None
+        try:
+            return NodeConfig(**self.node)
+        except (ValueError, TypeError) as error:
+            raise Misuse(f"backend.{NAME}: {error}") from error

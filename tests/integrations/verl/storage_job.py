@@ -1,0 +1,97 @@
+"""A Ray job whose TransferQueue stores in the plane, and actors that write and read, for the tests of the backend."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dataplane as dp
+from dataplane.integrations import process
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def job(address: str | None = None, **settings: Any) -> Iterator[Any]:
+    """`transfer_queue`, initialised, with these settings of the backend, in a Ray of its own or the one there."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    from dataplane.integrations.verl import plugin
+
+    assert plugin.loaded
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    try:
+        alone = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 80 << 20}
+        ray.init(address or "local", log_to_driver=False, **({} if address else alone))
+        tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
+        yield tq
+    finally:
+        tq.close()
+        process.close()
+        ray.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+class Worker:
+    """Another process of the job."""
+
+    def __init__(self) -> None:
+        import transfer_queue as tq
+
+        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+        tq.init()
+        self._tq = tq
+
+    def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:
+        """What this function of `transfer_queue`, or of its client, returns here; or a figure of the node."""
+        if name in ("used", "fetched", "own"):
+            figures = stats()
+            return {"used": figures.memory_used, "fetched": figures.fetched_bytes, "own": own(figures)}[name]
+        of = self._tq if hasattr(self._tq, name) else self._tq.get_client()
+        return getattr(of, name)(*arguments, **named)
+
+    def hold(self, name: str, /, *arguments: Any, **named: Any) -> int:
+        """The same, and keep what it returned."""
+        self._held = self.call(name, *arguments, **named)
+        return os.getpid()
+
+    def use(self, work: Any) -> Any:
+        """What `work` makes of what is kept."""
+        return work(self._held)
+
+
+def worker(place: str = "") -> Any:
+    """An actor of that, on this Ray node or any."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker may have other `tests`
+    where = NodeAffinitySchedulingStrategy(place, soft=False) if place else "DEFAULT"
+    return ray.remote(num_cpus=0, scheduling_strategy=where)(Worker).remote()
+
+
+def used() -> int:
+    """Bytes that the node of this Ray node holds."""
+    return stats().memory_used
+
+
+def stats() -> dp.Stats:
+    """Its figures."""
+    return process.plane().stats()
+
+
+def own(figures: dp.Stats) -> int:
+    """How many shards a node has that are no copies of others'."""
+    return figures.shards - figures.copies

@@ -1,0 +1,404 @@
+"""TransferQueue with its rows in the plane, through its own client, in several processes of a Ray job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from tests.processes import eventually
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+torch = pytest.importorskip("torch")
+from tensordict import NonTensorStack, TensorDict  # noqa: E402
+
+from tests.integrations.verl.storage_job import job, stats, used, worker  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # theirs
+]
+
+_number = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    with job(memory="64MiB", spill=0, prewarm=0, timeout=5) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other(queue: Any) -> Any:
+    """Another process."""
+    return worker()
+
+
+@pytest.fixture
+def partition(queue: Any) -> Iterator[str]:
+    """One of its own for each test. When that is cleared, nothing is left in the store."""
+    name = f"p{next(_number)}"
+    yield name
+    queue.get_client().clear_partition(name)
+    eventually(lambda: used() == 0, "all of it is freed")
+
+
+def there(actor: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    return ray.get(actor.call.remote(name, *arguments, **named), timeout=60)
+
+
+def jagged(rows: list[Any]) -> Any:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def rows_of(entry: Any) -> list[Any]:
+    return list(entry.unbind()) if isinstance(entry, torch.Tensor) else list(entry.tolist())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, also in type, dtype, shape and bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if type(a).__module__ == "numpy":
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(a == b)
+
+
+def rows(count: int, **entries: Any) -> TensorDict:
+    return TensorDict(entries, batch_size=[count])
+
+
+# What goes in comes out, as TransferQueue gives it
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "uint8", "float8_e4m3fn"])
+def test_a_dense_field_comes_back_jagged_as_transferqueue_gives_it(other: Any, partition: str, dtype: str) -> None:
+    whole = torch.arange(24).view(4, 6).to(getattr(torch, dtype))
+    tq.kv_batch_put(keys=list("abcd"), partition_id=partition, fields=rows(4, x=whole))
+    got = tq.kv_batch_get(keys=list("abcd"), partition_id=partition)["x"]
+    assert got.is_nested
+    assert got.offsets().diff().tolist() == [6, 6, 6, 6], "verl asks for that"
+    assert all(map(same, rows_of(got), rows_of(whole)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "shape"),
+    [
+        (lambda: torch.arange(3), [3]),
+        (lambda: torch.zeros(3, 0), None),
+        (lambda: torch.arange(24.0).view(3, 2, 4), None),
+        (lambda: torch.arange(24.0).view(8, 3).T, None),
+        (lambda: torch.arange(3.0).expand(3, 3).clone().requires_grad_(), None),
+        (lambda: jagged([torch.arange(n) for n in (2, 0, 5)]), None),
+        (lambda: jagged([torch.ones(n, 4) for n in (2, 1, 5)]), None),
+        (lambda: jagged([torch.ones(3, n) for n in (2, 1, 5)]), None),
+        (lambda: torch.nested.as_nested_tensor([torch.ones(n, n + 1) for n in (2, 1, 5)]), None),
+    ],
+    ids=["1-d", "empty rows", "3-d", "strides", "grad", "jagged", "jagged 2-d", "jagged in the last", "strided"],
+)
+def test_tensors(other: Any, partition: str, entry: Any, shape: Any) -> None:
+    whole = entry()
+    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=rows(3, x=whole))
+    got = there(other, "kv_batch_get", list("abc"), partition)["x"]
+    assert shape is None or list(got.shape) == shape
+    assert all(map(same, rows_of(got), [row.detach() for row in rows_of(whole)]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "", "ü"],
+        [b"a", b"", b"\xff"],
+        [1, 2.5, None],
+        [1, 2, 3],
+        [True, False, True],
+        [[1, 2], [], [3]],
+        [[1], [2.0], ["x"]],
+        [(1, "a"), (2,), ()],
+        [{"a": 1}, {}, {"b": [1, {"c": None}]}],
+        [{}, {}, {}],
+        [{"n": 1, "f": 2.0}, {"n": 2, "f": 3.0}, {"n": 3, "f": 4.0}],
+        [{1: "a"}, {2: "b"}, {3: "c"}],
+        [None, None, None],
+    ],
+    ids=repr,
+)
+def test_rows_that_are_no_tensors(other: Any, partition: str, values: list[Any]) -> None:
+    """Exactly, in type too: as they are put, and in another process."""
+    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=rows(3, x=NonTensorStack(*values)))
+    for got in (
+        tq.kv_batch_get(keys=list("abc"), partition_id=partition),
+        there(other, "kv_batch_get", list("abc"), partition),
+    ):
+        assert same(got.get("x").tolist(), values)
+
+
+def test_dicts_of_tensors_and_of_arrays(partition: str) -> None:
+    """What a processor makes of images, in rows that differ in their keys, and a row without any."""
+    import numpy as np
+
+    inputs = [
+        {"pixel_values": torch.randn(4, 8), "image_grid_thw": torch.tensor([[1, 2, 2]])},
+        {"pixel_values_videos": torch.randn(6, 8, dtype=torch.bfloat16), "second": torch.tensor(2.5)},
+        {"pixel_values": torch.randn(1, 8)},
+    ]
+    arrays = [{"a": np.arange(3, dtype=np.int32)}, {"a": np.float32(2)}, {"t": torch.ones(2), "n": 1}]
+    entries = rows(3, mm=NonTensorStack(*inputs), arrays=NonTensorStack(*arrays))
+    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=entries)
+    tq.kv_batch_put(keys=["d"], partition_id=partition, fields=rows(1, mm=NonTensorStack({})))
+    got = tq.kv_batch_get(keys=list("abc"), partition_id=partition)
+    assert all(map(same, got.get("mm").tolist(), inputs))
+    assert all(map(same, got.get("arrays").tolist(), arrays))
+    mixed = tq.kv_batch_get(keys=list("adbc"), partition_id=partition, select_fields="mm")
+    assert all(map(same, mixed.get("mm").tolist(), [inputs[0], {}, *inputs[1:]]))
+
+
+def test_rows_of_one_field_put_one_by_one(other: Any, partition: str) -> None:
+    """As verl's agent loops do: a dense row each, of different lengths; text in some rows, and none in others."""
+    lengths = [3, 1, 5, 3]
+    for number, length in enumerate(lengths):
+        fields = {
+            "ids": torch.arange(length) + number,
+            "position_ids": torch.arange(3 * length).view(3, length),
+            "reward": torch.tensor(number / 2),
+            "text": f"row {number}" if number % 2 else None,
+        }
+        there(other, "kv_put", f"k{number}", partition, fields, {"number": number})
+    keys = [f"k{number}" for number in (2, 0, 3, 1)]
+    got = tq.kv_batch_get(keys=keys, partition_id=partition)
+    assert [row.tolist() for row in got["ids"].unbind()] == [[2, 3, 4, 5, 6], [0, 1, 2], [3, 4, 5], [1]]
+    assert [tuple(row.shape) for row in got["position_ids"].unbind()] == [(3, 5), (3, 3), (3, 3), (3, 1)]
+    assert got["reward"].tolist() == [1.0, 0.0, 1.5, 0.5]
+    assert got.get("text").tolist() == [None, None, "row 3", "row 1"]
+
+
+def test_a_value_that_can_not_be_carried(partition: str) -> None:
+    """Says which field and row; nothing is stored, and no field is ready."""
+    entries = rows(2, ok=torch.ones(2, 2), bad=NonTensorStack({"x": 1}, {"x": {1, 2}}))
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'bad'.*row 1.*set") as raised:
+        tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=entries)
+    assert (raised.value.column, raised.value.row) == ("bad", 1)
+    with pytest.raises(ValueError, match="not ready"):
+        tq.kv_batch_get(keys=["a", "b"], partition_id=partition)
+    with pytest.raises(dp.SchemaMismatch, match="'inner' is a TensorDict"):
+        inner = TensorDict({"x": torch.ones(2)}, batch_size=[2])
+        tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, inner=inner))
+    with pytest.raises(dp.Misuse, match="data_parser"):
+        tq.kv_put("a", partition, {"x": "url"}, data_parser=lambda columns: None)
+
+
+# Which rows and fields
+
+
+def test_only_the_fields_that_are_asked_for_are_read(queue: Any, partition: str) -> None:
+    from dataplane.integrations.verl import storage
+
+    entries = rows(4, small=torch.ones(4, 2), large=torch.ones(4, 100_000), text=NonTensorStack(*"abcd"))
+    queue.kv_batch_put(keys=list("abcd"), partition_id=partition, fields=entries)
+    read: list[dp.BatchRef] = []
+    plain = storage._get
+    try:
+        storage._get = lambda ref, timeout, plane: (read.append(ref), plain(ref, timeout, plane))[1]
+        got = queue.kv_batch_get(keys=["c", "a"], partition_id=partition, select_fields=["small"])
+    finally:
+        storage._get = plain
+    assert set(got.keys()) == {"small"}
+    assert [(ref.columns, len(ref), ref.nbytes) for ref in read] == [(("small",), 2, 16)]
+
+
+def test_rows_in_any_order_and_some_of_them(other: Any, partition: str) -> None:
+    whole = torch.arange(64).view(16, 4)
+    keys = [f"k{i}" for i in range(16)]
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows(16, x=whole))
+    for chosen in ([3], [0, 1, 2], [15, 0, 7], list(range(15, -1, -1))):
+        got = there(other, "kv_batch_get", [keys[i] for i in chosen], partition)["x"]
+        assert torch.equal(torch.stack(list(got.unbind())), whole[chosen])
+
+
+def test_fields_that_come_later_and_from_elsewhere(other: Any, partition: str) -> None:
+    """Of a part of the rows, in other batches, by other processes: read beside the first."""
+    keys = [f"k{i}" for i in range(6)]
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows(6, x=torch.arange(12).view(6, 2)))
+    for part in (keys[3:], keys[:3]):
+        numbers = torch.tensor([[int(key[1:])] for key in part])
+        there(other, "kv_batch_put", part, partition, rows(3, y=numbers, s=NonTensorStack(*part)))
+    got = tq.kv_batch_get(keys=keys[::-1], partition_id=partition, select_fields=["y", "x", "s"])
+    assert [row.tolist() for row in got["y"].unbind()] == [[5], [4], [3], [2], [1], [0]]
+    assert [row.tolist() for row in got["x"].unbind()] == [[10, 11], [8, 9], [6, 7], [4, 5], [2, 3], [0, 1]]
+    assert got.get("s").tolist() == keys[::-1]
+
+
+def test_by_metadata_in_stages(other: Any, partition: str) -> None:
+    """get_meta, get_data and put of another field with that metadata, as consumers of a stage do."""
+    client = tq.get_client()
+    client.put(rows(8, x=torch.arange(16).view(8, 2)), partition_id=partition)
+    meta = there(other, "get_meta", ["x"], 4, partition, "fetch", "stage")
+    got = there(other, "get_data", meta)
+    there(other, "put", rows(4, y=torch.stack(list(got["x"].unbind())) * 2), meta)
+    both = client.get_meta(["x", "y"], 4, partition, "fetch", "next")
+    got = client.get_data(both)
+    assert all(torch.equal(x * 2, y) for x, y in zip(got["x"].unbind(), got["y"].unbind(), strict=True))
+    assert client.check_production_status(["x"], partition)
+    assert not client.check_production_status(["y"], partition)
+
+
+def test_the_metadata_that_a_put_returned_can_be_read_by(partition: str) -> None:
+    client = tq.get_client()
+    meta = client.put(rows(2, x=torch.ones(2, 2)), partition_id=partition)
+    assert torch.equal(torch.stack(list(client.get_data(meta)["x"].unbind())), torch.ones(2, 2))
+
+
+def test_the_async_twins(partition: str) -> None:
+    """In a loop of the user's own."""
+
+    async def use() -> list[Any]:
+        await tq.async_kv_put("a", partition, {"x": torch.ones(3)}, {"tag": 1})
+        meta = await tq.async_kv_batch_put(["b"], partition, rows(1, x=torch.zeros(1, 2)))
+        both = await asyncio.gather(
+            tq.async_kv_batch_get(["a", "b"], partition),
+            tq.async_kv_batch_get_by_meta(meta),
+        )
+        listed = await tq.async_kv_list(partition)
+        await tq.async_kv_clear(["a"], partition)
+        return [*both, listed, await tq.async_kv_list(partition)]
+
+    both, alone, before, after = asyncio.run(use())
+    assert [row.tolist() for row in both["x"].unbind()] == [[1, 1, 1], [0, 0]]
+    assert [row.tolist() for row in alone["x"].unbind()] == [[0, 0]]
+    assert before[partition] == {"a": {"tag": 1}, "b": {}}
+    assert list(after[partition]) == ["b"]
+
+
+# What is freed
+
+
+def test_clearing_most_rows_frees_their_bytes(partition: str) -> None:
+    keys = [f"k{i}" for i in range(256)]
+    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows(256, x=torch.ones(256, 16_384)))
+    held = used()
+    assert held >= 256 * 65_536
+    tq.kv_clear(keys=keys[:100] + keys[101:], partition_id=partition)
+    eventually(lambda: used() <= held / 256 + 65_536, "255 of 256 rows are free")
+    assert tq.kv_batch_get(keys=[keys[100]], partition_id=partition)["x"].values().sum() == 16_384
+
+
+def test_rows_with_other_fields_than_the_others_are_freed_whole(partition: str) -> None:
+    """The controller's metadata of several rows names only what all of them have."""
+    tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 4096)))
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, y=torch.ones(1, 8192)))
+    tq.kv_clear(keys=["a", "b"], partition_id=partition)
+    eventually(lambda: used() == 0, "all of both rows is free")
+
+
+def test_clearing_by_metadata_of_one_field_frees_the_rows(partition: str) -> None:
+    client = tq.get_client()
+    client.put(rows(4, x=torch.ones(4, 2), y=torch.ones(4, 8192)), partition_id=partition)
+    client.clear_samples(client.get_meta(["x"], 4, partition, "fetch", "stage"))
+    eventually(lambda: used() == 0, "y is free as well")
+
+
+@pytest.mark.parametrize("keys", [["a"], ["a", "b"], ["b", "c"], ["a", "b", "c", "d"]], ids="".join)
+def test_what_a_put_replaces_is_freed(partition: str, keys: list[str]) -> None:
+    """Also where some of the rows did not have the field."""
+    tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.zeros(2, 65_536)))
+    for value in (1.0, 2.0):
+        new = rows(len(keys), x=torch.full((len(keys), 65_536), value))
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=new)
+    several = sorted({"a", "b", *keys})
+    eventually(lambda: used() <= len(several) * 65_536 * 4 + 65_536, "a row is stored once")
+    got = tq.kv_batch_get(keys=several, partition_id=partition)["x"]
+    assert [float(row[0]) for row in got.unbind()] == [2.0 if key in keys else 0.0 for key in several]
+
+
+def test_a_reader_with_metadata_of_before_reads_what_replaced_it(partition: str) -> None:
+    client = tq.get_client()
+    tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.zeros(2, 3)))
+    meta = client.kv_retrieve_meta(["a", "b"], partition)
+    tq.kv_batch_put(keys=["b"], partition_id=partition, fields=rows(1, x=torch.ones(1, 3)))
+    assert [row.tolist() for row in client.get_data(meta)["x"].unbind()] == [[0, 0, 0], [1, 1, 1]]
+    tq.kv_clear(keys=["a"], partition_id=partition)
+    with pytest.raises(dp.Freed, match=r"no field 'x'.*cleared"):
+        client.get_data(meta)
+
+
+def test_what_is_read_stays_readable_after_the_clear(other: Any, partition: str) -> None:
+    """A trainer's tensors lie in the store's memory, and go back when it lets go of them."""
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 1 << 20)))
+    ray.get(other.hold.remote("kv_batch_get", ["a"], partition), timeout=60)
+    tq.kv_clear(keys=["a"], partition_id=partition)
+    assert used() >= 4 << 20
+    assert ray.get(other.use.remote(lambda kept: float(kept["x"].values().sum())), timeout=60) == 1 << 20
+    ray.get(other.hold.remote("get_partition_list"), timeout=60)
+    eventually(lambda: used() == 0, "nobody has it any more")
+
+
+# What goes wrong
+
+
+def test_rows_of_a_writer_that_is_killed_are_read(partition: str) -> None:
+    writer = worker()
+    pid = ray.get(writer.hold.remote("kv_batch_put", ["a"], partition, rows(1, x=torch.ones(1, 1 << 18))), timeout=60)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "it is gone", 30)
+    assert tq.kv_batch_get(keys=["a"], partition_id=partition)["x"].values().sum() == 1 << 18
+
+
+def test_a_store_that_is_full_raises_backpressure_and_goes_on(partition: str) -> None:
+    """After the time that was set, not never; nothing of the put is there; room that comes back is used."""
+    big = rows(1, x=torch.ones(1, 10 << 20))
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=big)
+    with pytest.raises(dp.Backpressure) as raised:
+        tq.kv_batch_put(keys=["b"], partition_id=partition, fields=big)
+    assert raised.value.needed >= 40 << 20
+    assert used() <= 41 << 20
+    with pytest.raises(dp.LimitExceeded):
+        tq.kv_batch_put(keys=["b"], partition_id=partition, fields=rows(1, x=torch.ones(1, 20 << 20)))
+    tq.kv_clear(keys=["a"], partition_id=partition)
+    tq.kv_batch_put(keys=["b"], partition_id=partition, fields=big)
+    assert tq.kv_batch_get(keys=["b"], partition_id=partition)["x"].values().shape == (10 << 20,)
+
+
+def test_what_the_controller_does_not_take_is_freed_and_said(partition: str) -> None:
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 2)))
+    held = used()
+    with pytest.raises(dp.Rejected, match="one dtype"):
+        tq.kv_batch_put(keys=["b"], partition_id=partition, fields=rows(1, x=torch.ones(1, 4096, dtype=torch.int64)))
+    eventually(lambda: used() == held, "it is freed")
+
+
+def test_a_put_that_is_cancelled_leaves_nothing(partition: str) -> None:
+    """Whenever: its write goes on in a thread, and is undone."""
+
+    async def use(after: float) -> bool:
+        put = asyncio.create_task(tq.async_kv_batch_put(["a"], partition, rows(1, x=torch.ones(1, 1 << 20))))
+        await asyncio.wait([put], timeout=after)
+        return put.cancel()
+
+    cancelled = [asyncio.run(use(after)) for after in (0.0, 0.001, 0.002, 0.004, 0.008)]
+    assert any(cancelled)
+    tq.kv_clear(keys=["a"], partition_id=partition)
+    eventually(lambda: used() == 0, "what no row has is not there")
+
+
+def test_no_byte_goes_through_transferqueue(partition: str) -> None:
+    """What its controller holds of a row and field is a cell."""
+    tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 1 << 18)))
+    put = stats().put_bytes
+    (first, _) = tq.get_client().kv_retrieve_meta(["a", "b"], partition)._custom_backend_meta
+    assert set(first) == {"x"}
+    assert len(first["x"]) < 80
+    assert put >= 2 << 20

@@ -1,0 +1,96 @@
+"""The index of the backend: cells made of what was put, and references made of cells."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt
+from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED, cells, find
+
+NODE, ELSEWHERE = b"12345678", b"87654321"
+TOKENS, PIXELS, TEXT = Field("ragged", "int64", (None,)), Field("ragged", "float32", (None, 8)), Field("text")
+
+_numbers = itertools.count(1)
+
+
+def put(rows: int, node: bytes = NODE, **fields: Field) -> BatchRef:
+    return BatchRef.of(node, rows, [(name, field, 80, next(_numbers), 0) for name, field in fields.items()])
+
+
+def meant(ref: BatchRef, name: str) -> list[tuple[bytes, int, int]]:
+    """Which stored row each row is."""
+    return [(p.node, p.shard, int(row)) for p in ref.pieces(name) for row in p.rows.array()]
+
+
+def test_one_put_is_one_reference_in_any_order_of_rows() -> None:
+    ref = put(6, x=TOKENS, y=PIXELS)
+    made = cells(ref, {"x": DENSE, "y": TENSOR})
+    assert max(map(len, made["x"] + made["y"])) < 80
+    for order in ([0, 1, 2, 3, 4, 5], [5, 3, 4], [2], [1, 1, 0]):
+        (found,) = find({name: [column[i] for i in order] for name, column in made.items()})
+        assert found.positions is None
+        assert found.how == {"x": DENSE, "y": TENSOR}
+        assert found.ref == ref[order]
+
+
+def test_rows_of_many_puts_and_fields_of_others() -> None:
+    """Whatever comes from wherever, each row means what was put for it; all columns are in one reference."""
+    source = random.Random(0)
+    firsts = [put(3, NODE if i % 2 else ELSEWHERE, x=TOKENS, y=PIXELS) for i in range(20)]
+    later = put(60, z=TEXT)
+    made = [cells(ref, {"x": TENSOR, "y": TENSOR}) for ref in firsts]
+    fields = {name: [cell for each in made for cell in each[name]] for name in ("x", "y")}
+    fields["z"] = cells(later, {"z": ROWS})["z"]
+    expected = {name: [m for ref in firsts for m in meant(ref, name)] for name in ("x", "y")}
+    expected["z"] = meant(later, "z")
+    order = source.sample(range(60), 60)
+    (found,) = find({name: [column[i] for i in order] for name, column in fields.items()})
+    assert set(found.ref.columns) == {"x", "y", "z"}
+    for name, column in expected.items():
+        assert meant(found.ref, name) == [column[i] for i in order]
+
+
+def test_rows_that_are_no_one_column_are_apart() -> None:
+    text, objects = put(2, f=TEXT), put(1, f=Field("object"))
+    dense, jagged = put(1, g=TOKENS), put(2, g=TOKENS)
+    a, b = cells(text, {"f": ROWS})["f"], cells(objects, {"f": WRAPPED})["f"]
+    c, d = cells(dense, {"g": DENSE})["g"], cells(jagged, {"g": TENSOR})["g"]
+    found = find({"f": [a[1], b[0], a[0]], "g": [c[0], *d]})
+    parts = {tuple(each.ref.columns): each for each in found if each.how.get("f") != WRAPPED}
+    (odd,) = [each for each in found if each.how.get("f") == WRAPPED]
+    assert odd.positions is not None
+    assert odd.positions.tolist() == [1]
+    assert parts["f",].positions is not None
+    assert parts["f",].positions.tolist() == [0, 2]
+    assert meant(parts["f",].ref, "f") == [meant(text, "f")[1], meant(text, "f")[0]]
+    assert parts["g",].how == {"g": TENSOR}, "dense and jagged rows together are a jagged tensor"
+
+
+def test_rows_without_a_cell_are_left_out() -> None:
+    made = cells(put(3, x=TOKENS), {"x": TENSOR})["x"]
+    (found,) = find({"x": [made[0], None, made[2]]})
+    assert found.positions is not None
+    assert found.positions.tolist() == [0, 2]
+    assert find({"x": [None, None]}) == []
+
+
+def test_what_is_no_cell_is_corrupt() -> None:
+    (cell,) = cells(put(1, x=TOKENS), {"x": TENSOR})["x"]
+    beyond = (1).to_bytes(8, "little") + cell[8:]
+    for false in (b"", b"x", cell[:20], cell[:-1], beyond, cell[:8] + b"\xff" * 60, cell + b"x"):
+        with pytest.raises(Corrupt):
+            find({"x": [false]})
+    source = np.random.default_rng(0)
+    for _ in range(300):
+        garbled = bytearray(cell)
+        garbled[int(source.integers(len(cell)))] ^= int(source.integers(1, 256))
+        try:
+            find({"x": [bytes(garbled)]})
+        except Corrupt:
+            continue

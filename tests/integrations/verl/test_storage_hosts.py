@@ -1,0 +1,159 @@
+"""TransferQueue with its rows in the plane, in a Ray job of two nodes: between hosts, to disk, and when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import dataplane as dp
+from tests.processes import eventually
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+torch = pytest.importorskip("torch")
+from tensordict import TensorDict  # noqa: E402
+
+from tests.integrations.verl.storage_job import ROOT, job, own, stats, used, worker  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # theirs
+]
+
+NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two Ray nodes; the dense fields of this job come back dense."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    cluster.add_node(**NODE)
+    spill = str(tmp_path_factory.mktemp("spill"))
+    settings = {"memory": "32MiB", "spill": "128MiB", "spill_dir": spill, "prewarm": 0, "transports": ["tcp"]}
+    try:
+        with job(address=cluster.address, dense=True, **settings) as made:
+            yield made
+    finally:
+        cluster.shutdown()
+
+
+def there() -> Any:
+    """An actor on the other Ray node."""
+    here = ray.get_runtime_context().get_node_id()
+    (other,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    return worker(other)
+
+
+def rows(count: int, **entries: Any) -> TensorDict:
+    return TensorDict(entries, batch_size=[count])
+
+
+def test_rows_of_two_hosts_are_read_on_both(two: Any) -> None:
+    """Each where it was put; a reader fetches what it asks for, and whoever clears frees both."""
+    other = there()
+    tq.kv_batch_put(
+        keys=["a", "b"], partition_id="p", fields=rows(2, x=torch.ones(2, 4096), big=torch.ones(2, 1 << 20))
+    )
+    ray.get(other.call.remote("kv_batch_put", ["c"], "p", rows(1, x=torch.full((1, 4096), 2.0))), timeout=90)
+    assert ray.get(other.call.remote("used"), timeout=60) >= 4096 * 4
+    for got in (
+        tq.kv_batch_get(keys=["c", "a", "b"], partition_id="p"),
+        ray.get(other.call.remote("kv_batch_get", ["c", "a", "b"], "p"), timeout=60),
+    ):
+        assert torch.equal(got["x"], torch.tensor([2.0, 1, 1])[:, None].expand(3, 4096)), "dense, as was asked for"
+    assert ray.get(other.call.remote("fetched"), timeout=60) < 1 << 20, "the field that not all rows have stays there"
+    del got
+    ray.get(other.call.remote("kv_clear", ["a", "b", "c"], "p"), timeout=60)
+    eventually(lambda: own(stats()) == 0, "all here is free, but for the copy, which is the first to be taken")
+    eventually(lambda: ray.get(other.call.remote("own"), timeout=60) == 0, "and there")
+
+
+def test_more_than_memory_goes_to_disk(two: Any) -> None:
+    keys = [f"k{i}" for i in range(24)]
+    for number, key in enumerate(keys):
+        tq.kv_batch_put(keys=[key], partition_id="d", fields=rows(1, x=torch.full((1, 1 << 19), float(number))))
+    assert stats().spilled_bytes
+    assert used() <= 32 << 20
+    for number, key in enumerate(keys):
+        assert (tq.kv_batch_get(keys=[key], partition_id="d")["x"] == number).all()
+    tq.kv_clear(keys=keys, partition_id="d")
+    eventually(lambda: (own(stats()), stats().disk_used) == (0, 0), "memory and disk are free")
+
+
+def test_a_node_that_dies_is_lost_and_the_next_is_used(two: Any) -> None:
+    """Its rows raise OwnerDied, which can be cleared and put again; nobody has to connect again."""
+    tq.kv_batch_put(keys=["a"], partition_id="n", fields=rows(1, x=torch.ones(1, 8)))
+    pid = stats().pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(pid), "it is gone")
+    tq.kv_batch_put(keys=["b"], partition_id="n", fields=rows(1, x=torch.ones(1, 8)))
+    assert (tq.kv_batch_get(keys=["b"], partition_id="n")["x"] == 1).all()
+    with pytest.raises(dp.OwnerDied):
+        tq.kv_batch_get(keys=["a"], partition_id="n")
+    tq.kv_batch_put(keys=["a"], partition_id="n", fields=rows(1, x=torch.zeros(1, 8)))
+    assert (tq.kv_batch_get(keys=["a"], partition_id="n")["x"] == 0).all()
+    tq.kv_clear(keys=["a", "b"], partition_id="n")
+    eventually(lambda: own(stats()) == 0, "all of it is free")
+
+
+JOB = """
+    import os, signal, sys, ray, torch
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from tensordict import TensorDict
+    from dataplane.integrations import process
+    import dataplane.integrations.verl.plugin
+
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    backend = {"storage_backend": "Dataplane", "Dataplane": {"memory": "16MiB", "spill": 0}}
+    tq.init(OmegaConf.create({"backend": backend}))
+    tq.kv_batch_put(keys=["a"], partition_id="p", fields=TensorDict({"x": torch.ones(1, 8)}, batch_size=1))
+    print("@", process.plane().stats().pid, process.plane().address, flush=True)
+    if sys.argv[1] == "close":
+        tq.close()
+        ray.shutdown()
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "killed"])
+def test_nothing_is_left_of_a_job_that_ends(how: str) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("DATAPLANE_ADDRESS", None)
+    command = [sys.executable, "-c", textwrap.dedent(JOB), how]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    (said,) = [line.split() for line in done.stdout.splitlines() if line.startswith("@")] or pytest.fail(done.stderr)
+    _, pid, address = said
+    eventually(lambda: not psutil.pid_exists(int(pid)), "its node ends", 40)
+    eventually(lambda: not Path(address.removeprefix("unix://")).parent.exists(), "its files go")
+
+
+def test_without_a_node_it_says_what_to_write(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataplane.integrations import process
+
+    monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///nowhere/node.sock")
+    process.close()
+    try:
+        with pytest.raises(dp.PeerUnavailable, match="nowhere"):
+            tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
+        monkeypatch.delenv("DATAPLANE_ADDRESS")
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        with pytest.raises(dp.Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
+            tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
+    finally:
+        monkeypatch.undo()
+    tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
+    tq.kv_clear(keys=["a"], partition_id="w")
