@@ -29,6 +29,7 @@ from dataplane.errors import (
 )
 from dataplane.node.homes import Homes
 from dataplane.node.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables import TableRequest, Tables, Tabling
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -57,6 +58,7 @@ class Client:
         connected: socket.socket,
         store: Store,
         homes: Homes,
+        tables: Tables,
         hosts: Hosts | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
@@ -68,6 +70,7 @@ class Client:
         streams = Streaming(self, homes)
         spread = None if hosts is None else hosts.spread
         self._streams = streams if spread is None else spread.client(streams)
+        self._tables = Tabling(tables, streams)
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -215,18 +218,20 @@ class Client:
             case m.Alive():
                 pass
             case _:
-                return self._answer_stream(request)
+                return self._answer_shared(request)
         return None
 
-    def _answer_stream(self, request: StreamRequest) -> Coroutine[Any, Any, None] | None:
-        answer = self._streams.answer(request, self._deadline(getattr(request, "timeout_s", 0.0)))
+    def _answer_shared(self, request: StreamRequest | TableRequest) -> Coroutine[Any, Any, None] | None:
+        deadline = self._deadline(getattr(request, "timeout_s", 0.0))
+        asked = self._tables if isinstance(request, TableRequest) else self._streams
+        answer = asked.answer(request, deadline)  # type: ignore[arg-type]
         if isinstance(answer, m.Message):
             self._channel.send(answer)
         elif answer is not None:
             return self._answer_later(request, answer)
         return None
 
-    async def _answer_later(self, request: StreamRequest, waiting: Waiting) -> None:
+    async def _answer_later(self, request: StreamRequest | TableRequest, waiting: Waiting) -> None:
         reply = await waiting()
         try:
             self._channel.send(reply)
