@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from dataplane.integrations.transfer_queue.shares import merged, sizes
+from dataplane.integrations.transfer_queue.shares import copied, merged, sizes
 
 
 @dataclass
@@ -33,7 +33,7 @@ class KVBatchMeta:
         for what, names in (("keys", self.keys), ("fields", self.fields or [])):
             if len(names) != len(set(names)):
                 raise ValueError(f"{what} are named once each: {_twice(names)!r} is there twice")
-        self.tags = copy.deepcopy(self.tags)
+        self.tags = copied(self.tags)
         self.extra_info = copy.deepcopy(self.extra_info)
 
     @property

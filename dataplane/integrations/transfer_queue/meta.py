@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.integrations.transfer_queue.shares import merged, sizes
+from dataplane.integrations.transfer_queue.shares import copied, merged, sizes
 
 Schema = dict[str, dict[str, Any]]
 
@@ -226,7 +226,7 @@ class BatchMeta:
 
     def get_all_custom_meta(self) -> list[dict[str, Any]]:
         """A copy of the rows' tags."""
-        return copy.deepcopy(self.custom_meta)
+        return copied(self.custom_meta)
 
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]] | None) -> None:
         """Add to each row's tags, here; `set_custom_meta` of the client tells the others. Raises ValueError."""
@@ -253,7 +253,7 @@ class BatchMeta:
             {name: _shapes_taken(known, rows) for name, known in self.field_schema.items()},
             self.production_status[rows],
             self.extra_info,
-            [copy.deepcopy(self.custom_meta[i]) for i in rows],
+            copied([self.custom_meta[i] for i in rows]),
             [dict(self._custom_backend_meta[i]) for i in rows],
         )
 
@@ -303,7 +303,7 @@ class BatchMeta:
             field_schema=copy.deepcopy({**self.field_schema, **other.field_schema}),
             production_status=self.production_status & other.production_status,
             extra_info={**self.extra_info, **other.extra_info},
-            custom_meta=copy.deepcopy([{**a, **b} for a, b in own]),
+            custom_meta=copied([{**a, **b} for a, b in own]),
             _custom_backend_meta=[{**a, **b} for a, b in behind],
         )
 
@@ -336,8 +336,16 @@ class BatchMeta:
 
     def _with(self, **changed: Any) -> BatchMeta:
         """A copy, in which this is different."""
-        same = {name: value for name, value in self.__dict__.items() if name not in changed}
-        return BatchMeta(**copy.deepcopy(same), **changed)
+        same: dict[str, Any] = {
+            "global_indexes": self.global_indexes,
+            "partition_ids": self.partition_ids,
+            "field_schema": self.field_schema,
+            "production_status": self.production_status,
+            "extra_info": copy.deepcopy(self.extra_info),
+            "custom_meta": copied(self.custom_meta),
+            "_custom_backend_meta": self._custom_backend_meta,
+        }
+        return BatchMeta(**{**same, **changed})
 
 
 def _same_length(what: str, found: int, rows: int) -> None:

@@ -27,6 +27,8 @@ _NOT_STARTED = (
     " one; or start a node (`dataplane node`) and put its address into DATAPLANE_ADDRESS"
 )
 
+_KEPT = 1024  # partitions whose home is remembered
+
 _lock = threading.Lock()
 _session: Session | None = None
 _pid = 0
@@ -40,10 +42,16 @@ class Session:
         self.settings = settings
         self.sampler = sampler or settings.made()
         self.first = first
+        self._partitions: dict[str, Partition] = {}
 
     def partition(self, name: str) -> Partition:
         """The partition of this name. Raises ValueError for what is no name."""
-        return Partition(self.plane, name)
+        found = self._partitions.get(name) if isinstance(name, str) else None
+        if found is None:
+            if len(self._partitions) >= _KEPT:
+                self._partitions.clear()
+            found = self._partitions[name] = Partition(self.plane, name)
+        return found
 
     def partitions(self) -> list[str]:
         """The names of those that are there."""

@@ -1,12 +1,23 @@
-"""What both metas do alike: parts of nearly equal length, and values that all parts agree on."""
+"""What both metas do alike: copies of tags, parts of nearly equal length, and values that all parts agree on."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+
+
+def copied(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tags that nobody else has. `copy.deepcopy` takes ten times as long for those that hold plain values."""
+    return [
+        dict(each) if _PLAIN.issuperset(map(type, each.values())) else copy.deepcopy(dict(each)) for each in tags
+    ]
 
 
 def sizes(rows: int, chunks: int) -> list[tuple[int, int]]:
