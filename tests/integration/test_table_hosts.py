@@ -97,7 +97,7 @@ def test_a_reference_from_a_third_host_is_the_tables(planes: list[Any]) -> None:
 def test_rows_are_taken_once_whoever_asks(planes: list[Any]) -> None:
     tables = [plane.table(at(planes, 1)) for plane in planes]
     tables[0].write([str(i) for i in range(60)], columns(60))
-    won: list[list[int]] = []
+    won: list[int] = []
 
     def work(table: Any) -> None:
         while True:
@@ -107,14 +107,14 @@ def test_rows_are_taken_once_whoever_asks(planes: list[Any]) -> None:
                 return
             given = table.take("train", np.random.default_rng().choice(ready, min(3, len(ready)), replace=False))
             if given is not None:
-                won.append(given.tolist())
+                won.extend(given.tolist())
 
     workers = [threading.Thread(target=work, args=(table,)) for table in tables]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(20)
-    assert sorted(sum(won, [])) == list(range(60))
+    assert sorted(won) == list(range(60))
 
 
 def test_ranks_on_several_hosts_claim_the_same(planes: list[Any]) -> None:
