@@ -186,7 +186,7 @@ class AsyncTable:
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
         """The keys of these rows. Raises Misuse for one that is not there."""
-        return (await self.look(_named(numbers)[1], tags=False)).keys
+        return (await self.look(_by_number(numbers), tags=False)).keys
 
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
@@ -272,8 +272,8 @@ class AsyncTable:
             then: so ranks that must see the same rows name the same claim, and a call whose answer was lost can be made
             again. give: what is given, if that is not just what is taken.
         """
-        taken = _named(numbers)[1]
-        given = taken if give is None else _named(give)[1]
+        taken = _by_number(numbers)
+        given = taken if give is None else _by_number(give)
         request = m.TakeRows(
             self._connection.next_id(),
             self.name,
@@ -303,7 +303,7 @@ class AsyncTable:
 
     async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
         """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
-        named = np.empty(0, np.int64) if numbers is None else _named(numbers)[1]
+        named = np.empty(0, np.int64) if numbers is None else _by_number(numbers)
         request = m.UntakeRows(
             self._connection.next_id(),
             self.name,
@@ -317,7 +317,7 @@ class AsyncTable:
     async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
         there."""
-        named = np.empty(0, np.int64) if numbers is None else _named(numbers)[1]
+        named = np.empty(0, np.int64) if numbers is None else _by_number(numbers)
         flags: list[bytes] = []
         more, after = True, -1
         while more:
@@ -372,6 +372,14 @@ def _named(rows: Any) -> tuple[list[str], Index]:
     if listed and not isinstance(listed[0], str):
         return [], np.array([arguments.whole("a row's number", each) for each in listed], np.int64)
     return _keys(listed), nothing
+
+
+def _by_number(rows: Any) -> Index:
+    """Rows by number. Raises Misuse."""
+    keys, numbers = _named(rows)
+    if keys:
+        raise Misuse(f"rows are named by their numbers here, not by keys; table.numbers({keys[:3]!r}) gives them")
+    return numbers
 
 
 def _keys(keys: Any) -> list[str]:

@@ -70,7 +70,7 @@ class Client:
         streams = Streaming(self, homes)
         spread = None if hosts is None else hosts.spread
         self._streams = streams if spread is None else spread.client(streams)
-        self._tables = Tabling(tables, streams)
+        self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -223,8 +223,11 @@ class Client:
 
     def _answer_shared(self, request: StreamRequest | TableRequest) -> Coroutine[Any, Any, None] | None:
         deadline = self._deadline(getattr(request, "timeout_s", 0.0))
-        asked = self._tables if isinstance(request, TableRequest) else self._streams
-        answer = asked.answer(request, deadline)  # type: ignore[arg-type]
+        answer: m.Reply | Waiting | None
+        if isinstance(request, TableRequest):
+            answer = self._tables.answer(request, deadline)
+        else:
+            answer = self._streams.answer(request, deadline)
         if isinstance(answer, m.Message):
             self._channel.send(answer)
         elif answer is not None:

@@ -31,7 +31,9 @@ from dataplane.wire import messages as m
 MAX_TABLES = 4096
 
 _DROPPED = 4096  # names whose numbers are remembered
-_TABLES = 50  # whose figures one message has
+TABLES = 50
+"""Tables whose figures one message has."""
+
 _PAGE = 1 << 15  # rows that one message tells of
 _NUMBERS = 1 << 18  # numbers of rows that one message has
 _PAGE_BYTES = m.MAX_FRAME // 4  # of tags in one message; keys and flags take no more
@@ -103,6 +105,11 @@ class Tables:
             if not future.done():
                 future.set_result(None)
 
+    def wake(self) -> None:
+        """Who waits for anything looks again."""
+        for name in list(self._waiting):
+            self.changed(name)
+
     async def wait(self, name: str) -> None:
         """Wait until the table has changed."""
         future = asyncio.get_running_loop().create_future()
@@ -134,14 +141,16 @@ def _figures(table: Table) -> dict[str, Any]:
 class Tabling:
     """The tables as one client uses them. `streams` knows what it has staged."""
 
-    def __init__(self, tables: Tables, streams: Streaming) -> None:
+    def __init__(self, tables: Tables, streams: Streaming, check: Callable[[str], None] = lambda name: None) -> None:
+        """`check` is called with the name of a table that is not here while somebody waits for it; it may raise."""
         self._tables = tables
         self._streams = streams
+        self._check = check
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
         """The reply, or what has to be called and awaited for it."""
         if isinstance(request, m.Tables):
-            return m.Figures(request.id, self._tables.figures(request.after, _TABLES))
+            return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         _check_name(request.table)
         match request:
             case m.WriteRows():
@@ -265,6 +274,7 @@ class Tabling:
         """What is ready; None where that is too little."""
         table = self._tables.find(request.table)
         if table is None:
+            self._check(request.table)
             return self._numbered(request, packed.NOTHING) if request.least <= 0 else None
         claimed = table.claimed(request.task, request.claim) if request.claim else None
         if claimed is not None:

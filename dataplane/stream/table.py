@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,21 +43,30 @@ _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
 _FEW = 1024  # lines of rows that are gone, from which on they are taken out once they are the most
 
 
+#: Which other node keeps what it stores of a write, for which node, and under which number of that one's.
+Held: TypeAlias = tuple[bytes, bytes, int]
+
+
 @dataclass(slots=True, eq=False)
 class Written:
     """What one write brought. `left` cells of it are in the table. `exact`: no two of its cells are stored as one, so
-    that each can be freed by itself. `held`: who else holds what, under which number."""
+    that each can be freed by itself. `held`: who else keeps what of it."""
 
     ref: BatchRef
     left: int
     nbytes: int
     exact: bool
-    held: tuple[tuple[bytes, int], ...] = ()
+    held: tuple[Held, ...] = ()
 
     @property
     def share(self) -> int:
         """The bytes of what is left of it, about."""
         return self.nbytes * self.left // (len(self.ref) * len(self.ref.columns))
+
+    @classmethod
+    def of(cls, ref: BatchRef, held: tuple[Held, ...] = ()) -> Written:
+        """All of what this reference means."""
+        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), held)
 
 
 class Over(NamedTuple):
@@ -173,7 +182,7 @@ class Table:
         ref: BatchRef | None = None,
         tags: Sequence[Mapping[str, Any]] = (),
         tag_bytes: Sequence[int] | Index = (),
-        held: tuple[tuple[bytes, int], ...] = (),
+        held: tuple[Held, ...] = (),
     ) -> tuple[Index, list[Over]]:
         """Rows by key, made where they are not there, or by number; these columns of them, in place of those that they
         had, and these tags. Their numbers, and what is not needed any more.
@@ -238,11 +247,9 @@ class Table:
         self._by_key.update(zip(keys, numbers, strict=True))
         self.next += len(keys)
 
-    def _put(
-        self, ref: BatchRef, fields: Mapping[str, Field], at: Index, held: tuple[tuple[bytes, int], ...]
-    ) -> list[Over]:
+    def _put(self, ref: BatchRef, fields: Mapping[str, Field], at: Index, held: tuple[Held, ...]) -> list[Over]:
         self.schema.update(fields)
-        number, cells = self._next_written, len(ref) * len(ref.columns)
+        number = self._next_written
         before = []
         for name in ref.columns:
             if ("from", name) not in self._lines:
@@ -251,9 +258,9 @@ class Table:
             came, row = self._lines["from", name], self._lines["row", name]
             before.append((name, came[at], row[at]))
             came[at], row[at] = number, np.arange(len(at))
-        if cells:
+        if len(ref):
             self._next_written += 1
-            self._written[number] = written = Written(ref, cells, ref.stored_nbytes, _exact(ref), held)
+            self._written[number] = written = Written.of(ref, held)
             self.nbytes += written.nbytes
         return self._over(before)
 

@@ -465,8 +465,8 @@ class Restored(Message, frozen=True, tag="restored"):
 
 class WriteRows(Message, frozen=True, tag="write-rows"):
     """Rows by key, made where they are not there, or by number: columns in place of those that they had, none where
-    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. `held`: by which nodes what of the
-    columns is held that is stored elsewhere than at the home, and under which of their numbers. Answered by
+    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. `held`: which other nodes than the
+    home keep what of the columns they store, for which node and under which of its numbers. Answered by
     `Numbered`."""
 
     id: int
@@ -477,7 +477,7 @@ class WriteRows(Message, frozen=True, tag="write-rows"):
     keys: list[str]
     rows: bytes
     tags: list[dict[str, Any]]
-    held: list[tuple[bytes, int]] = []
+    held: list[tuple[bytes, bytes, int]] = []
 
 
 class ReadRows(Message, frozen=True, tag="read-rows"):
