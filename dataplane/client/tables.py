@@ -450,12 +450,9 @@ def _rows(replies: list[m.Looked], columns: int) -> Rows:
     numbers = _joined([_numbers(reply.rows) for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:
-        packed = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8).reshape(len(numbers), -1)
-        have = (
-            np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
-            if len(numbers)
-            else np.zeros((0, columns), np.bool_)
-        )
+        flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
+        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also where there are no rows
+        have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
     return Rows(
         numbers,
         [key for reply in replies for key in reply.keys],

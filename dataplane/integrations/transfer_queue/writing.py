@@ -37,10 +37,11 @@ def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
     if parser is None:
         return values.columns(fields, rows)
     given = {name: _batched(fields.get(name)) for name in fields.keys()}  # noqa: SIM118  # iteration is over rows
-    names = list(given)
-    parser(given)
-    if list(given) != names or any(len(each) != rows for each in given.values()):
-        raise ValueError("a data_parser changes values in place: no fields more or less, and a value for each row")
+    names = set(given)
+    parsed = parser(given)
+    given = given if parsed is None else parsed
+    if not isinstance(given, dict) or set(given) != names or any(len(each) != rows for each in given.values()):
+        raise ValueError("a data_parser returns the fields that it was given, no others, with a value for each row")
     return {name: values.column(name, each, rows) for name, each in given.items()}
 
 

@@ -5,31 +5,30 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import StandingNode
+import dataplane as dp
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="package")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingNode]:
-    """A node that the process's plane is connected to, as if the job's driver had started it."""
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a node, which the environment names while the tests run."""
     from dataplane.integrations import process
     from dataplane.integrations import transfer_queue as tq
 
-    before = os.environ.get("DATAPLANE_ADDRESS")
-    with StandingNode(Path(tmp_path_factory.mktemp("node")), memory="128MiB") as standing:
-        os.environ["DATAPLANE_ADDRESS"] = standing.address
-        yield standing
+    before = os.environ.pop("DATAPLANE_ADDRESS", None)
+    config = dp.NodeConfig(memory="128MiB", spill="256MiB", prewarm=0, spill_dir=tmp_path_factory.mktemp("spill"))
+    with dp.connect(config=config) as plane:
+        os.environ["DATAPLANE_ADDRESS"] = plane.address
+        yield plane.address
         tq.close()
         process.close()
-    if before is None:
-        os.environ.pop("DATAPLANE_ADDRESS", None)
-    else:
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    if before is not None:
         os.environ["DATAPLANE_ADDRESS"] = before
 
 
