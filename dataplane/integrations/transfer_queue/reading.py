@@ -1,12 +1,13 @@
 """Getting: rows of partitions as a TensorDict.
 
-What always holds: all rows that were asked for come back, in their order, or an error says which do not; a field that
-only some of them have is an error too. A field that none has is left out, as TransferQueue does, on which verl's trainer
-depends; where none is left, that is an error.
+What always holds: all rows that were asked for come back, in their order, or an error says which do not. By key, a field
+that not all of them have is left out, as TransferQueue does: verl's trainer asks for fields that there may not be. Where
+none is left, that is an error; where some have it, a warning says who lacks it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from dataplane.integrations.transfer_queue.session import Session
 from dataplane.integrations.transfer_queue.writing import gone
 
 
+log = logging.getLogger(__name__)
+
+
 def by_key(session: Session, partition: Partition, keys: list[str], fields: list[str] | None) -> Any:
     """The rows of these keys: these fields, or all that all of them have. Raises NotThere, StorageKeyNotFoundError."""
     try:
@@ -33,18 +37,15 @@ def by_key(session: Session, partition: Partition, keys: list[str], fields: list
 
 
 def _fields(partition: Partition, keys: list[str], fields: list[str] | None, error: Misuse) -> list[str]:
-    """Those of the fields that these rows have. Raises NotThere where keys are not there, or fields of some."""
+    """Those of the fields that all these rows have. Raises NotThere where keys are not there, or no such field."""
     names = list(partition.table.schema()) if fields is None else list(dict.fromkeys(fields))
     numbers = partition.named(keys)
     have = partition.table.look(numbers, columns=names, tags=False).have
-    for at, name in enumerate(names):
-        if fields is not None and have[:, at].any() and not have[:, at].all():
-            key = keys[int(np.flatnonzero(~have[:, at])[0])]
-            raise NotThere(
-                f"{name!r} was put for some of these keys of partition {partition.name!r}, not for {key!r}: it is not"
-                " ready for all of them"
-            ) from error
     found = [name for at, name in enumerate(names) if have[:, at].all()]
+    for at, name in enumerate(names):
+        if fields is not None and have[:, at].any() and name not in found:
+            key, told = keys[int(np.flatnonzero(~have[:, at])[0])], "the field %r of partition %r is left out: %r lacks it"
+            log.warning(told, name, partition.name, key)
     if not found:
         wanted = "no field that all of them have" if fields is None else f"none of the fields {', '.join(names)}"
         raise NotThere(f"these {len(keys)} keys of partition {partition.name!r} have {wanted}: put it first") from error
