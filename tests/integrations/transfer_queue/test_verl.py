@@ -69,8 +69,9 @@ def config() -> Any:
         "val_kwargs": {"n": 1, "top_p": 1.0, "top_k": -1, "temperature": 0.0},
         "agent": {"default_agent_loop": "single"},
     }  # fmt: skip
+    actor = {"loss_agg_mode": "token-mean", "loss_scale_factor": None}
     algorithm = {"use_kl_in_reward": False, "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "rollout_correction": None}
-    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "algorithm": algorithm})
+    return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "actor": actor}, "algorithm": algorithm})
 
 
 def rollout_worker(verl: SimpleNamespace, *, fail: bool = False) -> Any:
