@@ -377,6 +377,48 @@ def test_a_full_node_makes_writers_wait(plane: Any) -> None:
     table.drop()
 
 
+# Each row's own share
+
+
+@pytest.mark.usefixtures("empty")
+def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
+    table, keys = plane.table("t"), [str(i) for i in range(256)]
+    values = {"x": pattern(1, 16 * MIB, 256), "ids": [np.arange(row, row + 2000) for row in range(256)]}
+    table.write(keys, values)
+    before = plane.stats().memory_used
+    left = plane.get(table.read(["3"]))
+    table.clear(keys[4:])
+    assert plane.stats().memory_used == before  # somebody looks at it
+    del left
+    plane.stats()
+    assert plane.stats().memory_used < before / 32
+    table.clear(keys[:3])
+    used = plane.stats().memory_used
+    assert used < before / 256 + 2 * (8 * 256 + 4096)
+    batch = plane.get(table.read(["3"]))
+    assert (batch["x"].numpy() == values["x"][3]).all()
+    assert (batch["ids"].to_list()[0] == values["ids"][3]).all()
+    del batch
+    with pytest.raises(dp.Misuse, match="no row '4'"):
+        table.read(["4"])
+    table.clear(["3"])
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_waiting_writer_gets_the_memory_of_rows_that_are_cleared(plane: Any) -> None:
+    table = plane.table("t")
+    for number in range(3):
+        table.write([f"{number}.{i}" for i in range(10)], {"x": pattern(number, 10 * MIB, 10)})
+    for number in range(3):
+        table.clear([f"{number}.{i}" for i in range(1, 10)])
+    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=5)
+    for number in (0, 1, 2, 9):
+        got = plane.get(table.read([f"{number}.0"]))["x"].numpy()
+        assert (got[0] == pattern(number, (20 if number == 9 else 10) * MIB, 20 if number == 9 else 10)[0]).all()
+        del got
+    table.drop()
+
+
 # Size
 
 
