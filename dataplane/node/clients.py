@@ -47,6 +47,7 @@ def _farewell(error: DataplaneError) -> m.Failure:
 
 _decoder = msgspec.msgpack.Decoder(m.Request)
 _DISCARD = 64 << 10  # bytes
+_ENTRY = 128  # bytes that a key, or the tags of a row, are taken to be
 _MAX_TIMEOUT_S = 365 * 86400.0
 
 
@@ -447,4 +448,8 @@ def _size(request: Any) -> int:
             return 8 * len(request.sizes)
         case m.Consume():
             return len(request.chosen) + len(request.expired)
+        case m.WriteRows():
+            return len(request.ref) + len(request.rows) + _ENTRY * (len(request.keys) + len(request.tags))
+        case m.ReadRows() | m.LookAtRows() | m.ClearRows():
+            return len(request.rows) + _ENTRY * len(request.keys)
     return 0

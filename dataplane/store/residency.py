@@ -93,6 +93,15 @@ class Residency:
                 self._disk.remove(shard.file)
             shard.file = None
 
+    def rewrite(self, shard: Shard) -> None:
+        """The bytes of a shard in memory are about to change: what is on disk of it is of no use."""
+        self._drop_file(shard)
+
+    def rewritten(self, shard: Shard) -> None:
+        """They have changed, and may be fewer."""
+        self._push(shard)
+        self.wake_up()
+
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:

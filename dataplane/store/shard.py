@@ -66,6 +66,10 @@ class Shard:
     damage: DataplaneError | None = None
     live: npt.NDArray[np.bool_] | None = field(default=None)
     """Which [column, row] still counts; None while all do."""
+    told: bool = False
+    """Whether another node knows where in it what is: then it stays so."""
+    thin_at: int = 0
+    """Of how many cells or fewer that count it is to be thinned."""
 
     @property
     def clean(self) -> bool:
@@ -83,6 +87,7 @@ class Shard:
             if len(set(columns)) == self.columns and rows.slice == slice(0, self.rows):
                 return True
             self.live = np.ones((self.columns, self.rows), dtype=np.bool_)
+            self.thin_at = self.live.size // 2
         chosen: slice | npt.NDArray[np.int64] = rows.slice or rows.array()
         for column in set(columns):
             self.live[column, chosen] = False

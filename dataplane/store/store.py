@@ -7,6 +7,8 @@ What always holds:
   goes, or when its client gives no sign of life for the lease;
 - a sealed shard's bytes stay where a pin found them until the last pin is dropped, also when it is freed meanwhile;
 - the budget counts every extent: reserved, sealed, pinned, being read or written;
+- of a shard of which half was freed the memory of that half goes back, if it is of some size, in memory, unpinned and no
+  other node's to read: what is left is stored anew in its place, under the same rows;
 - a read of several shards is admitted as one, and only the first of those that wait holds anything, so that two
   readers can not each keep what the other needs.
 
@@ -26,6 +28,7 @@ import numpy as np
 
 from dataplane.batch.layout import check_contents, checked
 from dataplane.batch.rows import Rows
+from dataplane.batch.thinning import thinned
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
@@ -39,6 +42,7 @@ from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spillfile import Opened, SpillFile
 
 _HOLDERS = 64  # that are named
+_LEAST_THINNED = 16 << 10  # bytes of a shard that is worth the work
 _PLACE = 64  # bytes, more than it takes to say where a shard is
 
 
@@ -346,9 +350,12 @@ class Store:
             return bytes(view)
 
     def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes, bytes]]:
-        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits. Raises Freed or Corrupt as
-        `pin`."""
-        return [(s.size, s.rows, s.columns, s.layout, s.live_bits()) for s in map(self._find, numbers)]
+        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits, for another node: they stay as
+        they are. Raises Freed or Corrupt as `pin`."""
+        shards = [self._find(number) for number in numbers]
+        for shard in shards:
+            shard.told = True
+        return [(s.size, s.rows, s.columns, s.layout, s.live_bits()) for s in shards]
 
     def description(self, numbers: Iterable[int]) -> int:
         """About how many bytes it takes to say where these shards are. Raises Freed or Corrupt as `pin`."""
@@ -381,6 +388,7 @@ class Store:
             freed = self._held_freed.pop(number, None)
             if freed is None:
                 self._residency.used(self._shards[number])
+                self._thin(self._shards[number])
             elif freed.moving is None:
                 self._residency.discard(freed)
         self._residency.wake_up()
@@ -413,6 +421,41 @@ class Store:
             self.free([number])
         else:
             self.freed(number, columns, rows)
+            self._thin(shard)
+
+    def _thin(self, shard: Shard) -> None:
+        """Give back the memory of what was freed of a shard, if that is half of it and nobody looks at it."""
+        if (
+            shard.live is None
+            or shard.extent is None
+            or shard.size < _LEAST_THINNED
+            or shard.told
+            or shard.moving is not None
+            or not (shard.file is None or isinstance(shard.file, SpillFile))  # else it is another node's
+            or self.pins.holds(shard.number)
+        ):
+            return
+        left = int(np.count_nonzero(shard.live))
+        if left > shard.thin_at:
+            return
+        shard.thin_at = left // 2
+        before = shard.size
+        with self.arena.view(shard.extent) as view:
+            memory = np.frombuffer(view, dtype=np.uint8)
+            less = thinned(checked(shard.layout, shard.size), shard.live, memory)
+            encoded = less.layout.encode()
+            if pages(less.nbytes) > before // 2:
+                del memory
+                return
+            self._residency.rewrite(shard)
+            less.write(memory)
+            del memory
+        shard.layout, shard.size = encoded, pages(less.nbytes)
+        extent = shard.extent
+        shard.extent = Extent(extent.segment, extent.offset, shard.size)
+        self._release(Extent(extent.segment, extent.offset + shard.size, before - shard.size))
+        self._freed_bytes += before - shard.size
+        self._residency.rewritten(shard)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
         """Raises Freed, Corrupt where this part of a shard is not there."""

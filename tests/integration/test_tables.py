@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.wire import messages as m
 from dataplane.wire.messages import STAGED
+from tests.chaos.raw import Raw
 from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
@@ -317,6 +320,100 @@ def test_ranks_that_name_the_same_claim_are_given_the_same(plane: Any) -> None:
     table.drop()
 
 
+@pytest.mark.usefixtures("empty")
+def test_a_rank_that_waits_is_told_of_the_claim(node: StandingNode, plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], {"x": np.arange(2)})
+    found: list[list[int]] = []
+
+    def wait() -> None:
+        with dp.connect(node.address) as other:
+            found.append(other.table("t").ready(["x"], task="train", claim="s", least=3, timeout=15).tolist())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: plane.stats().clients == 2)
+    assert table.take("train", [1], claim="s").tolist() == [1]
+    waiting.join(15)
+    assert found == [[1]]
+    table.drop()
+
+
+# What no client of ours says
+
+
+def deep(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+FALSE = {
+    "numbers that are none": lambda ref: m.ReadRows(9, "t", b"", [], b"123", ["x"]),
+    "rows that are not there": lambda ref: m.ReadRows(9, "t", b"", [], np.array([-1, 1 << 62]).tobytes(), ["x"]),
+    "a table without a name": lambda ref: m.ReadRows(9, "", b"", ["a"], b"", ["x"]),
+    "a long name": lambda ref: m.ReadRows(9, "t" * 5000, b"", ["a"], b"", ["x"]),
+    "a key that is empty": lambda ref: m.WriteRows(9, "t", b"", "", b"", [""], b"", []),
+    "a key that is long": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["k" * 5000], b"", []),
+    "no reference": lambda ref: m.WriteRows(9, "t", b"", "", b"\x93nonsense", ["b"], b"", []),
+    "fewer rows than keys": lambda ref: m.WriteRows(9, "t", b"", "", ref, ["b", "c"], b"", []),
+    "fewer tags than keys": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b", "c"], b"", [{}]),
+    "tags that are large": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b"], b"", [{"x": "y" * (100 << 10)}]),
+    "more rows than go at once": lambda ref: m.WriteRows(9, "t", b"", "", b"", [], bytes(8 << 17), []),
+    "a shard that is not there": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref), ["b"], b"", []),
+    "somebody else's node": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref, b"elsewher"), ["b"], b"", []),
+    "a column a hundred times": lambda ref: m.ReadRows(9, "t", b"", ["a"], b"", ["x"] * 100),
+    "a task without a name": lambda ref: m.TakeRows(9, "t", b"", "", bytes(8), bytes(8), ""),
+    "a time that is none": lambda ref: m.ReadyRows(9, "t", b"", ["x"], "", "", 5, -1, float("nan")),
+}
+
+
+def forged(ref: bytes, node: bytes = b"") -> bytes:
+    known = dp.BatchRef.decode(ref)
+    own = known.shards()[0][0]
+    return dp.BatchRef.of(node or own, 1, [("x", known.schema["x"], 8, 12345, 0)]).encode()
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        table = plane.table("t")
+        table.write(["a"], {"x": np.arange(1)}, tags=[{"n": 1}])
+        ref = plane.put({"x": np.arange(1)})
+        before = table.look(columns=["x"])
+        reply = raw.ask(FALSE[what](ref.encode()))
+        assert isinstance(reply, m.Failure), reply
+        assert reply.name in ("ProtocolMismatch", "LimitExceeded", "Misuse", "Freed", "OwnerDied"), reply
+        assert len(table.look(since=before.changes)) == 0
+        assert plane.get(table.read(["a"]))["x"].to_list() == [0]
+        plane.free(ref)
+        table.drop()
+        assert plane.stats().shards == 0
+
+
+def test_tags_that_are_odd_are_refused_or_kept(node: StandingNode) -> None:
+    odd = [
+        {"deep": deep(600)},
+        {"deep": deep(5000)},
+        {"ext": msgspec.msgpack.Ext(5, b"1234")},
+        {"bytes": b"1234", "float": float("inf"), "map": {"a": {"b": None}}},
+    ]
+    with dp.connect(node.address) as plane:
+        table = plane.table("t")
+        table.write(["a"], {"x": np.arange(1)})
+        for tags in odd:
+            with Raw(node.address) as raw:
+                try:
+                    raw.send(m.WriteRows(9, "t", b"", "", b"", ["a"], b"", [tags]))
+                    raw.hear()
+                except (EOFError, RecursionError):
+                    pass
+            assert plane.get(table.read(["a"]))["x"].to_list() == [0]
+            table.look(tags=False)
+        plane.stats()
+
+
 # Processes that die, and memory that is full
 
 
@@ -374,6 +471,48 @@ def test_a_full_node_makes_writers_wait(plane: Any) -> None:
     table.clear(["k0"])
     table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=10)
     assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
+    table.drop()
+
+
+# Each row's own share
+
+
+@pytest.mark.usefixtures("empty")
+def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
+    table, keys = plane.table("t"), [str(i) for i in range(256)]
+    values = {"x": pattern(1, 16 * MIB, 256), "ids": [np.arange(row, row + 2000) for row in range(256)]}
+    table.write(keys, values)
+    before = plane.stats().memory_used
+    left = plane.get(table.read(["3"]))
+    table.clear(keys[4:])
+    assert plane.stats().memory_used == before  # somebody looks at it
+    del left
+    plane.stats()
+    assert plane.stats().memory_used < before / 32
+    table.clear(keys[:3])
+    used = plane.stats().memory_used
+    assert used < before / 256 + 2 * (8 * 256 + 4096)
+    batch = plane.get(table.read(["3"]))
+    assert (batch["x"].numpy() == values["x"][3]).all()
+    assert (batch["ids"].to_list()[0] == values["ids"][3]).all()
+    del batch
+    with pytest.raises(dp.Misuse, match="no row '4'"):
+        table.read(["4"])
+    table.clear(["3"])
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_waiting_writer_gets_the_memory_of_rows_that_are_cleared(plane: Any) -> None:
+    table = plane.table("t")
+    for number in range(3):
+        table.write([f"{number}.{i}" for i in range(10)], {"x": pattern(number, 10 * MIB, 10)})
+    for number in range(3):
+        table.clear([f"{number}.{i}" for i in range(1, 10)])
+    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=5)
+    for number in (0, 1, 2, 9):
+        got = plane.get(table.read([f"{number}.0"]))["x"].numpy()
+        assert (got[0] == pattern(number, (20 if number == 9 else 10) * MIB, 20 if number == 9 else 10)[0]).all()
+        del got
     table.drop()
 
 
