@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ tensordict = pytest.importorskip("tensordict")
 from tensordict import TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
+from tests.integrations.transfer_queue.nursery import Nursery, Process  # noqa: E402
+from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -28,49 +28,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
 
-ROOT = Path(__file__).parents[3]
-HEAD = """
-import json, os, sys, torch
-from tensordict import TensorDict, NonTensorStack
-import dataplane.integrations.transfer_queue as tq
-def tell(what): print("TOLD " + json.dumps(what), flush=True)
-"""
 
 
-class Process:
-    """A program in an interpreter of its own, as a job's process is."""
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
 
-    def __init__(self, program: str, **environment: str) -> None:
-        code = HEAD + textwrap.dedent(program)
-        inherited = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
-        self.running = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code],
-            env={**inherited, "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
-    def hear(self) -> Any:
-        assert self.running.stdout is not None
-        for line in self.running.stdout:
-            if line.startswith("TOLD "):
-                return json.loads(line[5:])
-        _, errors = self.running.communicate()
-        raise AssertionError(f"it ended:\n{errors}")
-
-    def say(self) -> None:
-        assert self.running.stdin is not None
-        self.running.stdin.write("go on\n")
-        self.running.stdin.flush()
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.running.kill()
-        self.running.communicate()
+@pytest.fixture
+def start(nursery: Nursery) -> Callable[..., Process]:
+    """Starts a process that runs a program."""
+    return lambda program, **environment: nursery.process(textwrap.dedent(program), **environment)
 
 
 @pytest.fixture
@@ -82,7 +52,7 @@ def address(node: str) -> Iterator[str]:
             plane.table(name).drop()
 
 
-def test_a_writer_and_a_reader(address: str) -> None:
+def test_a_writer_and_a_reader(address: str, start: Callable[..., Process]) -> None:
     write = """
         tq.init()
         keys = [f"k{i}" for i in range(64)]
@@ -94,13 +64,13 @@ def test_a_writer_and_a_reader(address: str) -> None:
         data = tq.kv_batch_get([f"k{i}" for i in range(64)], "train")
         tell(data["x"].flatten().tolist())
     """
-    with Process(write, DATAPLANE_ADDRESS=address) as writer:
+    with start(write, DATAPLANE_ADDRESS=address) as writer:
         writer.hear()
-    with Process(read, DATAPLANE_ADDRESS=address) as reader:
+    with start(read, DATAPLANE_ADDRESS=address) as reader:
         assert reader.hear() == [float(i) for i in range(64)]
 
 
-def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any) -> None:
+def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: Callable[..., Process]) -> None:
     """Four processes sample at once; what one takes, no other gets."""
     consume = """
         client = tq.get_client()
@@ -114,7 +84,7 @@ def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any) -> None
         tell(found)
     """
     put = ours.get_client().put(TensorDict({"x": torch.zeros(256)}, batch_size=[256]), partition_id="p")
-    consumers = [Process(consume, DATAPLANE_ADDRESS=address) for _ in range(4)]
+    consumers = [start(consume, DATAPLANE_ADDRESS=address) for _ in range(4)]
     try:
         for each in consumers:
             each.hear()
@@ -127,7 +97,7 @@ def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any) -> None
     assert sorted(found) == put.global_indexes
 
 
-def test_settings_hold_for_processes_that_are_told_nothing(address: str) -> None:
+def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: Callable[..., Process]) -> None:
     first = """
         tq.init({"controller": {"sampler": tq.GRPOGroupNSampler(n_samples_per_prompt=2), "polling_mode": True},
                  "backend": {"DataPlane": {"dense": False}}})
@@ -142,13 +112,13 @@ def test_settings_hold_for_processes_that_are_told_nothing(address: str) -> None
         none = client.get_meta(["x"], 2, "p", task_name="train")
         tell([meta.size, none.size, client.get_data(meta)["x"].is_nested])
     """
-    with Process(first, DATAPLANE_ADDRESS=address) as one:
+    with start(first, DATAPLANE_ADDRESS=address) as one:
         one.hear()
-        with Process(then, DATAPLANE_ADDRESS=address) as other:
+        with start(then, DATAPLANE_ADDRESS=address) as other:
             assert other.hear() == [2, 0, True]
 
 
-def test_who_was_first_clears_the_job_with_close(address: str) -> None:
+def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[..., Process]) -> None:
     first = """
         tq.init()
         tq.kv_put("a", "p", tag={"x": 1})
@@ -159,32 +129,34 @@ def test_who_was_first_clears_the_job_with_close(address: str) -> None:
     other = """
         tq.init(); seen = tq.kv_list(); tq.close(); tell(seen)
     """
-    with Process(first, DATAPLANE_ADDRESS=address) as one:
+    with start(first, DATAPLANE_ADDRESS=address) as one:
         assert one.hear() == {"p": {"a": {"x": 1}}}
         for _ in range(2):
-            with Process(other, DATAPLANE_ADDRESS=address) as process:
+            with start(other, DATAPLANE_ADDRESS=address) as process:
                 assert process.hear() == {"p": {"a": {"x": 1}}}
         one.say()
         assert one.hear() == {}
 
 
-def test_without_a_node_one_is_started_for_the_children_too(tmp_path: Path) -> None:
+def test_without_a_node_one_is_started_for_the_children_too(start: Callable[..., Process]) -> None:
     program = """
-        import subprocess
         tq.init({"backend": {"DataPlane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
         tq.kv_put("a", "p", fields={"x": torch.arange(3)})
-        child = "import dataplane.integrations.transfer_queue as tq; print(tq.kv_batch_get('a', 'p')['x'].tolist())"
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", child], capture_output=True, text=True)
-        tell([done.stdout.strip(), os.environ["DATAPLANE_ADDRESS"]])
+        if not os.fork():
+            tell(tq.kv_batch_get("a", "p")["x"].tolist())
+            os._exit(0)
+        os.wait()
+        tell(os.environ["DATAPLANE_ADDRESS"])
     """
-    with Process(program) as process:
-        answer, address = process.hear()
-        assert answer == "[[0, 1, 2]]"
-        process.running.wait(30)
-    assert not Path(address.removeprefix("unix://")).exists(), "the node ended with the process"
+    with start(program) as process:
+        assert process.hear() == [[0, 1, 2]]
+        address = process.hear()
+        process.wait()
+    gone = Path(address.removeprefix("unix://"))
+    eventually(lambda: not gone.exists(), "the node ended with the process")
 
 
-def test_without_a_node_and_without_init_the_line_to_add_is_told() -> None:
+def test_without_a_node_and_without_init_the_line_to_add_is_told(start: Callable[..., Process]) -> None:
     program = """
         found = []
         for call in (tq.get_client, lambda: tq.kv_list(), lambda: tq.save_checkpoint("x")):
@@ -194,14 +166,14 @@ def test_without_a_node_and_without_init_the_line_to_add_is_told() -> None:
                 found.append([str(error), isinstance(error, AssertionError), isinstance(error, RuntimeError)])
         tell(found)
     """
-    with Process(program) as process:
+    with start(program) as process:
         for message, *kinds in process.hear():
             assert "transfer_queue.init()" in message
             assert "DATAPLANE_ADDRESS" in message
             assert kinds == [True, True]
 
 
-def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path) -> None:
+def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Callable[..., Process]) -> None:
     program = """
         import time
         tq.init({"backend": {"DataPlane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
@@ -218,11 +190,11 @@ def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path) -> None:
                 found.append(type(error).__name__)
         tell([found, time.monotonic() - began])
     """
-    with Process(program) as process:
+    with start(program) as process:
         pid = process.hear()
         node = psutil.Process(pid)
         os.kill(pid, signal.SIGKILL)
-        node.wait(10)
+        eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
         process.say()
         found, took = process.hear()
         assert found == ["PeerUnavailable"] * 3
@@ -249,15 +221,15 @@ def test_a_data_loader_goes_through_a_partition(ours: Any, pid: str) -> None:
     assert [data["x"].tolist() for data, _ in loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_workers_of_a_loader_share_the_batches(address: str) -> None:
+def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[..., Process]) -> None:
     program = """
         tq.init({"controller": {"sampler": "RankAwareSampler"}})
         tq.get_client().put(TensorDict({"x": torch.arange(24)}, batch_size=[24]), partition_id="p")
         dataset = tq.StreamingDataset(None, 4, 4, ["x"], "p", "train", 0, should_check_consumption_status=True)
-        loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="spawn")
+        loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="fork")
         tell(sorted(row for data, _ in loader for row in data["x"].tolist()))
     """
-    with Process(program, DATAPLANE_ADDRESS=address) as process:
+    with start(program, DATAPLANE_ADDRESS=address) as process:
         assert process.hear() == list(range(24))
 
 
