@@ -1,8 +1,8 @@
 """Items dealt to parts of equally many, so that the sums of their weights are about equal.
 
 The largest differencing method of Karmarkar and Karp (1982), for parts of equal count: items are sorted and cut into
-rows of one a part; then, as long as there are two rows, the two whose parts differ most are joined, the heaviest part of
-one with the lightest of the other.
+rows of one a part; then, as long as there are two rows, the two whose parts differ most are joined, the heaviest part
+of one with the lightest of the other.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class TransferQueueClient(Status):
         *,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Rows of a partition. mode "fetch": so many that have all the fields and that the task has not consumed, as the
-        sampler of this process chooses. "force_fetch": all rows. "insert": new rows, that are put later.
+        """Rows of a partition. mode "fetch": so many that have all the fields and that the task has not consumed, as
+        the sampler of this process chooses. "force_fetch": all rows. "insert": new rows, that are put later.
 
         timeout: seconds that "fetch" waits in the node; None: those of $TQ_CONTROLLER_GET_METADATA_TIMEOUT, or 1; with
         `polling_mode`, none. With `polling_mode`, too few rows are an empty BatchMeta; else NoSampleInTime is raised.
@@ -136,11 +136,11 @@ class TransferQueueClient(Status):
             return BatchMeta.empty()
         names = list(partition.table.schema())
         rows = partition.table.look(numbers, columns=names)
-        all_have = [name for name, have in zip(names, rows.have.all(axis=0), strict=True) if have]
+        all_have = [name for at, name in enumerate(names) if rows.have[:, at].all()]
         return partition.meta(rows, all_have, np.full(len(rows), bool(all_have), np.int8))
 
-    def kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
-        """The keys of rows by their global indexes. Raises TypeError, ValueError for what are none; NoKey (a
+    def kv_retrieve_keys(self, global_indexes: Any, partition_id: str) -> list[str]:
+        """The keys of rows by their global indexes, an int or a list of them. Raises TypeError, ValueError for what are none; NoKey (a
         RuntimeError) for rows without one."""
         indexes = [global_indexes] if isinstance(global_indexes, int) else global_indexes
         if not isinstance(indexes, list) or not all(isinstance(each, int) for each in indexes):
@@ -204,7 +204,7 @@ def _new(partition: Partition, indexes: list[int], keys: list[str], fields: Sequ
     return BatchMeta(
         indexes,
         [partition.name] * len(indexes),
-        {name: known for name in fields},
+        dict.fromkeys(fields, known),
         _custom_backend_meta=[{"_key": key} for key in keys],
     )
 

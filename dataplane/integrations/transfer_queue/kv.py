@@ -119,4 +119,3 @@ async_kv_batch_get = twin(kv_batch_get)
 async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
 async_kv_list = twin(kv_list)
 async_kv_clear = twin(kv_clear)
-

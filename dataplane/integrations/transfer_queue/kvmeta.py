@@ -77,7 +77,7 @@ class KVBatchMeta:
 
         Raises ValueError where fields, partitions, or values of extra_info differ.
         """
-        parts = [part for part in data if part is not None and len(part)]
+        parts = [part for part in data if len(part)]
         if not parts:
             return cls()
         first = parts[0]

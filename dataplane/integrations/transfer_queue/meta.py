@@ -1,4 +1,4 @@
-"""`BatchMeta`: rows by their global indexes, with what is known of their fields, as TransferQueue's clients hand them on.
+"""`BatchMeta`: rows by their global indexes, with what is known of their fields.
 
 A value of plain Python and one NumPy array, picklable. Its lists are its own; what they hold of the caller's is copied
 where a part of it is taken. A row's key goes with it, under a name of its own, so that a put needs no look-up.
@@ -291,7 +291,7 @@ class BatchMeta:
 
     def union(self, other: BatchMeta) -> BatchMeta:
         """The fields of both, of the same rows; what both have is the other's. Raises ValueError for other rows."""
-        if other is None or not len(other):
+        if not len(other):
             return self.copy()
         if not len(self):
             return other.copy()
@@ -313,7 +313,7 @@ class BatchMeta:
 
         Raises ValueError where values of extra_info differ, and where fields or dtypes do unless `validate` is false.
         """
-        parts = [part for part in data if part is not None and len(part)]
+        parts = [part for part in data if len(part)]
         if not parts:
             return cls.empty()
         first = parts[0]
@@ -362,7 +362,9 @@ def _check_alike(parts: Sequence[BatchMeta]) -> None:
     first = parts[0]
     for number, part in enumerate(parts):
         if part.field_names != first.field_names:
-            raise ValueError(f"BatchMeta.concat: part {number} has the fields {part.field_names}, not {first.field_names}")
+            raise ValueError(
+                f"BatchMeta.concat: part {number} has the fields {part.field_names}, not {first.field_names}"
+            )
         for name, known in part.field_schema.items():
             if known.get("dtype") != first.field_schema[name].get("dtype"):
                 raise ValueError(

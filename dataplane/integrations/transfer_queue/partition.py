@@ -43,8 +43,8 @@ class Partition:
     """The partition of this name, whether it is there or not."""
 
     def __init__(self, plane: Plane, name: str) -> None:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a partition is named by a text of one character or more, not {name!r}")
+        if not name:
+            raise ValueError("a partition is named by a text of one character or more")
         self.name = name
         self.table = plane.table(PREFIX + name)
         self._base = (zlib.crc32(name.encode()) & 0x7FFFFFFF) << _BITS

@@ -1,8 +1,8 @@
 """Getting: rows of partitions as a TensorDict.
 
-What always holds: all rows that were asked for come back, in their order, or an error says which do not. By key, a field
-that not all of them have is left out, as TransferQueue does: verl's trainer asks for fields that there may not be. Where
-none is left, that is an error; where some have it, a warning says who lacks it.
+What always holds: all rows that were asked for come back, in their order, or an error says which do not. By key, a
+field that not all of them have is left out, as TransferQueue does: verl's trainer asks for fields that there may not
+be. Where none is left, that is an error; where some have it, a warning says who lacks it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Partition
 from dataplane.integrations.transfer_queue.session import Session
 from dataplane.integrations.transfer_queue.writing import gone
-
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,10 @@ def _fields(partition: Partition, keys: list[str], fields: list[str] | None, err
     found = [name for at, name in enumerate(names) if have[:, at].all()]
     for at, name in enumerate(names):
         if fields is not None and have[:, at].any() and name not in found:
-            key, told = keys[int(np.flatnonzero(~have[:, at])[0])], "the field %r of partition %r is left out: %r lacks it"
+            key, told = (
+                keys[int(np.flatnonzero(~have[:, at])[0])],
+                "the field %r of partition %r is left out: %r lacks it",
+            )
             log.warning(told, name, partition.name, key)
     if not found:
         wanted = "no field that all of them have" if fields is None else f"none of the fields {', '.join(names)}"

@@ -90,7 +90,7 @@ class SequentialSampler(BaseSampler):
 class RankAwareSampler(BaseSampler):
     """The first that are ready, the same for all ranks with the same `dp_rank` and `batch_index`."""
 
-    def sample(  # type: ignore[override]  # as TransferQueue has it
+    def sample(
         self,
         ready_indexes: list[int],
         batch_size: int,

@@ -71,7 +71,11 @@ class _Choosing:
                 return self._part(made)
             try:
                 ready = table.ready(
-                    self._fields, task=self._task, claim=self._claim, least=least, timeout=max(0.0, deadline.remaining_s)
+                    self._fields,
+                    task=self._task,
+                    claim=self._claim,
+                    least=least,
+                    timeout=max(0.0, deadline.remaining_s),
                 )
             except NotReady:
                 return None
@@ -81,9 +85,7 @@ class _Choosing:
                 continue
             if not len(consumed) and self._claim is None:
                 return sampled
-            given = table.take(
-                self._task, consumed, give=consumed if self._shares else sampled, claim=self._claim
-            )
+            given = table.take(self._task, consumed, give=consumed if self._shares else sampled, claim=self._claim)
             if given is not None:
                 return self._part(given)
 

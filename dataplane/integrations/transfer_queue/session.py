@@ -46,7 +46,7 @@ class Session:
 
     def partition(self, name: str) -> Partition:
         """The partition of this name. Raises ValueError for what is no name."""
-        found = self._partitions.get(name) if isinstance(name, str) else None
+        found = self._partitions.get(name)
         if found is None:
             if len(self._partitions) >= _KEPT:
                 self._partitions.clear()
@@ -63,8 +63,8 @@ def init(conf: Any = None) -> Any:
 
     With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
     is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
-    `controller.sampler`, `controller.polling_mode`, and `backend.DataPlane`: `dense` and `node`. What the first `init()`
-    of the job was told holds for all, but for samplers of the user's own.
+    `controller.sampler`, `controller.polling_mode`, and `backend.DataPlane`: `dense` and `node`. What the first
+    `init()` of the job was told holds for all, but for samplers of the user's own.
 
     Raises ValueError for what `conf` can not say, PeerUnavailable, Rejected (the host can not meet `node`).
     """
@@ -75,7 +75,10 @@ def init(conf: Any = None) -> Any:
         settings, first = told.agree(plane, wanted)
         before = _session if _session is not None and _pid == os.getpid() else None
         sampler = own or (before.sampler if before is not None and settings == before.settings else None)
-        _session, _pid = Session(plane, settings, sampler, first=first or (before is not None and before.first)), os.getpid()
+        _session, _pid = (
+            Session(plane, settings, sampler, first=first or (before is not None and before.first)),
+            os.getpid(),
+        )
     return told.merged(conf, settings)
 
 

@@ -6,7 +6,6 @@ it is used in the processes that are given it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,7 +55,8 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | No
     """What a configuration says, and the sampler object that it has, if it has one. Raises ValueError."""
     given = _at(conf, "controller", "sampler")
     own = given() if isinstance(given, type) else given
-    name, arguments = "SequentialSampler", ()
+    name = "SequentialSampler"
+    arguments: tuple[tuple[str, Any], ...] = ()
     if isinstance(own, samplers.BaseSampler):
         name = type(own).__name__ if _SAMPLERS.get(type(own).__name__) is type(own) else "SequentialSampler"
         arguments = tuple((each, getattr(own, each)) for each in _ARGUMENTS if hasattr(own, each))
@@ -111,7 +111,7 @@ def _of(rows: Rows) -> Settings:
 def _at(conf: Any, *path: str) -> Any:
     """What a configuration has there; None where it has nothing. A dict or an OmegaConf one."""
     for name in path:
-        if conf is None or not isinstance(conf, Mapping) and not hasattr(conf, "get"):
+        if conf is None or not hasattr(conf, "get"):
             return None
         conf = conf.get(name)
     return conf
@@ -131,5 +131,3 @@ def merged(conf: Any, settings: Settings) -> Any:
         return filled | dict(given)
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
     return OmegaConf.merge(whole, given)
-
-

@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def copied(tags: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tags that nobody else has. `copy.deepcopy` takes ten times as long for those that hold plain values."""
-    return [
-        dict(each) if _PLAIN.issuperset(map(type, each.values())) else copy.deepcopy(dict(each)) for each in tags
-    ]
+    return [dict(each) if _PLAIN.issuperset(map(type, each.values())) else copy.deepcopy(dict(each)) for each in tags]
 
 
 def sizes(rows: int, chunks: int) -> list[tuple[int, int]]:
@@ -35,7 +32,9 @@ def merged(what: str, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for key, value in part.items():
             if key in info and not _equal(info[key], value):
-                raise ValueError(f"{what}.concat: extra_info[{key!r}] is {info[key]!r} in one part, {value!r} in another")
+                raise ValueError(
+                    f"{what}.concat: extra_info[{key!r}] is {info[key]!r} in one part, {value!r} in another"
+                )
             info.setdefault(key, value)
     return info
 

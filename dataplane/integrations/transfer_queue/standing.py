@@ -1,7 +1,7 @@
 """Standing in for the module `transfer_queue`, so that code written for it runs unchanged.
 
-`install()` puts this package into `sys.modules` under that name, with the submodules that users import from, and sets an
-environment variable, which a process started from this one inherits. There, `if_asked()` does the same: the entry
+`install()` puts this package into `sys.modules` under that name, with the submodules that users import from, and sets
+an environment variable, which a process started from this one inherits. There, `if_asked()` does the same: the entry
 point `verl.plugins` calls it in every process that imports verl (`dataplane.integrations.verl.plugin`).
 
 Code that has imported TransferQueue, or verl's own stand-in for a missing one, before that has its names already. Those
@@ -19,7 +19,7 @@ from types import ModuleType
 log = logging.getLogger(__name__)
 
 VARIABLE = "DATAPLANE_TRANSFER_QUEUE"
-"""What is in the environment where this package stands in: "nested" or "dense", what comes back of what was put dense."""
+"""What is in the environment where this package stands in: "nested" or "dense", as which what was put dense comes."""
 
 _HERE = __package__
 _NAME = "transfer_queue"

@@ -24,7 +24,7 @@ class Status:
 
     def get_consumption_status(self, task_name: str, partition_id: str) -> tuple[Any, Any]:
         """The global indexes of a partition's rows, and of each whether the task has consumed it, as tensors; None and
-        None where there is no partition. With $TQ_PRE_ALLOC_SAMPLE_NUM, at least so many rows: those to come as well."""
+        None where there is no partition. With $TQ_PRE_ALLOC_SAMPLE_NUM, at least so many rows, with those to come."""
         partition = session().partition(partition_id)
         rows, taken = _consumed(partition, task_name)
         if rows is None:

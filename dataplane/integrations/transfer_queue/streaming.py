@@ -186,14 +186,15 @@ def chunk_batch_fn(td: Any, batch_meta: BatchMeta, micro_batch_size: int = 1) ->
 
     if not isinstance(td, TensorDict):
         raise TypeError(f"a TensorDict is cut, not {type(td).__name__}")
-    if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+    if micro_batch_size < 1:
         raise ValueError(f"micro_batch_size is 1 or more, not {micro_batch_size}")
     if not len(td.batch_size):
         raise ValueError("a TensorDict without a batch dimension has no rows")
     rows = int(td.batch_size[0])
     if micro_batch_size > rows:
         raise ValueError(f"micro_batch_size is {micro_batch_size}, more than the {rows} rows")
-    nested = {name: td.get(name).unbind() for name in td.keys() if getattr(td.get(name), "is_nested", False)}
+    names = list(td.keys())
+    nested = {name: td.get(name).unbind() for name in names if getattr(td.get(name), "is_nested", False)}
     rest = td.exclude(*nested)
     parts = []
     for start in range(0, rows, micro_batch_size):

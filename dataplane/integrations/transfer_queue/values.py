@@ -2,12 +2,13 @@
 
 What always holds: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
 shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors). Fields of tensors that
-were put dense come back dense, where that is wanted and the rows asked for are; others come back nested, of the jagged
-layout where that can hold them; the rest as a NonTensorStack.
+were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
+of the jagged layout where that can hold them; the rest as a NonTensorStack.
 
-The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense `=even/<dtype>/<dimensions>`, or
-nested `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and what tensors a dict has,
-`.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`.
+The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense,
+`=even/<dtype>/<dimensions>`, or nested, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and what tensors a dict has,
+`.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`. Dense rows are stored as ragged ones are, since other
+puts of the field may have another shape.
 
 Imports torch and tensordict where they are used.
 """
@@ -177,7 +178,9 @@ def schema_of(fields: Any) -> dict[str, dict[str, Any]]:
             found[name] = _known(None, None, nested=False, tensor=False)
         elif entry.is_nested:
             shapes = [tuple(row.shape) for row in entry.unbind()]
-            found[name] = _known(entry.dtype, shapes[0] if shapes else None, nested=True) | {"per_sample_shapes": shapes}
+            found[name] = _known(entry.dtype, shapes[0] if shapes else None, nested=True) | {
+                "per_sample_shapes": shapes
+            }
         else:
             found[name] = _known(entry.dtype, tuple(entry.shape[1:]) or (1,), nested=False)
     return found

@@ -18,7 +18,7 @@ from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import values
 from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError
 from dataplane.integrations.transfer_queue.meta import BatchMeta
-from dataplane.integrations.transfer_queue.partition import Index, Partition, has_own_key, marks, new_keys
+from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
 
 Parser = Callable[[Any], Any]
 Tags = Sequence[Mapping[str, Any]]
@@ -78,7 +78,7 @@ def by_key(
     numbers = table.write(keys, columns, tags=tags)
     names = list(table.schema())
     rows = table.look(numbers, columns=names)
-    return rows, sorted(name for name, all_have in zip(names, rows.have.all(axis=0), strict=True) if all_have)
+    return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
 
 
 def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> tuple[Index, list[str]]:
@@ -89,8 +89,8 @@ def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None
     return partition.table.write(keys, columns), keys
 
 
-def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]) -> None:
-    """Put more fields of the rows of a BatchMeta, and its tags. Raises StorageKeyNotFoundError where one was cleared."""
+def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
+    """Put more fields of the rows of a BatchMeta, and its tags. Raises StorageKeyNotFoundError where one has gone."""
     tags = meta.custom_meta if any(meta.custom_meta) else None
     numbers = partition.numbers(meta.global_indexes)
     if len(np.unique(numbers)) != len(numbers):
@@ -111,8 +111,3 @@ def gone(partition: Partition, numbers: Index, error: Exception) -> None:
             f"{len(lost)} of {len(numbers)} rows of partition {partition.name!r} were cleared, the first has the global"
             f" index {partition.indexes(lost[:1])[0]}"
         ) from error
-
-
-def users_keys(rows: Rows) -> list[int]:
-    """The positions of the rows that users gave keys."""
-    return [at for at, key in enumerate(rows.keys) if not has_own_key(key)]

@@ -80,7 +80,12 @@ def test_one_key_and_one_field_may_be_texts(tq: Any, pid: str) -> None:
 
 def test_a_row_is_put_as_a_dict(tq: Any, pid: str) -> None:
     meta = tq.kv_put("one", pid, fields={"ids": torch.tensor([1, 2, 3]), "who": "me"}, tag={"score": 0.5})
-    assert (meta.keys, meta.tags, meta.partition_id, sorted(meta.fields)) == (["one"], [{"score": 0.5}], pid, ["ids", "who"])
+    assert (meta.keys, meta.tags, meta.partition_id, sorted(meta.fields)) == (
+        ["one"],
+        [{"score": 0.5}],
+        pid,
+        ["ids", "who"],
+    )
     data = tq.kv_batch_get("one", pid)
     assert got(data, "ids") == [[1, 2, 3]]
     assert got(data, "who") == ["me"]
@@ -267,7 +272,7 @@ def test_rows_put_without_keys_are_fetched_once_a_task(tq: Any, pid: str) -> Non
 def test_a_task_that_wants_too_much_is_told_so(tq: Any, pid: str) -> None:
     client = tq.get_client()
     client.put(batch(), partition_id=pid)
-    with pytest.raises(RuntimeError, match="."):
+    with pytest.raises(RuntimeError, match=r"."):
         client.get_meta(["ids"], 5, pid, task_name="train")
     assert client.get_meta(["ids"], 4, pid, task_name="train").size == 4
 
@@ -439,7 +444,7 @@ def test_a_meta_is_cut_and_joined(tq: Any) -> None:
     assert meta[-1].global_indexes == [14]
     assert meta.select_samples([3, 0]).global_indexes == [13, 10]
     for wrong in ([5], [-1]):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             meta.select_samples(wrong)
     with pytest.raises(IndexError):
         meta[5]
@@ -479,7 +484,7 @@ def test_a_meta_is_put_into_another_order(tq: Any) -> None:
     assert meta.global_indexes == [12, 10, 13, 11]
     assert [each["i"] for each in meta.custom_meta] == [2, 0, 3, 1]
     for wrong in ([0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 4]):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             meta.reorder(wrong)
 
 
@@ -513,7 +518,7 @@ def test_a_meta_carries_information(tq: Any) -> None:
     assert meta.get_all_custom_meta() == [{"i": i} for i in range(4)]
     meta.clear_custom_meta()
     assert meta.custom_meta == [{}] * 4
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         meta.update_custom_meta([{}])
 
 
@@ -540,7 +545,7 @@ def test_a_meta_is_pickled_and_copied(tq: Any) -> None:
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_meta_of_unequal_lengths_is_a_value_error(tq: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         tq.BatchMeta(**{"global_indexes": [1, 2], "partition_ids": ["p", "p"], **wrong})
 
 
@@ -582,11 +587,9 @@ def test_keys_that_do_not_fit(tq: Any) -> None:
         lambda: meta.select_keys(["a", "a"]),
         lambda: tq.KVBatchMeta.concat([meta, kv_meta(tq, "c", fields=["y"])]),
         lambda: tq.KVBatchMeta.concat([meta, kv_meta(tq, "c", fields=["x"], partition_id="q")]),
-        lambda: tq.KVBatchMeta.concat(
-            [kv_meta(tq, "a", extra_info={"z": 1}), kv_meta(tq, "b", extra_info={"z": 2})]
-        ),
+        lambda: tq.KVBatchMeta.concat([kv_meta(tq, "a", extra_info={"z": 1}), kv_meta(tq, "b", extra_info={"z": 2})]),
     ):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"."):
             wrong()
     with pytest.raises(RuntimeError):
         meta.select_keys(["z"])

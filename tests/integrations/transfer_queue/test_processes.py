@@ -29,7 +29,6 @@ pytestmark = [
 ]
 
 
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
@@ -205,7 +204,9 @@ def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Calla
 
 
 def test_a_data_loader_goes_through_a_partition(ours: Any, pid: str) -> None:
-    ours.get_client().put(TensorDict({"x": torch.arange(10), "y": torch.zeros(10, 2)}, batch_size=[10]), partition_id=pid)
+    ours.get_client().put(
+        TensorDict({"x": torch.arange(10), "y": torch.zeros(10, 2)}, batch_size=[10]), partition_id=pid
+    )
     dataset = ours.StreamingDataset(
         None, 5, 2, ["x", "y"], pid, "train", dp_rank=0, should_check_consumption_status=True
     )
@@ -216,7 +217,9 @@ def test_a_data_loader_goes_through_a_partition(ours: Any, pid: str) -> None:
     assert [data["x"].tolist() for data, _ in loader] == [each for each, _ in batches], "from the buffer"
     assert len(loader.get_buffer()) == 2
     other = f"{pid}-next"
-    ours.get_client().put(TensorDict({"x": torch.arange(5), "y": torch.zeros(5, 2)}, batch_size=[5]), partition_id=other)
+    ours.get_client().put(
+        TensorDict({"x": torch.arange(5), "y": torch.zeros(5, 2)}, batch_size=[5]), partition_id=other
+    )
     loader.step(other)
     assert [data["x"].tolist() for data, _ in loader] == [[0, 1], [2, 3], [4]]
 
@@ -251,7 +254,10 @@ def test_batches_are_cut_with_their_metadata(ours: Any) -> None:
     first, last = chunk_batch_fn(data, meta, 2)
     assert (first[0]["x"].tolist(), first[1].global_indexes) == ([0, 1], [7, 8])
     assert [row.tolist() for row in last[0]["n"].unbind()] == [[0, 1, 2]]
-    for wrong, kind in ((lambda: chunk_batch_fn([], meta), TypeError), (lambda: chunk_batch_fn(data, meta, 4), ValueError)):
+    for wrong, kind in (
+        (lambda: chunk_batch_fn([], meta), TypeError),
+        (lambda: chunk_batch_fn(data, meta, 4), ValueError),
+    ):
         with pytest.raises(kind):
             wrong()
 

@@ -70,7 +70,13 @@ def config() -> Any:
         "agent": {"default_agent_loop": "single"},
     }  # fmt: skip
     actor = {"loss_agg_mode": "token-mean", "loss_scale_factor": None}
-    algorithm = {"use_kl_in_reward": False, "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "rollout_correction": None}
+    algorithm = {
+        "use_kl_in_reward": False,
+        "adv_estimator": "grpo",
+        "gamma": 1.0,
+        "lam": 1.0,
+        "rollout_correction": None,
+    }
     return OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "actor": actor}, "algorithm": algorithm})
 
 
@@ -85,7 +91,9 @@ def rollout_worker(verl: SimpleNamespace, *, fail: bool = False) -> Any:
             self.distillation_enabled = False
             self.background_tasks: set[Any] = set()
 
-        async def _run_agent_loop(self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any) -> None:
+        async def _run_agent_loop(
+            self, sampling_params: Any, trajectory: Any, *, agent_name: str, **kwargs: Any
+        ) -> None:
             kwargs.pop("trace", None)
             i, session = kwargs["index"], kwargs["session_id"]
             if fail and session == 1:
@@ -99,7 +107,11 @@ def rollout_worker(verl: SimpleNamespace, *, fail: bool = False) -> Any:
                 reward_score=float(session),
                 num_turns=2,
                 metrics=AgentLoopMetrics(),
-                extra_fields={"reward_extra_info": {"acc": float(session % 2)}, "min_global_steps": 1, "max_global_steps": 1},
+                extra_fields={
+                    "reward_extra_info": {"acc": float(session % 2)},
+                    "min_global_steps": 1,
+                    "max_global_steps": 1,
+                },
             )
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
@@ -279,14 +291,14 @@ def test_padding_is_put_beside_the_rows(verl: SimpleNamespace, sampled: Any) -> 
     padded = verl.padding.upsample_batch_to_divisible_size(sampled, 8, EOS)
     assert len(padded) == 16
     data = verl.tq.kv_batch_get(padded.keys, "train", ["input_ids", "attention_mask", "rm_scores"])
-    assert "attention_mask" not in data.keys()
+    assert "attention_mask" not in list(data.keys())
     assert len(data["input_ids"].unbind()) == 16
 
 
 def test_prompts_are_kept_for_a_restart(verl: SimpleNamespace, tmp_path: Any) -> None:
     """What the asynchronous trainers do: prompts put with their fields, a checkpoint, and after a restart the rest."""
     batch = prompts()
-    kept = batch.select(*[key for key in batch.keys() if not isinstance(batch.get(key), NonTensorData)])
+    kept = batch.select(*[key for key in list(batch.keys()) if not isinstance(batch.get(key), NonTensorData)])
     tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * PROMPTS
     verl.tq.kv_batch_put(keys=list(batch["uid"]), partition_id="train", tags=tags, fields=kept)
     verl.tq.save_checkpoint(tmp_path / "transfer_queue", metadata={"global_steps": 1})
