@@ -140,8 +140,10 @@ class TransferQueueClient(Status):
         return partition.meta(rows, all_have, np.full(len(rows), bool(all_have), np.int8))
 
     def kv_retrieve_keys(self, global_indexes: Any, partition_id: str) -> list[str]:
-        """The keys of rows by their global indexes, an int or a list of them. Raises TypeError, ValueError for what are none; NoKey (a
-        RuntimeError) for rows without one."""
+        """The keys of rows by their global indexes, an int or a list of them.
+
+        Raises TypeError, ValueError for what are none; NoKey (a RuntimeError) for rows without one.
+        """
         indexes = [global_indexes] if isinstance(global_indexes, int) else global_indexes
         if not isinstance(indexes, list) or not all(isinstance(each, int) for each in indexes):
             raise TypeError("global_indexes are an int, or a list of them")

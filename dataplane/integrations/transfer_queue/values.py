@@ -6,9 +6,9 @@ were put dense come back dense, where that is wanted and the rows asked for are 
 of the jagged layout where that can hold them; the rest as a NonTensorStack.
 
 The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense,
-`=even/<dtype>/<dimensions>`, or nested, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and what tensors a dict has,
-`.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`. Dense rows are stored as ragged ones are, since other
-puts of the field may have another shape.
+`=even/<dtype>/<dimensions>`, or nested, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the
+tensors that a dict has, `.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`. Dense rows are stored as
+ragged ones are, since other puts of the field may have another shape.
 
 Imports torch and tensordict where they are used.
 """
