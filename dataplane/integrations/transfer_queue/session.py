@@ -63,7 +63,7 @@ def init(conf: Any = None) -> Any:
 
     With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
     is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
-    `controller.sampler`, `controller.polling_mode`, and `backend.DataPlane`: `dense` and `node`. What the first
+    `controller.sampler`, `controller.polling_mode`, and `backend.Dataplane`: `dense` and `node`. What the first
     `init()` of the job was told holds for all, but for samplers of the user's own.
 
     Raises ValueError for what `conf` can not say, PeerUnavailable, Rejected (the host can not meet `node`).

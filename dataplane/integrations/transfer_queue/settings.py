@@ -67,14 +67,14 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | No
             raise ValueError(f"there is no sampler {name!r}: name one of {', '.join(_SAMPLERS)}, or pass an object")
     elif own is not None:
         raise ValueError(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
-    told = _at(conf, "backend", "DataPlane", "dense")
+    told = _at(conf, "backend", "Dataplane", "dense")
     polling = bool(_at(conf, "controller", "polling_mode") or False)
     return Settings(name, arguments, polling, dense if told is None else bool(told)), own
 
 
 def node_config(conf: Any) -> NodeConfig | None:
-    """The settings of a node that is started: `backend.DataPlane.node`, the arguments of `dataplane.NodeConfig`."""
-    told = _at(conf, "backend", "DataPlane", "node")
+    """The settings of a node that is started: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
+    told = _at(conf, "backend", "Dataplane", "node")
     return None if told is None else NodeConfig(**{str(name): told[name] for name in told})
 
 
@@ -122,7 +122,7 @@ def merged(conf: Any, settings: Settings) -> Any:
     given = conf if conf is not None else {}
     filled = {
         "controller": {"sampler": settings.sampler, "polling_mode": settings.polling, "zmq_info": None},
-        "backend": {"storage_backend": "DataPlane", "DataPlane": {"dense": settings.dense}},
+        "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense}},
         "metrics": {"enabled": False, "endpoint": None},
     }
     try:

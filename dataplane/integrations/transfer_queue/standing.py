@@ -2,7 +2,7 @@
 
 `install()` puts this package into `sys.modules` under that name, with the submodules that users import from, and sets
 an environment variable, which a process started from this one inherits. There, `if_asked()` does the same: the entry
-point `verl.plugins` calls it in every process that imports verl (`dataplane.integrations.verl.plugin`).
+point `verl.plugins` calls it in every process that imports verl (`plugin`).
 
 Code that has imported TransferQueue, or verl's own stand-in for a missing one, before that has its names already. Those
 of verl's modules are set anew; for others call `install()` first.

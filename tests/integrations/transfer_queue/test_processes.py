@@ -99,7 +99,7 @@ def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: 
 def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: Callable[..., Process]) -> None:
     first = """
         tq.init({"controller": {"sampler": tq.GRPOGroupNSampler(n_samples_per_prompt=2), "polling_mode": True},
-                 "backend": {"DataPlane": {"dense": False}}})
+                 "backend": {"Dataplane": {"dense": False}}})
         client = tq.get_client()
         client.put(TensorDict({"x": torch.ones(3, 2)}, batch_size=[3]), partition_id="p")
         tell("ready"); sys.stdin.readline()
@@ -139,7 +139,7 @@ def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[.
 
 def test_without_a_node_one_is_started_for_the_children_too(start: Callable[..., Process]) -> None:
     program = """
-        tq.init({"backend": {"DataPlane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
+        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
         tq.kv_put("a", "p", fields={"x": torch.arange(3)})
         if not os.fork():
             tell(tq.kv_batch_get("a", "p")["x"].tolist())
@@ -175,7 +175,7 @@ def test_without_a_node_and_without_init_the_line_to_add_is_told(start: Callable
 def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Callable[..., Process]) -> None:
     program = """
         import time
-        tq.init({"backend": {"DataPlane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
+        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
         client = tq.get_client()
         client.put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
         from dataplane.integrations import process
