@@ -102,6 +102,8 @@ class AsyncTable:
             staged = f"{self._staging}-{next(self._writes)}"
         elif ref is not None:
             _check_rows(len(ref), count)
+        if not count:
+            return numbers
         try:
             if staged:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
