@@ -8,8 +8,9 @@ from typing import Any
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.client import tables
+from dataplane.client.rownames import Named
 from dataplane.client.sync_streams import Wait
-from dataplane.client.tables import Flags, Index, Named, Rows
+from dataplane.client.tables import Flags, Index, Rows
 
 
 class Table:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +21,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
+from dataplane.client.rownames import Named, by_number, keys_of_rows, rows_named, stretches, tags_of
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, SchemaMismatch
@@ -29,16 +29,12 @@ from dataplane.wire import messages as m
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-Named = Sequence[str] | Index | Sequence[int]
 R = TypeVar("R", bound=m.Reply)
 
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of a write that names none."""
 
-_NAMES_BYTES = m.MAX_FRAME // 2  # of the keys and tags of one message
 _REF_ROWS = 1 << 14  # rows of one read
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +92,9 @@ class AsyncTable:
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
         deadline = Deadline.after(arguments.seconds(timeout))
-        keys, numbers = _named(rows)
+        keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
-        tagged = _tags(tags, count)
+        tagged = tags_of(tags, count)
         staged, ref = "", columns if isinstance(columns, BatchRef) else None
         if columns is not None and ref is None:
             planned = await self._writer.plan(columns, ())
@@ -106,11 +102,13 @@ class AsyncTable:
             staged = f"{self._staging}-{next(self._writes)}"
         elif ref is not None:
             _check_rows(len(ref), count)
+        if not count:
+            return numbers
         try:
             if staged:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
             found = []
-            for start, stop in _steps(count, keys, tagged):
+            for start, stop in stretches(count, keys, tagged):
                 last = stop == count
                 request = m.WriteRows(
                     self._connection.next_id(),
@@ -138,9 +136,9 @@ class AsyncTable:
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows of these keys; `create`: rows without columns are made where there are none. Raises
         Misuse for a key that no row has."""
-        named = _keys(keys)
+        named = keys_of_rows(keys)
         found = []
-        for start, stop in _steps(len(named), named, []):
+        for start, stop in stretches(len(named), named, []):
             asked = m.NumberRows(self._connection.next_id(), self.name, self._home, named[start:stop], bool(create))
             found.append(_numbers((await self._ask(asked, m.Numbered)).rows))
         return _joined(found)
@@ -151,7 +149,7 @@ class AsyncTable:
         """A reference to these rows, in this order: of these columns, or of all that each of them has. It means what
         the rows are now; what was replaced or cleared when it comes to be read raises `Freed`. Raises Misuse for a row
         that is not there, or that lacks a column."""
-        keys, numbers = _named(rows)
+        keys, numbers = rows_named(rows)
         names = None if columns is None else arguments.names("columns", columns)
         count = len(keys) or len(numbers)
         return await self._read(keys, numbers, names, 0, count)
@@ -186,7 +184,7 @@ class AsyncTable:
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
         """The keys of these rows. Raises Misuse for one that is not there."""
-        return (await self.look(_by_number(numbers), tags=False)).keys
+        return (await self.look(by_number(numbers), tags=False)).keys
 
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
@@ -195,8 +193,8 @@ class AsyncTable:
         have. With `since`, the `changes` of an earlier look, no rows where nothing has changed in the table. Raises
         Misuse for a row that is not there."""
         names = arguments.names("columns", columns)
-        keys, numbers = _named(rows) if rows is not None else ([], np.empty(0, np.int64))
-        steps = _steps(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
+        keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
+        steps = stretches(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
         replies: list[m.Looked] = []
         after, since = -1, arguments.whole("since", since)
         for start, stop in steps:
@@ -272,8 +270,8 @@ class AsyncTable:
             then: so ranks that must see the same rows name the same claim, and a call whose answer was lost can be made
             again. give: what is given, if that is not just what is taken.
         """
-        taken = _by_number(numbers)
-        given = taken if give is None else _by_number(give)
+        taken = by_number(numbers)
+        given = taken if give is None else by_number(give)
         request = m.TakeRows(
             self._connection.next_id(),
             self.name,
@@ -303,7 +301,7 @@ class AsyncTable:
 
     async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
         """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
-        named = np.empty(0, np.int64) if numbers is None else _by_number(numbers)
+        named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         request = m.UntakeRows(
             self._connection.next_id(),
             self.name,
@@ -317,7 +315,7 @@ class AsyncTable:
     async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
         there."""
-        named = np.empty(0, np.int64) if numbers is None else _by_number(numbers)
+        named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         flags: list[bytes] = []
         more, after = True, -1
         while more:
@@ -340,8 +338,8 @@ class AsyncTable:
     async def clear(self, rows: Named) -> None:
         """These rows go, with their columns, tags and numbers; each frees what it needed. Those that are not there are
         passed over."""
-        keys, numbers = _named(rows)
-        for start, stop in _steps(len(keys) or len(numbers), keys, []):
+        keys, numbers = rows_named(rows)
+        for start, stop in stretches(len(keys) or len(numbers), keys, []):
             request = m.ClearRows(
                 self._connection.next_id(), self.name, self._home, keys[start:stop], numbers[start:stop].tobytes()
             )
@@ -357,85 +355,11 @@ class AsyncTable:
         return reply
 
 
-def _named(rows: Any) -> tuple[list[str], Index]:
-    """Rows by key, or by number. Raises Misuse."""
-    nothing = np.empty(0, np.int64)
-    if isinstance(rows, str | bytes):
-        raise Misuse(f"rows are named by a list of keys or numbers, not by {rows!r:.100}")
-    if isinstance(rows, np.ndarray) or hasattr(rows, "tolist"):
-        array = np.asarray(rows)
-        if array.ndim != 1 or (len(array) and array.dtype.kind not in "iuU"):
-            raise Misuse(f"rows are named by a list of keys or numbers, not by {array.dtype} {array.shape}")
-        if array.dtype.kind != "U":
-            return [], np.ascontiguousarray(array, np.int64)
-    listed = arguments.listed("rows", rows)
-    if listed and not isinstance(listed[0], str):
-        return [], np.array([arguments.whole("a row's number", each) for each in listed], np.int64)
-    return _keys(listed), nothing
-
-
-def _by_number(rows: Any) -> Index:
-    """Rows by number. Raises Misuse."""
-    keys, numbers = _named(rows)
-    if keys:
-        raise Misuse(f"rows are named by their numbers here, not by keys; table.numbers({keys[:3]!r}) gives them")
-    return numbers
-
-
-def _keys(keys: Any) -> list[str]:
-    found = arguments.names("keys", keys)
-    long = next((key for key in found if len(key) > m.MAX_SCOPE), None)
-    if long is not None:
-        raise LimitExceeded(
-            f"a key of {len(long)} characters; at most {m.MAX_SCOPE}",
-            what="characters of a key",
-            asked=len(long),
-            limit=m.MAX_SCOPE,
-        )
-    return found
-
-
-def _tags(tags: Any, count: int) -> list[dict[str, Any]]:
-    """A dict a row that a message can hold. Raises Misuse."""
-    if tags is None:
-        return []
-    listed = arguments.listed("tags", tags)
-    if len(listed) != count or not all(isinstance(each, Mapping) for each in listed):
-        raise Misuse(f"tags are a mapping a row, {count} of them")
-    try:
-        encoded = _encoder.encode(listed)
-        found: list[dict[str, Any]] = _decode(encoded)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-        raise Misuse(f"a tag is a value that MessagePack holds, by a name as text: {error}") from None
-    return found
-
-
-_decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
-
-
 def _check_rows(found: int, count: int) -> None:
     if found != count:
         raise SchemaMismatch(
             f"{found} rows of columns for {count} keys", expected=f"{count} rows", found=f"{found} rows"
         )
-
-
-def _steps(count: int, keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """In which stretches of rows messages are sent."""
-    pending, found = [(0, count)], []
-    while pending:
-        start, stop = pending.pop()
-        large = stop - start > m.MAX_ROWS or (
-            stop - start > 1
-            and sum(map(len, keys[start:stop])) * 4 + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES * 2
-            and len(_encoder.encode(keys[start:stop])) + len(_encoder.encode(tags[start:stop])) > _NAMES_BYTES
-        )
-        if large:
-            middle = (start + stop) // 2
-            pending += [(middle, stop), (start, middle)]
-        else:
-            found.append((start, stop))
-    return found
 
 
 def _numbers(packed: bytes) -> Index:

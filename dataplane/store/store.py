@@ -7,8 +7,8 @@ What always holds:
   goes, or when its client gives no sign of life for the lease;
 - a sealed shard's bytes stay where a pin found them until the last pin is dropped, also when it is freed meanwhile;
 - the budget counts every extent: reserved, sealed, pinned, being read or written;
-- of a shard of which half was freed the memory of that half goes back, if it is of some size, in memory, unpinned and no
-  other node's to read: what is left is stored anew in its place, under the same rows;
+- of a shard of which half was freed the memory of that half goes back, if it is of some size, in memory, unpinned and
+  no other node's to read: what is left is stored anew in its place, under the same rows;
 - a read of several shards is admitted as one, and only the first of those that wait holds anything, so that two
   readers can not each keep what the other needs.
 

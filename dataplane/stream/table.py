@@ -1,4 +1,5 @@
-"""The rows of a table: by key, until they are cleared; their columns and tags, and which task has taken which.
+"""The rows of a table: by key, until they are cleared; their columns, their tags, and who has taken them
+(`stream.taking`).
 
 A row has a number, given in the order of arrival and never given again. Of each column of each row it is known what
 write brought it and in which of its rows; a write that brings it again takes its place. What is replaced or cleared is
@@ -12,7 +13,6 @@ merge tags, and nothing costs more because rows came and went.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -26,18 +26,13 @@ from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.lines import Lines
 from dataplane.stream.rows import assembled
+from dataplane.stream.taking import Taking
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MAX_COLUMNS = 1024
 """Columns of a table."""
-
-MAX_TASKS = 256
-"""Tasks that have taken rows of a table."""
-
-MAX_CLAIMS = 4096
-"""Claims of one task that are remembered, the last ones."""
 
 _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
 _FEW = 1024  # lines of rows that are gone, from which on they are taken out once they are the most
@@ -114,7 +109,7 @@ class Table:
         self._by_key: dict[str, int] = {}  # number
         self._written: dict[int, Written] = {}
         self._next_written = 0
-        self._tasks: dict[str, OrderedDict[str, Index]] = {}  # the claims of each
+        self._taking = Taking(self._lines)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -126,8 +121,8 @@ class Table:
 
     @property
     def tasks(self) -> list[str]:
-        """Those that have taken rows, or may."""
-        return list(self._tasks)
+        """Those that have taken rows, or may have."""
+        return self._taking.tasks
 
     # naming rows
 
@@ -352,14 +347,13 @@ class Table:
             if ("from", name) not in self._lines:
                 return np.empty(0, np.int64)
             at = at[self._lines["from", name][at] >= 0]
-        if task is not None and task in self._tasks:
-            at = at[~self._lines["taken", task][at]]
+        at = at[~self._taking.taken(task, at)]
         numbers: Index = self._lines[_NUMBER][at]
         return numbers
 
     def claimed(self, task: str, claim: str) -> Index | None:
         """What was given under this claim; None where nobody has made it."""
-        return self._tasks[task].get(claim) if task in self._tasks else None
+        return self._taking.given(task, claim)
 
     def take(self, task: str, numbers: Index, give: Index | None = None, claim: str = "") -> Index | None:
         """Mark these rows as taken by the task; what was given: these rows, or `give`. None, and nothing has changed,
@@ -373,54 +367,21 @@ class Table:
         if len(np.unique(numbers)) != len(numbers):
             raise Misuse("a row is named twice; take each once")
         at = self._find(numbers)
-        if (at < 0).any():
-            return None
-        self._know(task)
-        taken = self._lines["taken", task]
-        if taken[at].any():
-            return None
-        taken[at] = True
         given = (numbers if give is None else give).copy()
-        if claim:
-            claims = self._tasks[task]
-            claims[claim] = given
-            while len(claims) > MAX_CLAIMS:
-                claims.popitem(last=False)
-        return given
-
-    def _know(self, task: str) -> None:
-        if task in self._tasks:
-            return
-        if len(self._tasks) >= MAX_TASKS:
-            what = "tasks of a table"
-            raise LimitExceeded(
-                f"{task!r} is one of more than {MAX_TASKS} {what}", what=what, asked=MAX_TASKS + 1, limit=MAX_TASKS
-            )
-        self._tasks[task] = OrderedDict()
-        self._lines.make(("taken", task), np.bool_, False)
+        return given if (at >= 0).all() and self._taking.take(task, at, given, claim) else None
 
     def untake(self, task: str | None = None, numbers: Index | None = None) -> None:
         """These rows, or all, are as if the task, or all tasks, had never taken them; claims of such are forgotten.
         Raises Misuse for a row that is not there."""
-        at = None if numbers is None else self._at(numbers)
-        for name in list(self._tasks) if task is None else [task] if task in self._tasks else []:
-            if at is None or numbers is None:
-                del self._tasks[name]
-                self._lines.drop(("taken", name))
-                continue
-            self._lines["taken", name][at] = False
-            claims = self._tasks[name]
-            for claim in [claim for claim, given in claims.items() if np.isin(given, numbers).any()]:
-                del claims[claim]
+        if numbers is None:
+            self._taking.forget(task)
+        else:
+            self._taking.give_back(task, self._at(numbers), numbers)
 
     def taken(self, task: str, numbers: Index | None = None) -> Flags:
         """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
         there."""
-        at = self._present() if numbers is None else self._at(numbers)
-        if task not in self._tasks:
-            return np.zeros(len(at), np.bool_)
-        flags: Flags = self._lines["taken", task][at]
-        return flags
+        return self._taking.taken(task, self._present() if numbers is None else self._at(numbers))
 
     # going
 
@@ -442,7 +403,7 @@ class Table:
             del self.schema[name]
             self._lines.drop(("from", name))
             self._lines.drop(("row", name))
-        self._forget_claims()
+        self._taking.gone(self.there)
         self._shrink()
         self.changes = self._change()
         return self._over(before)
@@ -454,12 +415,6 @@ class Table:
     def drop(self) -> list[Over]:
         """All rows go; all that is needed no more."""
         return self.clear(self.all())
-
-    def _forget_claims(self) -> None:
-        """Claims of which all rows have gone are nobody's."""
-        for claims in self._tasks.values():
-            for claim in [claim for claim, given in claims.items() if not self.there(given).any()]:
-                del claims[claim]
 
     def _shrink(self) -> None:
         gone = self._lines[_GONE]

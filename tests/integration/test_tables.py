@@ -247,6 +247,24 @@ def test_what_can_not_be_asked_for(plane: Any) -> None:
     table.drop()
 
 
+@pytest.mark.usefixtures("empty")
+def test_no_rows_are_nothing(plane: Any) -> None:
+    table = plane.table("t")
+    assert table.write([], {"x": np.zeros(0)}).tolist() == []
+    assert plane.tables() == {}
+    table.write(["a"], {"x": np.zeros(1)})
+    assert table.write([], tags=[]).tolist() == []
+    assert len(table.read([], ["x"])) == 0
+    assert len(plane.get(table.read([], ["x"]))) == 0
+    assert len(table.look([])) == 0
+    assert table.numbers([]).tolist() == []
+    assert table.keys([]) == []
+    assert table.take("t", []).tolist() == []
+    table.clear([])
+    assert table.look().keys == ["a"]
+    table.drop()
+
+
 # Taking
 
 

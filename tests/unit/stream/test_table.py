@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
-from dataplane.stream.table import MAX_CLAIMS, MAX_COLUMNS, MAX_TASKS, Over, Table
+from dataplane.stream.table import MAX_COLUMNS, Over, Table
+from dataplane.stream.taking import MAX_CLAIMS, MAX_TASKS
 
 INT = Field("dense", "int64", ())
 FLOAT = Field("dense", "float32", ())
