@@ -13,15 +13,16 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.client.sync import Plane
+from dataplane.client.sync_tables import Table
 from dataplane.client.tables import Rows
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.meta import KEY, BatchMeta
 from dataplane.integrations.transfer_queue.values import stored_schema
@@ -39,14 +40,35 @@ _BITS = 32
 _BELOW = (1 << _BITS) - 1
 
 
-class Partition:
-    """The partition of this name, whether it is there or not."""
+class _Watched:
+    """A table, which calls `lost` when it was lost with its home, and raises that it was."""
 
-    def __init__(self, plane: Plane, name: str) -> None:
+    def __init__(self, table: Table, lost: Callable[[], object]) -> None:
+        self._table = table
+        self._lost = lost
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._table, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return found(*args, **kwargs)
+            except OwnerDied:
+                self._lost()
+                raise
+
+        return watched if callable(found) else found
+
+
+class Partition:
+    """The partition of this name, whether it is there or not. `lost` is called where it was lost with its home: its
+    name then means another one, which nobody has put anything into."""
+
+    def __init__(self, plane: Plane, name: str, lost: Callable[[], object]) -> None:
         if not name:
             raise ValueError("a partition is named by a text of one character or more")
         self.name = name
-        self.table = plane.table(PREFIX + name)
+        self.table = cast("Table", _Watched(plane.table(PREFIX + name), lost))
         self._base = (zlib.crc32(name.encode()) & 0x7FFFFFFF) << _BITS
 
     # naming rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from dataplane.client.sync import Plane
@@ -50,7 +51,8 @@ class Session:
         if found is None:
             if len(self._partitions) >= _KEPT:
                 self._partitions.clear()
-            found = self._partitions[name] = Partition(self.plane, name)
+            lost = partial(self._partitions.pop, name, None)
+            found = self._partitions[name] = Partition(self.plane, name, lost)
         return found
 
     def partitions(self) -> list[str]:
