@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(60),
+    pytest.mark.skipif(
+        bool(packages_distributions().get("tests")),
+        reason="something installed here is called tests: processes find that",
+    ),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]

@@ -44,6 +44,7 @@ def verl(node: str) -> Iterator[SimpleNamespace]:
     from verl.utils import transferqueue_utils
 
     assert transferqueue_utils.tq is ours, "verl's modules that were there before are given ours"
+    ours.close()  # what earlier tests told the job
     ours.init()
     yield SimpleNamespace(
         tq=ours,
