@@ -83,6 +83,22 @@ class Stage:
         tq.kv_clear(self._keys, "tiny")
         return time.perf_counter() - began
 
+    def trajectories(self) -> tuple[float, float]:
+        """Seconds for 256 trajectories of 12 fields, put one by one as verl's rollout workers do, and got at once."""
+        tq, torch, keys = self._tq, self._torch, [f"t{i}" for i in range(256)]
+        names = [f"field_{i}" for i in range(12)]
+        rows = [
+            self._of({name: torch.arange(200 + i)[None] for name in names}, batch_size=[1]) for i in range(len(keys))
+        ]
+        began = time.perf_counter()
+        for key, fields in zip(keys, rows, strict=True):
+            tq.kv_batch_put([key], "trajectories", fields=fields, tags=[{"status": "success"}])
+        middle = time.perf_counter()
+        tq.kv_batch_get(keys, "trajectories")
+        ended = time.perf_counter()
+        tq.kv_clear(keys, "trajectories")
+        return middle - began, ended - middle
+
     def one(self) -> tuple[float, float]:
         """Seconds to put one tiny row, and to get it: medians of 100."""
         tq, puts, gets = self._tq, [], []
@@ -110,9 +126,10 @@ def measure(get: Callable[[Any], Any], writers: dict[str, Any], readers: dict[st
             assert value == get(writer.value.remote())
             get(writer.clear.remote())
             tiny = get(writer.tiny.remote())
-            one_put, one_get = get(writer.one.remote())
+            single = get(writer.one.remote())
+            several = get(writer.trajectories.remote())
             if run >= 0:  # the first warms up
-                for what, took in zip(WHAT, (put, got, read, tiny, one_put, one_get), strict=True):
+                for what, took in zip(WHAT, (put, got, read, tiny, *single, *several), strict=True):
                     kept.setdefault(what, []).append(took)
     return [_row(what, bound, seconds) for what, bound in WHAT.items()]
 
@@ -123,14 +140,16 @@ WHAT = {
     "get of it": 20.0,
     "get of it, every value read": 5.0,
     "1,024 tiny rows: put, second field, list, get, clear": 2.0,
-    "one tiny row: put": 2.0,
-    "one tiny row: get": 2.0,
+    "one tiny row: put": 1.0,
+    "one tiny row: get": 1.0,
+    "256 trajectories: put one by one": 1.0,
+    "256 trajectories: got at once": 1.0,
 }
 
 
 def _row(what: str, bound: float, seconds: dict[str, dict[str, list[float]]]) -> Row:
     ours, theirs = np.array(seconds["ours"][what]), np.array(seconds["theirs"][what])
-    if "288" in what or "of it" in what:
+    if "288" in what or "get of it" in what:
         unit = ROWS * FIELDS * WIDTH * 4 / 1e9
         detail = f"{unit / np.median(ours):.2f} and {unit / np.median(theirs):.2f} GB/s"
     elif "1,024" in what:

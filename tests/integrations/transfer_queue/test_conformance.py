@@ -126,6 +126,19 @@ def test_dtypes_come_back(tq: Any, pid: str, dtype: str) -> None:
     assert got(data, "x") == rows.tolist()
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(lambda: torch.arange(12.0).view(3, 4).t(), id="transposed"),
+        pytest.param(lambda: torch.arange(3.0).expand(4, 3), id="expanded"),
+        pytest.param(lambda: torch.arange(24.0).view(4, 2, 3)[:, :, ::2], id="strided"),
+    ],
+)
+def test_tensors_of_any_strides_come_back(tq: Any, pid: str, rows: Any) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows()}, batch_size=[4]))
+    assert got(tq.kv_batch_get(KEYS, pid), "x") == rows().tolist()
+
+
 def test_dicts_may_hold_tensors(tq: Any, pid: str) -> None:
     pixels = [{"pixel_values": torch.full((i + 1, 3), float(i)), "grid": torch.tensor([[1, 2, i]])} for i in range(3)]
     tq.kv_batch_put(KEYS, pid, fields=TensorDict({"mm": NonTensorStack(*pixels, {})}, batch_size=[4]))

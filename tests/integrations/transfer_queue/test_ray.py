@@ -1,4 +1,4 @@
-"""A job of Ray and verl: what stands in for TransferQueue in the driver does so in every worker; one node serves all."""
+"""A job of Ray and verl: what stands in for TransferQueue in the driver does so in every worker. One node serves all."""
 
 from __future__ import annotations
 
