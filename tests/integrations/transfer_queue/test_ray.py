@@ -1,4 +1,4 @@
-"""A job of Ray and verl: what stands in for TransferQueue in the driver does so in every worker. One node serves all."""
+"""A job of Ray and verl: what stands in for TransferQueue in the driver does so in every worker, on one node."""
 
 from __future__ import annotations
 
