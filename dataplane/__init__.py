@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dataplane.client.sync import connect as connect
     from dataplane.client.sync_streams import Delivery as Delivery
     from dataplane.client.sync_streams import Stream as Stream
+    from dataplane.client.sync_tables import Table as Table
     from dataplane.config import NodeConfig as NodeConfig
     from dataplane.errors import Backpressure as Backpressure
     from dataplane.errors import Closed as Closed
@@ -72,6 +73,7 @@ _HOMES = {
     "client.loader": ("loader",),
     "client.sync": ("Draft", "Plane", "connect"),
     "client.sync_streams": ("Delivery", "Stream"),
+    "client.sync_tables": ("Table",),
     "stream.sampler": (
         "Candidates",
         "Choice",

@@ -7,5 +7,6 @@ from dataplane.client.delivery import Delivery
 from dataplane.client.draft import Draft, dense, ragged
 from dataplane.client.plane import AsyncPlane, connect
 from dataplane.client.streams import AsyncStream
+from dataplane.client.tables import AsyncTable
 
-__all__ = ["AsyncPlane", "AsyncStream", "Delivery", "Draft", "connect", "dense", "ragged"]
+__all__ = ["AsyncPlane", "AsyncStream", "AsyncTable", "Delivery", "Draft", "connect", "dense", "ragged"]

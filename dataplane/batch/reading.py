@@ -130,6 +130,10 @@ def presence(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[S
             flags.append(np.zeros(len(rows), np.bool_))
             continue
         own = stored.tables.presence[position]
+        if own.all():  # then the key's rows are the column's, and stay in one run where those are
+            flags.append(np.ones(len(rows), np.bool_))
+            selections.append(Selection(stored.children[position], rows))
+            continue
         chosen = rows.array()
         flags.append(own[chosen])
         rank = np.cumsum(own) - 1
@@ -137,6 +141,8 @@ def presence(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[S
     present = np.concatenate(flags)
     if reading.order is None:
         return present, tuple(selections), None
+    if present.all():
+        return present[reading.order], tuple(selections), reading.order
     rank = np.cumsum(present) - 1
     return present[reading.order], tuple(selections), rank[reading.order[present[reading.order]]]
 

@@ -139,11 +139,17 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
 
 
 def jagged(values: Tensor, offsets: Tensor) -> Tensor:
-    """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy."""
+    """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy.
+
+    It is told the lengths of its shortest and longest row: torch 2.13 pads one that is not to the length of all rows
+    together (`to_padded_tensor`).
+    """
+    lengths = offsets.diff()
+    bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
     log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
     before, log.disabled = log.disabled, True
     try:
-        return _torch().nested.nested_tensor_from_jagged(values, offsets)
+        return _torch().nested.nested_tensor_from_jagged(values, offsets, **bounds)
     finally:
         log.disabled = before
 

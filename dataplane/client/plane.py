@@ -24,6 +24,7 @@ from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.getting import Getter
 from dataplane.client.streams import AsyncStream
+from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
@@ -226,6 +227,27 @@ class AsyncPlane:
         asked = m.Open(self._connection.next_id(), name, None)
         opened = await self._connection.request(asked, m.Opened, 0.0)
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
+
+    # Tables
+
+    def table(self, name: str) -> AsyncTable:
+        """The table of this name. Costs no message: it is made by the first write, and goes when it is dropped."""
+        self.check()
+        arguments.text("a table's name", name)
+        if len(name) > m.MAX_SCOPE:
+            raise Misuse(f"a table's name has at most {m.MAX_SCOPE} characters, not {len(name)}")
+        return AsyncTable(self._connection, self._writer, name)
+
+    async def tables(self) -> dict[str, Any]:
+        """The figures of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have taken rows."""
+        self.check()
+        found: dict[str, Any] = {}
+        more: Any = None
+        while more is None or more:
+            asked = m.Tables(self._connection.next_id(), max(more) if more else None)
+            more = (await self._connection.request(asked, m.Figures, 0.0)).values
+            found |= more
+        return found
 
     # The cluster
 

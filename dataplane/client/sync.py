@@ -15,6 +15,7 @@ from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
 from dataplane.client.sync_streams import Stream
+from dataplane.client.sync_tables import Table
 from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
 from dataplane.observe.stats import Stats
@@ -144,6 +145,14 @@ class Plane:
     def streams(self) -> dict[str, Any]:
         """The figures of all streams of the node, by name."""
         return self._wait(self._plane.streams())
+
+    def table(self, name: str) -> Table:
+        """The table of this name, made by the first write to it. See `AsyncPlane.table`."""
+        return Table(self._plane.table(name), self._wait)
+
+    def tables(self) -> dict[str, Any]:
+        """The figures of all tables, by name. See `AsyncPlane.tables`."""
+        return self._wait(self._plane.tables())
 
     def members(self) -> dict[str, Any]:
         """Who is in the node's cluster. See `AsyncPlane.members`."""

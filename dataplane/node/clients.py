@@ -29,6 +29,7 @@ from dataplane.errors import (
 )
 from dataplane.node.homes import Homes
 from dataplane.node.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables import TableRequest, Tables, Tabling
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -46,6 +47,7 @@ def _farewell(error: DataplaneError) -> m.Failure:
 
 _decoder = msgspec.msgpack.Decoder(m.Request)
 _DISCARD = 64 << 10  # bytes
+_ENTRY = 128  # bytes that a key, or the tags of a row, are taken to be
 _MAX_TIMEOUT_S = 365 * 86400.0
 
 
@@ -57,6 +59,7 @@ class Client:
         connected: socket.socket,
         store: Store,
         homes: Homes,
+        tables: Tables,
         hosts: Hosts | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
@@ -68,6 +71,7 @@ class Client:
         streams = Streaming(self, homes)
         spread = None if hosts is None else hosts.spread
         self._streams = streams if spread is None else spread.client(streams)
+        self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -215,18 +219,23 @@ class Client:
             case m.Alive():
                 pass
             case _:
-                return self._answer_stream(request)
+                return self._answer_shared(request)
         return None
 
-    def _answer_stream(self, request: StreamRequest) -> Coroutine[Any, Any, None] | None:
-        answer = self._streams.answer(request, self._deadline(getattr(request, "timeout_s", 0.0)))
+    def _answer_shared(self, request: StreamRequest | TableRequest) -> Coroutine[Any, Any, None] | None:
+        deadline = self._deadline(getattr(request, "timeout_s", 0.0))
+        answer: m.Reply | Waiting | None
+        if isinstance(request, TableRequest):
+            answer = self._tables.answer(request, deadline)
+        else:
+            answer = self._streams.answer(request, deadline)
         if isinstance(answer, m.Message):
             self._channel.send(answer)
         elif answer is not None:
             return self._answer_later(request, answer)
         return None
 
-    async def _answer_later(self, request: StreamRequest, waiting: Waiting) -> None:
+    async def _answer_later(self, request: StreamRequest | TableRequest, waiting: Waiting) -> None:
         reply = await waiting()
         try:
             self._channel.send(reply)
@@ -439,4 +448,8 @@ def _size(request: Any) -> int:
             return 8 * len(request.sizes)
         case m.Consume():
             return len(request.chosen) + len(request.expired)
+        case m.WriteRows():
+            return len(request.ref) + len(request.rows) + _ENTRY * (len(request.keys) + len(request.tags))
+        case m.ReadRows() | m.LookAtRows() | m.ClearRows():
+            return len(request.rows) + _ENTRY * len(request.keys)
     return 0

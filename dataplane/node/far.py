@@ -20,6 +20,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
 from dataplane.node.spreading import Spreading
 from dataplane.node.streaming import StreamRequest, Waiting
+from dataplane.node.tables import TableRequest
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 
@@ -35,7 +36,7 @@ _ANSWERS = 1 << 14  # of one node that are remembered
 _ROOM = m.MAX_FRAME - 1024
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(StreamRequest)
+_requests = msgspec.msgpack.Decoder(StreamRequest | TableRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +185,14 @@ def _decoded(encoded: bytes) -> Any:
         raise ProtocolMismatch(str(error)) from None
 
 
-async def _finish(client: Spreading, request: StreamRequest, waiting: Waiting) -> _Told:
+async def _finish(client: Spreading, request: StreamRequest | TableRequest, waiting: Waiting) -> _Told:
     try:
         return _fitting(client, request, await waiting())
     except Exception as error:  # the boundary: it is told to who asked
         return _failed(getattr(request, "id", 0), error)
 
 
-def _fitting(client: Spreading, request: StreamRequest, reply: m.Reply) -> _Told:
+def _fitting(client: Spreading, request: StreamRequest | TableRequest, reply: m.Reply) -> _Told:
     encoded = _encoder.encode(reply)
     take_back = partial(client.untold, request, reply) if isinstance(request, m.Consume | m.Admit) else None
     if len(encoded) <= _ROOM:

@@ -29,6 +29,7 @@ from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
 from dataplane.stream.rows import Index, Patch
 from dataplane.stream.settings import Settings
+from dataplane.stream.table import Over
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
@@ -325,6 +326,24 @@ class Homes:
                     self._spent[key].extend(selected)
             self._needed.subtract(patch.ref.shards())
             self._free(patch.ref.shards())
+
+    def thinned(self, over: Iterable[Over]) -> None:
+        """No row of a table needs these cells any more. They are freed now if nobody else needs something of where they
+        are stored, else with the last of it."""
+        for each in over:
+            whole = each.written.ref
+            for key, selected in each.ref.footprint().items():
+                number = self._number(key)
+                if number is None:
+                    continue
+                if each.done or not each.written.exact or self._needed[key] > 1:
+                    self._spent[key].extend(selected)
+                    continue
+                for columns, rows in selected:
+                    self._store.free_part(number, columns, rows, hollow=True)
+            if each.done:
+                self._needed.subtract(whole.shards())
+                self._free(whole.shards())
 
     def _free(self, shards: Iterable[ShardKey]) -> None:
         for key in shards:

@@ -18,6 +18,7 @@ from dataplane.node.fetch import Fetcher
 from dataplane.node.homes import Homes
 from dataplane.node.offers import Offers
 from dataplane.node.spread import Spread
+from dataplane.node.tables import Tables
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
@@ -44,9 +45,10 @@ class HostsStatistics:
 class Hosts:
     """The other hosts, for one node. `start`, `run` and `aclose` are called by it."""
 
-    def __init__(self, config: ClusterConfig, node: bytes, store: Store, homes: Homes) -> None:
+    def __init__(self, config: ClusterConfig, node: bytes, store: Store, homes: Homes, tables: Tables) -> None:
         """Raises OSError or ValueError for a key that can not be used."""
         self._homes = homes
+        self._tables = tables
         self._config = config
         self._node = node
         self._store = store
@@ -84,7 +86,7 @@ class Hosts:
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._homes.replica = self.fetcher.replicas.here
         self.fetcher.replicas.freeing = self._homes.free_replica
-        self.spread = Spread(self._node, self._homes, self._peers, membership)
+        self.spread = Spread(self._node, self._homes, self._tables, self._peers, membership)
         self._known = dict(membership.members)
         membership.begin_anew_by(self._begin_anew)
         membership.watch(self._changed)

@@ -25,6 +25,7 @@ from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Unauthenticated, describe
 from dataplane.node.clients import Client
 from dataplane.node.homes import Homes
+from dataplane.node.tables import Tables
 from dataplane.store.claim import Claim
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STREAMS = 50  # that are told of among a node's figures
+_STREAMS = 50  # and tables, that are told of among a node's figures
 
 
 class Node:
@@ -55,11 +56,12 @@ class Node:
         self._path = path
         self._store = Store(config)
         self._homes = Homes(self.id, self._store, monotonic)
+        self._tables = Tables(self.id, self._homes)
         self.hosts: Hosts | None = None
         if cluster is not None:
             from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
-            self.hosts = Hosts(cluster, self.id, self._store, self._homes)
+            self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
         self._started = time.monotonic()
@@ -108,7 +110,16 @@ class Node:
                 connected.close()
                 continue
             self._clients.add(
-                Client(connected, self._store, self._homes, self.hosts, self.id, self.figures, self._client_gone)
+                Client(
+                    connected,
+                    self._store,
+                    self._homes,
+                    self._tables,
+                    self.hosts,
+                    self.id,
+                    self.figures,
+                    self._client_gone,
+                )
             )
 
     def _client_gone(self, client: Client) -> None:
@@ -167,6 +178,8 @@ class Node:
             "holders": store.holders,
             "streams": self._homes.figures(most=_STREAMS),
             "streams_in_all": len(self._homes),
+            "tables": self._tables.figures(most=_STREAMS),
+            "tables_in_all": len(self._tables),
         }
 
     def _crossed(self) -> dict[str, int]:
@@ -182,6 +195,7 @@ class Node:
         for client in list(self._clients):
             client.end(gone)
         self._homes.close()
+        self._tables.close()
         if self.hosts is not None:
             await self.hosts.aclose()
         await self._store.aclose()

@@ -22,6 +22,8 @@ from dataplane.node.rehoming import Rehoming
 from dataplane.node.sharing import Sharing
 from dataplane.node.spreading import Spreading
 from dataplane.node.streaming import Streaming
+from dataplane.node.tablehomes import HomeTables, TableHomes, TableReach
+from dataplane.node.tables import Tables
 from dataplane.node.telling import Telling
 from dataplane.node.wholes import Wholes
 from dataplane.wire import peer_messages as pm
@@ -32,7 +34,7 @@ from dataplane.wire.peer import Peers
 class Spread:
     """The streams of one node, which others have parts of."""
 
-    def __init__(self, node: bytes, homes: Homes, peers: Peers, membership: Membership) -> None:
+    def __init__(self, node: bytes, homes: Homes, tables: Tables, peers: Peers, membership: Membership) -> None:
         self._homes = homes
         asking = self._asking = Asking(node, peers, membership)
         homes.elsewhere = asking.stores
@@ -47,24 +49,26 @@ class Spread:
         self._limits = Limits(self._wholes, asking, self._mirrors.coming)
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
+        self._tables = TableHomes(node, tables, homes, asking, membership)
         self._far = Far(self._for)
         self._wholes.watch(self._limits.dropped, self._limits.begin)
         self._wholes.watch(self._adopting.forget)
         self._wholes.watch(self._mirrors.dropped)
 
     def _for(self, client: FarClient) -> Spreading:
-        return self.client(Streaming(client, self._homes))
+        streams = Streaming(client, self._homes)
+        return Spreading(self._reach(streams), self._sharing, HomeTables(self._tables, streams))
 
     def client(self, streams: Streaming) -> Spreading:
-        """All streams as one client uses them, given those that are here."""
-        return Spreading(self._reach(streams), self._sharing)
+        """All streams and tables as one client uses them, given the streams that are here."""
+        return Spreading(self._reach(streams), self._sharing, TableReach(self._tables, streams))
 
     def _reach(self, streams: Streaming) -> Reach:
         return Reach(streams, self._wholes, self._mirrors, self._limits, self._holds)
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
-        """What another node's message is answered; None for what is not about streams. Raises PeerUnavailable for what
-        is about what is over."""
+        """What another node's message is answered; None for what is not about streams or tables. Raises PeerUnavailable
+        for what is about what is over."""
         self._wholes.look()
         if isinstance(request, pm.Fenced):
             self._asking.check(request)
@@ -101,7 +105,7 @@ class Spread:
             case pm.Holds():
                 self._limits.told(request)
             case _:
-                return None
+                return self._tables.answer(request)
         return Done(request.id)
 
     def begin_anew(self, since: int) -> None:
@@ -114,6 +118,7 @@ class Spread:
         self._mirrors.begin_anew()
         self._adopting.begin_anew()
         self._sharing.begin_anew()
+        self._tables.begin_anew()
         self._homes.begin_anew(since)
         self._limits.begin_anew()
 
@@ -124,14 +129,17 @@ class Spread:
             self._wholes.gone(node)
             self._mirrors.gone(node)
             self._holds.gone(node)
+            self._tables.keeping.gone(node)
             asyncio.get_running_loop().call_soon(self._homes.lose, node)  # by then it is known if it has begun anew
         self._wholes.moved()
         self._limits.changed()
         self._rehoming.changed()
+        self._tables.changed()
 
     async def aclose(self) -> None:
         """The node stops."""
         await self._far.aclose()
+        await self._tables.aclose()
         await self._sharing.aclose()
         await self._rehoming.aclose()
         await self._holds.aclose()

@@ -25,6 +25,8 @@ from dataplane.node.reach import Reach, all_of
 from dataplane.node.sharing import Sharing
 from dataplane.node.snapshotting import Snapshotting
 from dataplane.node.streaming import StreamRequest, Waiting
+from dataplane.node.tablehomes import HomeTables, TableReach
+from dataplane.node.tables import TableRequest
 from dataplane.node.wholes import Part, Whole
 from dataplane.wire import messages as m
 
@@ -32,8 +34,9 @@ from dataplane.wire import messages as m
 class Spreading:
     """The streams over hosts as one client uses them. `streams` are the parts here as it does."""
 
-    def __init__(self, reach: Reach, sharing: Sharing) -> None:
+    def __init__(self, reach: Reach, sharing: Sharing, tables: HomeTables | TableReach) -> None:
         self._streams = reach.streams
+        self._tables = tables
         self._reach = reach
         self._sharing = sharing
         self._wholes = reach.wholes
@@ -68,6 +71,7 @@ class Spreading:
         self._bringing.revoke()
         self._streams.leave()
         self._reach.leave()
+        self._tables.leave()
 
     def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
         """The reply can not be told: what it gave is given back."""
@@ -85,9 +89,11 @@ class Spreading:
 
     # requests
 
-    def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """As `Streaming.answer`."""
+    def answer(self, request: StreamRequest | TableRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """As `Streaming.answer`, and as `Tabling.answer`."""
         self._wholes.look()
+        if isinstance(request, TableRequest):
+            return self._tables.answer(request, deadline)
         match request:
             case m.Open():
                 packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))

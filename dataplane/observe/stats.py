@@ -19,7 +19,7 @@ class Stats:
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
     figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
-    `plane.streams()` has them all.
+    `plane.streams()` has them all; tables and tables_in_all are the same of the tables whose home is this node.
     """
 
     memory_used: int = 0
@@ -49,6 +49,8 @@ class Stats:
     holders: tuple[Mapping[str, Any], ...] = ()
     streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     streams_in_all: int = 0
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables_in_all: int = 0
     clients: int = 0
     node: str = ""
     address: str = ""

@@ -13,7 +13,7 @@ _GROUPS = 3  # incomplete ones that are named, of each task
 
 
 def status_text(stats: Stats) -> str:
-    """The figures, a line each: memory, disk, shards, pins, who waits, who holds the memory, the streams."""
+    """The figures, a line each: memory, disk, shards, pins, who waits, who holds the memory, the streams and tables."""
     rows = [
         ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {stats.clients} clients"),
         ("memory", share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
@@ -38,6 +38,10 @@ def status_text(stats: Stats) -> str:
         rows += [("", f"  {line}") for line in waiters(stream)]
     if stats.streams_in_all > len(stats.streams):
         rows.append(("streams", f"{stats.streams_in_all - len(stats.streams)} more"))
+    for name, table in stats.tables.items():
+        rows.append(("table", f"{name}: {table['rows']:,} rows, {format_size(table['bytes'])}"))
+    if stats.tables_in_all > len(stats.tables):
+        rows.append(("tables", f"{stats.tables_in_all - len(stats.tables)} more"))
     return "\n".join(printable(f"{name:<9} {text}") for name, text in rows)
 
 

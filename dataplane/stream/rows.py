@@ -361,31 +361,11 @@ class Rows:
             for names in layers[1:]:  # the column came in several ways; the latest counts
                 later = found[names][0] > patch
                 patch, index = np.where(later, found[names][0], patch), np.where(later, found[names][1], index)
-            part = self._assembled(patch, index, chosen_names)
+            part = assembled(lambda number: self._patches[number].ref, patch, index, chosen_names)
             made = part if made is None else made.union(part)
         if made is None:
             raise Misuse("a delivery has at least one column")
         return made if made.columns == tuple(columns) else made.select(*columns)
-
-    def _assembled(self, patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
-        """Rows `index` of the patches `patch`, in this order, of these columns."""
-        order = None
-        edges = np.flatnonzero(np.diff(patch)) + 1
-        if len(edges) > _RUNS:
-            order = np.argsort(patch, kind="stable")
-            patch, index = patch[order], index[order]
-            edges = np.flatnonzero(np.diff(patch)) + 1
-        bounds = [0, *edges.tolist(), len(patch)]
-        several = []
-        for start, stop in pairwise(bounds):
-            ref = self._patches[int(patch[start])].ref
-            several.append((ref if ref.columns == tuple(names) else ref.select(*names))[index[start:stop]])
-        together = concat(several)
-        if order is None:
-            return together
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return together[back]
 
     def all(self) -> Index:
         """The numbers of all rows."""
@@ -568,6 +548,27 @@ class Rows:
         self.pages.clear()
         self.count = 0
         return patches
+
+
+def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
+    """Rows `index` of what `of` gives for the numbers `patch`, in this order, of these columns."""
+    order = None
+    edges = np.flatnonzero(np.diff(patch)) + 1
+    if len(edges) > _RUNS:
+        order = np.argsort(patch, kind="stable")
+        patch, index = patch[order], index[order]
+        edges = np.flatnonzero(np.diff(patch)) + 1
+    bounds = [0, *edges.tolist(), len(patch)]
+    several = []
+    for start, stop in pairwise(bounds):
+        ref = of(int(patch[start]))
+        several.append((ref if ref.columns == tuple(names) else ref.select(*names))[index[start:stop]])
+    together = concat(several)
+    if order is None:
+        return together
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return together[back]
 
 
 def _among(noted: dict[bytes, set[int]], rows: Index) -> dict[bytes, Index]:

@@ -38,6 +38,9 @@ LET_IN = 1 << 62
 MAX_ROWS = 1 << 16
 """Rows that one append brings or one delivery takes."""
 
+MAX_TAG_BYTES = 64 << 10
+"""Bytes of the tags of one row of a table."""
+
 STAGED = "\0"
 """What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
 
@@ -456,6 +459,151 @@ class Restored(Message, frozen=True, tag="restored"):
     stream: bytes
 
 
+# What a client says of tables. `table` is the name; `home` the node that the asker last knew as the table's, empty for
+# none: with it a table is gone that has died. Rows are named by `keys` or, where there are none, by numbers, int64.
+
+
+class WriteRows(Message, frozen=True, tag="write-rows"):
+    """Rows by key, made where they are not there, or by number: columns in place of those that they had, none where
+    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. `held`: which other nodes than the
+    home keep what of the columns they store, for which node and under which of its numbers. Answered by
+    `Numbered`."""
+
+    id: int
+    table: str
+    home: bytes
+    staged: str
+    ref: bytes
+    keys: list[str]
+    rows: bytes
+    tags: list[dict[str, Any]]
+    held: list[tuple[bytes, bytes, int]] = []
+
+
+class ReadRows(Message, frozen=True, tag="read-rows"):
+    """These columns of rows; None: all that each of them has. Answered by `Referred`."""
+
+    id: int
+    table: str
+    home: bytes
+    keys: list[str]
+    rows: bytes
+    columns: list[str] | None
+
+
+class DescribeTable(Message, frozen=True, tag="describe-table"):
+    """What a table's columns are. Answered by `Referred`, of no rows; without a reference where there is no column."""
+
+    id: int
+    table: str
+    home: bytes
+
+
+class LookAtRows(Message, frozen=True, tag="look-at-rows"):
+    """What is known of rows, or with `all` of the next rows behind the number `after`; nothing, where nothing has
+    changed since `since`. Answered by `Looked`."""
+
+    id: int
+    table: str
+    home: bytes
+    keys: list[str]
+    rows: bytes
+    all: bool
+    after: int
+    columns: list[str]
+    tags: bool
+    since: int
+
+
+class NumberRows(Message, frozen=True, tag="number-rows"):
+    """The numbers of rows, made where they are not there if `create`. Answered by `Numbered`."""
+
+    id: int
+    table: str
+    home: bytes
+    keys: list[str]
+    create: bool
+
+
+class ReadyRows(Message, frozen=True, tag="ready-rows"):
+    """The rows behind the number `after` that have all these columns and that the task (empty: no matter which) has not
+    taken, as soon as there are `least` or more; or those of the claim, if it was made. Answered by `Numbered`."""
+
+    id: int
+    table: str
+    home: bytes
+    columns: list[str]
+    task: str
+    claim: str
+    least: int
+    after: int
+    timeout_s: float
+
+
+class TakeRows(Message, frozen=True, tag="take-rows"):
+    """Mark rows as taken by the task, all or none, and remember `give` under the claim (empty: none); with `ask`, only
+    tell what was given under it. Answered by `Given`."""
+
+    id: int
+    table: str
+    home: bytes
+    task: str
+    rows: bytes
+    give: bytes
+    claim: str
+    ask: bool = False
+
+
+class UntakeRows(Message, frozen=True, tag="untake-rows"):
+    """These rows, or with `all` all, as if the task, or with an empty one any task, had not taken them. Answered by
+    `Done`."""
+
+    id: int
+    table: str
+    home: bytes
+    task: str
+    rows: bytes
+    all: bool
+
+
+class TakenRows(Message, frozen=True, tag="taken-rows"):
+    """Which of these rows, or with `all` of the next rows behind the number `after`, the task has taken. Answered by
+    `Taken`."""
+
+    id: int
+    table: str
+    home: bytes
+    task: str
+    rows: bytes
+    all: bool
+    after: int
+
+
+class ClearRows(Message, frozen=True, tag="clear-rows"):
+    """These rows go. Answered by `Done`, also for rows that have gone."""
+
+    id: int
+    table: str
+    home: bytes
+    keys: list[str]
+    rows: bytes
+
+
+class DropTable(Message, frozen=True, tag="drop-table"):
+    """The table goes, if there is one. Answered by `Done`."""
+
+    id: int
+    table: str
+    home: bytes
+
+
+class Tables(Message, frozen=True, tag="tables"):
+    """The figures of tables by name, as in `Streams`. Answered by `Figures`."""
+
+    id: int
+    after: str | None
+
+
 Request = (
     Hello
     | Reserve
@@ -498,6 +646,18 @@ Request = (
     | PutBack
     | PutColumns
     | Restored
+    | WriteRows
+    | ReadRows
+    | DescribeTable
+    | LookAtRows
+    | NumberRows
+    | ReadyRows
+    | TakeRows
+    | UntakeRows
+    | TakenRows
+    | ClearRows
+    | DropTable
+    | Tables
 )
 
 
@@ -679,6 +839,57 @@ class SnapshotRows(Message, frozen=True, tag="snapshot-rows"):
     columns: list[tuple[bytes, int, bytes]]
 
 
+class Numbered(Message, frozen=True, tag="numbered"):
+    """Rows of a table, int64. `more`: there are more behind the last."""
+
+    id: int
+    home: bytes
+    rows: bytes
+    more: bool = False
+
+
+class Referred(Message, frozen=True, tag="referred"):
+    """A reference; empty where there is none."""
+
+    id: int
+    home: bytes
+    ref: bytes
+
+
+class Looked(Message, frozen=True, tag="looked"):
+    """What is known of rows: `have` is, row by row, a bit for each column asked for. `changes` is for the next `since`;
+    nothing is said of rows where it is that of the last. `more` as in `Numbered`."""
+
+    id: int
+    home: bytes
+    changes: int
+    rows: bytes
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    have: bytes
+    more: bool
+
+
+class Given(Message, frozen=True, tag="given"):
+    """The rows that were taken, or given under the claim before; `granted` is false where there are none, since some
+    were taken already or nobody has made the claim."""
+
+    id: int
+    home: bytes
+    granted: bool
+    rows: bytes
+
+
+class Taken(Message, frozen=True, tag="taken"):
+    """Of each row whether it was taken, a byte each; and the number of the last, with `more` as in `Numbered`."""
+
+    id: int
+    home: bytes
+    flags: bytes
+    last: int = -1
+    more: bool = False
+
+
 class Done(Message, frozen=True, tag="done"):
     """It was done."""
 
@@ -719,6 +930,11 @@ Reply = (
     | Elsewhere
     | SnapshotTaken
     | SnapshotRows
+    | Numbered
+    | Referred
+    | Looked
+    | Given
+    | Taken
     | Done
     | Figures
     | Failure

@@ -264,6 +264,44 @@ class AnnounceColumns(Fenced, frozen=True, kw_only=True, tag="announce-columns")
     holders: list[bytes] = []
 
 
+class FindTable(Message, frozen=True, tag="find-table"):
+    """Whether the table of this name is here. `node` asks; two who are about to make it find that it is at the one
+    with the greater number. Answered by `FoundTable`."""
+
+    id: int
+    node: bytes
+    name: str
+
+
+class KeepRows(Message, frozen=True, tag="keep-rows"):
+    """Keep what you store of this reference for a table whose home is `home`, until that says that it is not needed;
+    `node` asks, and `number` is its number for it. Answered by `Done`."""
+
+    id: int
+    home: bytes
+    node: bytes
+    number: int
+    ref: bytes
+
+
+class LetGoRows(Message, frozen=True, tag="let-go-rows"):
+    """What was to be kept so has not come into the table. Answered by `Done`."""
+
+    id: int
+    home: bytes
+    node: bytes
+    number: int
+
+
+class ThinRows(Message, frozen=True, tag="thin-rows"):
+    """Cells that were kept for tables whose home is `home` are not needed any more: who asked for it and under which
+    number, which columns of which rows (int64), and whether that is the last of it. Answered by `Done`."""
+
+    id: int
+    home: bytes
+    over: list[tuple[bytes, int, list[str], bytes, bool]]
+
+
 PeerRequest = (
     Greet
     | Describe
@@ -288,6 +326,10 @@ PeerRequest = (
     | TakeReplicas
     | FreeReplicas
     | FindReplicas
+    | FindTable
+    | KeepRows
+    | LetGoRows
+    | ThinRows
 )
 
 
@@ -374,4 +416,24 @@ class Announced(Message, frozen=True, tag="announced"):
     rows: bytes
 
 
-PeerReply = Greeted | Described | Offered | Done | Failure | Answer | Waits | Part | Located | Announced | FoundReplicas
+class FoundTable(Message, frozen=True, tag="found-table"):
+    """Whether it is here."""
+
+    id: int
+    there: bool
+
+
+PeerReply = (
+    Greeted
+    | Described
+    | Offered
+    | Done
+    | Failure
+    | Answer
+    | Waits
+    | Part
+    | Located
+    | Announced
+    | FoundReplicas
+    | FoundTable
+)

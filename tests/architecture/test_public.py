@@ -39,6 +39,7 @@ NAMES = [
     "Draft",
     "Stream",
     "Delivery",
+    "Table",
     "Sampler",
     "Candidates",
     "Choice",

@@ -175,6 +175,7 @@ PUBLIC: dict[str, Any] = {
     "config": dp.NodeConfig,
     "stats": dp.Stats,
     "stream": dp.Stream,
+    "table": dp.Table,
     "delivery": dp.Delivery,
     "loader": Loader,
 }

@@ -11,7 +11,7 @@ from typing import Any
 import dataplane as dp
 from dataplane.client.delivery import Taken
 
-_WRAPPED = (dp.aio.Draft, dp.aio.AsyncStream, dp.aio.Delivery, Taken)
+_WRAPPED = (dp.aio.Draft, dp.aio.AsyncStream, dp.aio.AsyncTable, dp.aio.Delivery, Taken)
 
 
 class Awaited:
@@ -25,6 +25,8 @@ class Awaited:
         value = getattr(self._inner, name)
         if inspect.isasyncgenfunction(value):
             return lambda *args, **kwargs: self._iterated(value(*args, **kwargs))
+        if name == "table":  # which sends nothing
+            return lambda *args, **kwargs: self._wrapped(value(*args, **kwargs))
         if not inspect.iscoroutinefunction(value) and name != "consume":  # which returns what is to be awaited
             return value
 

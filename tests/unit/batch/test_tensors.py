@@ -61,6 +61,12 @@ def test_jagged_tensors_come_back(lengths: list[int], dtype: str) -> None:
     assert found.torch().is_nested
 
 
+def test_a_nested_tensor_is_padded_to_its_longest_row() -> None:
+    """Not to the length of all rows together, as torch does with one that is not told."""
+    nested = column([torch.arange(2), torch.arange(3)]).torch()
+    assert nested.to_padded_tensor(9).tolist() == [[0, 1, 9], [0, 1, 2]]
+
+
 def test_nested_tensors_of_every_form() -> None:
     rows = [torch.rand(2, 3), torch.rand(4, 3)]
     strided = torch.nested.nested_tensor([row.t() for row in rows], layout=torch.strided)

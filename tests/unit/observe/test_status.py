@@ -60,3 +60,10 @@ def test_a_bar_is_never_longer_than_it_may_be() -> None:
 
 def test_durations() -> None:
     assert [duration(s) for s in (5.9, 65, 3725)] == ["5 s", "1 min 5 s", "1 h 2 min"]
+
+
+def test_tables_are_shown_and_the_others_counted() -> None:
+    table = {"rows": 1024, "bytes": 3 << 20, "columns": ["x"], "tasks": []}
+    text = status_text(stats(tables={"train": table}, tables_in_all=3))
+    assert "table     train: 1,024 rows, 3.0 MiB" in text
+    assert "tables    2 more" in text

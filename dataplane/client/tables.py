@@ -1,0 +1,386 @@
+"""A table, as a process uses it: rows by key that stay until they are cleared, read as often as one likes.
+
+What always holds: what was written for a call that failed is freed, also when this process dies in between; a call that
+is made again, because its answer was lost, does no harm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.concat import concat
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.client import arguments
+from dataplane.client.connection import Connection
+from dataplane.client.rownames import Named, by_number, keys_of_rows, rows_named, stretches, tags_of
+from dataplane.client.writer import Writer
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.wire import messages as m
+
+Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+R = TypeVar("R", bound=m.Reply)
+
+TIMEOUT_S = 60.0
+"""The deadline, in seconds, of a write that names none."""
+
+_REF_ROWS = 1 << 14  # rows of one read
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of rows of a table, a value for each. `have`: by row and column, of those asked for, whether it is
+    there. `changes`: what `look` takes as `since`."""
+
+    numbers: Index
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    have: Flags
+    changes: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+class AsyncTable:
+    """A table of the plane's cluster. Made by `plane.table`, without a message; any number of processes may use it.
+
+    It has one home, and is lost with it: then what is asked of it raises `OwnerDied`, and `plane.table` gives a new
+    one. Rows are named by their keys, or by their numbers: an array of integers, in the order of arrival, which no
+    other row of the table ever gets.
+    """
+
+    def __init__(self, connection: Connection, writer: Writer, name: str) -> None:
+        self.name = name
+        self._connection = connection
+        self._writer = writer
+        self._home = b""
+        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._writes = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<table {self.name!r}>"
+
+    # writing
+
+    async def write(
+        self,
+        rows: Named,
+        columns: Any = None,
+        *,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Index:
+        """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
+        that are, columns they had are replaced, and freed.
+
+        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; None: only
+            keys and tags. tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of
+            its name. timeout: seconds to wait for room.
+
+        More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
+        the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
+        """
+        deadline = Deadline.after(arguments.seconds(timeout))
+        keys, numbers = rows_named(rows)
+        count = len(keys) or len(numbers)
+        tagged = tags_of(tags, count)
+        staged, ref = "", columns if isinstance(columns, BatchRef) else None
+        if columns is not None and ref is None:
+            planned = await self._writer.plan(columns, ())
+            _check_rows(planned.rows, count)
+            staged = f"{self._staging}-{next(self._writes)}"
+        elif ref is not None:
+            _check_rows(len(ref), count)
+        if not count:
+            return numbers
+        try:
+            if staged:
+                ref = await self._writer.write(planned, staged, deadline.remaining_s)
+            found = []
+            for start, stop in stretches(count, keys, tagged):
+                last = stop == count
+                request = m.WriteRows(
+                    self._connection.next_id(),
+                    self.name,
+                    self._home,
+                    staged if last else "",
+                    b"" if ref is None else ref[start:stop].encode(),
+                    keys[start:stop],
+                    numbers[start:stop].tobytes(),
+                    tagged[start:stop],
+                )
+                found.append(_numbers((await self._ask(request, m.Numbered)).rows))
+        except BaseException:
+            if staged:
+                self._unstage(staged)
+            raise
+        return _joined(found)
+
+    def _unstage(self, staged: str) -> None:
+        """What was staged is not written. Says so without waiting; the connection's end says it too."""
+        with suppress(DataplaneError):
+            self._connection.check()
+            self._connection.tell(m.Free(self._connection.next_id(), [], [], staged))
+
+    async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
+        """The numbers of the rows of these keys; `create`: rows without columns are made where there are none. Raises
+        Misuse for a key that no row has."""
+        named = keys_of_rows(keys)
+        found = []
+        for start, stop in stretches(len(named), named, []):
+            asked = m.NumberRows(self._connection.next_id(), self.name, self._home, named[start:stop], bool(create))
+            found.append(_numbers((await self._ask(asked, m.Numbered)).rows))
+        return _joined(found)
+
+    # reading
+
+    async def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
+        """A reference to these rows, in this order: of these columns, or of all that each of them has. It means what
+        the rows are now; what was replaced or cleared when it comes to be read raises `Freed`. Raises Misuse for a row
+        that is not there, or that lacks a column."""
+        keys, numbers = rows_named(rows)
+        names = None if columns is None else arguments.names("columns", columns)
+        count = len(keys) or len(numbers)
+        return await self._read(keys, numbers, names, 0, count)
+
+    async def _read(self, keys: list[str], numbers: Index, names: list[str] | None, start: int, stop: int) -> BatchRef:
+        """These of the rows, in as many messages as it takes."""
+        try:
+            if stop - start <= _REF_ROWS:
+                asked = m.ReadRows(
+                    self._connection.next_id(),
+                    self.name,
+                    self._home,
+                    keys[start:stop],
+                    numbers[start:stop].tobytes(),
+                    names,
+                )
+                return BatchRef.decode((await self._ask(asked, m.Referred)).ref)
+        except LimitExceeded:
+            if stop - start < 2:
+                raise
+        middle = (start + stop) // 2
+        parts = [await self._read(keys, numbers, names, *part) for part in ((start, middle), (middle, stop))]
+        both = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+        if not both:
+            raise Misuse(f"these rows of the table {self.name!r} have no column that all of them have")
+        return concat([part.select(*both) for part in parts])
+
+    async def schema(self) -> dict[str, Field]:
+        """What each column is, by name."""
+        reply = await self._ask(m.DescribeTable(self._connection.next_id(), self.name, self._home), m.Referred)
+        return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
+
+    async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
+        """The keys of these rows. Raises Misuse for one that is not there."""
+        return (await self.look(by_number(numbers), tags=False)).keys
+
+    async def look(
+        self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
+    ) -> Rows:
+        """What is known of these rows, or of all in the order of arrival: keys, tags, and which of these columns they
+        have. With `since`, the `changes` of an earlier look, no rows where nothing has changed in the table. Raises
+        Misuse for a row that is not there."""
+        names = arguments.names("columns", columns)
+        keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
+        steps = stretches(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
+        replies: list[m.Looked] = []
+        after, since = -1, arguments.whole("since", since)
+        for start, stop in steps:
+            asked = m.LookAtRows(
+                self._connection.next_id(),
+                self.name,
+                self._home,
+                keys[start:stop],
+                numbers[start:stop].tobytes(),
+                rows is None,
+                after,
+                names,
+                bool(tags),
+                since if not replies else 0,
+            )
+            reply = await self._ask(asked, m.Looked)
+            replies.append(reply)
+            if rows is None:
+                if not reply.more:
+                    break
+                after = int(_numbers(reply.rows)[-1])
+        return _rows(replies, len(names))
+
+    # taking
+
+    async def ready(
+        self,
+        columns: Sequence[str],
+        *,
+        task: str | None = None,
+        claim: str | None = None,
+        least: int = 1,
+        timeout: float = 0.0,
+    ) -> Index:
+        """The rows, in the order of arrival, that have all these columns and that the task has not taken, once there
+        are `least`. With a claim that was made already, what was given under it, at once.
+
+        timeout: seconds to wait for that many; the node waits, nobody polls. Raises NotReady at the deadline.
+        """
+        names, wait_s = arguments.names("columns", columns), arguments.seconds(timeout)
+        found: list[Index] = []
+        more, after = True, -1
+        while more:
+            asked = m.ReadyRows(
+                self._connection.next_id(),
+                self.name,
+                self._home,
+                names,
+                "" if task is None else arguments.text("a task", task),
+                "" if claim is None else arguments.text("a claim", claim),
+                arguments.whole("least", least) if not found else 0,
+                after,
+                wait_s,
+            )
+            reply = await self._ask(asked, m.Numbered, wait_s)
+            found.append(_numbers(reply.rows))
+            more = reply.more
+            after = int(found[-1][-1]) if more else after
+        return _joined(found)
+
+    async def take(
+        self,
+        task: str,
+        numbers: Index | Sequence[int],
+        *,
+        give: Index | Sequence[int] | None = None,
+        claim: str | None = None,
+    ) -> Index | None:
+        """Mark these rows as taken by the task, all or none; their numbers. None where one of them was taken meanwhile
+        or has gone: choose again.
+
+        claim: a name for this choice. Who names one that was made already takes nothing, and is given what was given
+            then: so ranks that must see the same rows name the same claim, and a call whose answer was lost can be made
+            again. give: what is given, if that is not just what is taken.
+        """
+        taken = by_number(numbers)
+        given = taken if give is None else by_number(give)
+        request = m.TakeRows(
+            self._connection.next_id(),
+            self.name,
+            self._home,
+            arguments.text("a task", task),
+            taken.tobytes(),
+            given.tobytes(),
+            "" if claim is None else arguments.text("a claim", claim),
+        )
+        reply = await self._ask(request, m.Given)
+        return _numbers(reply.rows) if reply.granted else None
+
+    async def claimed(self, task: str, claim: str) -> Index | None:
+        """What was given under this claim of the task; None where nobody has made it."""
+        asked = m.TakeRows(
+            self._connection.next_id(),
+            self.name,
+            self._home,
+            arguments.text("a task", task),
+            b"",
+            b"",
+            arguments.text("a claim", claim),
+            ask=True,
+        )
+        reply = await self._ask(asked, m.Given)
+        return _numbers(reply.rows) if reply.granted else None
+
+    async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
+        """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
+        named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
+        request = m.UntakeRows(
+            self._connection.next_id(),
+            self.name,
+            self._home,
+            "" if task is None else arguments.text("a task", task),
+            named.tobytes(),
+            numbers is None,
+        )
+        await self._ask(request, m.Done)
+
+    async def taken(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
+        """Which of these rows, or of all in the order of arrival, the task has taken. Raises Misuse for one that is not
+        there."""
+        named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
+        flags: list[bytes] = []
+        more, after = True, -1
+        while more:
+            asked = m.TakenRows(
+                self._connection.next_id(),
+                self.name,
+                self._home,
+                arguments.text("a task", task),
+                named.tobytes(),
+                numbers is None,
+                after,
+            )
+            reply = await self._ask(asked, m.Taken)
+            flags.append(reply.flags)
+            more, after = reply.more, reply.last
+        return np.frombuffer(b"".join(flags), np.bool_)
+
+    # going
+
+    async def clear(self, rows: Named) -> None:
+        """These rows go, with their columns, tags and numbers; each frees what it needed. Those that are not there are
+        passed over."""
+        keys, numbers = rows_named(rows)
+        for start, stop in stretches(len(keys) or len(numbers), keys, []):
+            request = m.ClearRows(
+                self._connection.next_id(), self.name, self._home, keys[start:stop], numbers[start:stop].tobytes()
+            )
+            await self._ask(request, m.Done)
+
+    async def drop(self) -> None:
+        """All rows go, and who took which. Who writes to the name again makes another table."""
+        await self._ask(m.DropTable(self._connection.next_id(), self.name, self._home), m.Done)
+
+    async def _ask(self, request: Any, kind: type[R], wait_s: float = 0.0) -> R:
+        reply = await self._connection.request(request, kind, wait_s)
+        self._home = getattr(reply, "home", self._home)
+        return reply
+
+
+def _check_rows(found: int, count: int) -> None:
+    if found != count:
+        raise SchemaMismatch(
+            f"{found} rows of columns for {count} keys", expected=f"{count} rows", found=f"{found} rows"
+        )
+
+
+def _numbers(packed: bytes) -> Index:
+    return np.frombuffer(packed, np.int64)
+
+
+def _joined(several: list[Index]) -> Index:
+    return several[0] if len(several) == 1 else np.concatenate(several)
+
+
+def _rows(replies: list[m.Looked], columns: int) -> Rows:
+    numbers = _joined([_numbers(reply.rows) for reply in replies])
+    have = np.zeros((len(numbers), 0), np.bool_)
+    if columns:
+        flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
+        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also where there are no rows
+        have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
+    return Rows(
+        numbers,
+        [key for reply in replies for key in reply.keys],
+        [tags for reply in replies for tags in reply.tags],
+        have,
+        replies[0].changes,
+    )

@@ -1,0 +1,172 @@
+"""Checkpoints of all partitions: rows with their keys, tags and fields, and who consumed which, in a directory.
+
+    metadata.json               what the user gave, and that it is whole
+    partitions/<n>.bin          a partition but for its values, as MessagePack
+    partitions/<n>-<m>.arrow    the values of some of its rows, as Arrow IPC
+
+What always holds: the directory is there as it was or as it is to be, whenever the process dies, but for the moment
+between two renames, after which the next load puts the old one back; nothing in it is unpickled. Rows come back with
+other global indexes, in the order that they had. Each process of the job may save and load; a load takes the place of
+all that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.client.tables import Rows
+from dataplane.errors import Corrupt, Misuse
+from dataplane.integrations.transfer_queue.partition import PREFIX, Index, Partition
+from dataplane.integrations.transfer_queue.session import Session, session
+
+_META, _PARTITIONS = "metadata.json", "partitions"
+_VERSION = 1
+_PAGE_BYTES = 64 << 20
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+def save_checkpoint(
+    checkpoint_dir: str | Path, *, include_storage: bool = True, metadata: dict[str, Any] | None = None
+) -> None:
+    """Write all partitions to a directory, in place of what is there. `metadata` is kept in its `metadata.json`.
+
+    What is put or consumed meanwhile is in it or not, row by row. include_storage is ignored: it always is.
+    Raises NotStarted, OSError.
+    """
+    own, target = session(), Path(checkpoint_dir)
+    fresh, old = _beside(target)
+    shutil.rmtree(fresh, ignore_errors=True)
+    (fresh / _PARTITIONS).mkdir(parents=True)
+    try:
+        for number, name in enumerate(own.partitions()):
+            _save(own, own.partition(name), fresh / _PARTITIONS / str(number))
+        told = {"version": _VERSION, "storage_saved": True, "user_metadata": metadata or {}}
+        (fresh / _META).write_text(json.dumps(told, indent=2))
+        _sync(fresh)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        fresh.rename(target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(checkpoint_dir: str | Path) -> None:
+    """Put the partitions of a checkpoint in place of those that are there.
+
+    Raises FileNotFoundError where there is none, Corrupt where it is not whole, NotStarted, Backpressure.
+    """
+    own, target = session(), Path(checkpoint_dir)
+    _, old = _beside(target)
+    if not target.exists() and old.exists():  # the process that saved died between two renames
+        old.rename(target)
+    if not target.is_dir():
+        raise FileNotFoundError(f"there is no checkpoint at {target}")
+    told = json.loads((target / _META).read_text())
+    if told.get("version") != _VERSION:
+        raise Corrupt(f"{target} is no checkpoint that this version reads", path=str(target))
+    found = sorted((target / _PARTITIONS).glob("*.bin"), key=lambda path: int(path.stem))
+    for name in own.partitions():
+        own.partition(name).table.drop()
+    for path in found:
+        _load(own, path)
+
+
+def _beside(target: Path) -> tuple[Path, Path]:
+    return target.parent / f"{target.name}.tmp", target.parent / f"{target.name}.old"
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """A partition, but for its values."""
+
+    name: str
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    consumed: dict[str, list[int]]
+    """By task, positions of rows."""
+    files: list[tuple[list[str], list[int]]]
+    """The fields, and the positions of the rows, of each file of values."""
+
+
+def _save(own: Session, partition: Partition, path: Path) -> None:
+    names = list(partition.table.schema())
+    for _ in range(8):
+        rows = partition.all(names)
+        if rows is None:
+            return
+        try:
+            files = list(_values(own, partition, rows, names, path))
+            tasks = own.plane.tables().get(PREFIX + partition.name, {}).get("tasks", [])
+            consumed = {task: np.flatnonzero(partition.table.taken(task, rows.numbers)).tolist() for task in tasks}
+        except Misuse:  # rows were cleared since: as they are now, then
+            continue
+        saved = _Saved(partition.name, rows.keys, rows.tags, consumed, files)
+        path.with_suffix(".bin").write_bytes(_encode(saved))
+        return
+    raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: save when that is done")
+
+
+def _values(
+    own: Session, partition: Partition, rows: Rows, names: Sequence[str], path: Path
+) -> Iterator[tuple[list[str], list[int]]]:
+    """Write the values: a file for rows that have the same fields, several where they are large."""
+    import pyarrow as pa
+
+    number = 0
+    kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))
+    for kind, flags in enumerate(kinds):
+        fields = [name for name, there in zip(names, flags, strict=True) if there]
+        places: Index = np.flatnonzero(which.reshape(-1) == kind)
+        if not fields:
+            continue
+        ref = partition.table.read(rows.numbers[places], fields)
+        step = max(1, _PAGE_BYTES * len(places) // max(1, ref.nbytes))
+        for start in range(0, len(places), step):
+            values = own.plane.get(ref[start : start + step]).to_arrow()
+            with pa.OSFile(f"{path}-{number}.arrow", "wb") as file, pa.ipc.new_file(file, values.schema) as writer:
+                writer.write_table(values)
+            number += 1
+            yield fields, places[start : start + step].tolist()
+
+
+def _load(own: Session, path: Path) -> None:
+    import pyarrow as pa
+
+    try:
+        saved = _decode(path.read_bytes(), type=_Saved)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path} is not what was saved: {error}", path=str(path)) from error
+    table = own.partition(saved.name).table
+    if not saved.keys:
+        table.numbers([], create=True)
+        return
+    numbers = table.write(saved.keys, tags=saved.tags)
+    for number, (_, places) in enumerate(saved.files):
+        try:
+            with pa.memory_map(f"{path.with_suffix('')}-{number}.arrow") as file:
+                table.write(numbers[places], pa.ipc.open_file(file).read_all())
+        except (pa.ArrowInvalid, FileNotFoundError) as error:
+            raise Corrupt(f"{path}: the values are not what was saved: {error}", path=str(path)) from error
+    for task, taken in saved.consumed.items():
+        if taken:
+            table.take(task, numbers[taken])
+
+
+def _sync(directory: Path) -> None:
+    """What was written there is on the disk."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

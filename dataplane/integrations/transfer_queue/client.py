@@ -1,0 +1,237 @@
+"""`TransferQueueClient`: the calls by BatchMeta, each with an asynchronous twin.
+
+As TransferQueue's, but for what `docs/transfer_queue.md` says is different. It has no connection of its own: all of a
+process are one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.integrations.transfer_queue import reading, sampling, writing
+from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
+from dataplane.integrations.transfer_queue.meta import BatchMeta
+from dataplane.integrations.transfer_queue.partition import Partition, has_own_key
+from dataplane.integrations.transfer_queue.session import Session, session
+from dataplane.integrations.transfer_queue.status import Status
+from dataplane.integrations.transfer_queue.twins import twin
+from dataplane.integrations.transfer_queue.writing import Parser
+
+log = logging.getLogger(__name__)
+
+
+class TransferQueueClient(Status):
+    """The calls of this process; any thread may use it. What TransferQueue's is made with is not needed."""
+
+    def __init__(self, client_id: str = "", controller_info: Any = None, **_: Any) -> None:
+        self.client_id = client_id
+
+    def initialize_storage_manager(self, manager_type: str = "", config: Any = None) -> None:
+        """Nothing: there is none."""
+
+    def close(self) -> None:
+        """Nothing: the process keeps its plane."""
+
+    # putting
+
+    def put(
+        self,
+        data: Any,
+        metadata: BatchMeta | None = None,
+        partition_id: str | None = None,
+        data_parser: Parser | None = None,
+    ) -> BatchMeta:
+        """Put the fields of a TensorDict: of the rows of `metadata`, with its tags; or of new rows of a partition.
+
+        Raises ValueError where there is neither, StorageKeyNotFoundError where rows were cleared, SchemaMismatch,
+        Backpressure, LimitExceeded.
+        """
+        rows, columns = writing.rows_of(data), writing.columns(data, data_parser)
+        if metadata is None:
+            if partition_id is None:
+                raise ValueError("put takes metadata or a partition_id, and there is neither")
+            if not rows:
+                raise ValueError("there are no rows to put")
+            partition = session().partition(partition_id)
+            numbers, keys = writing.insert(partition, rows, columns)
+            return _new(partition, partition.indexes(numbers), keys, list(columns)).add_fields(data)
+        if not len(metadata):
+            raise ValueError("the metadata has no rows")
+        if rows != len(metadata):
+            raise ValueError(f"{rows} rows of fields for metadata of {len(metadata)}")
+        if len(set(metadata.partition_ids)) > 1:
+            raise ValueError("rows are put into one partition at a time: use metadata.chunk_by_partition()")
+        writing.by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
+        return metadata.add_fields(data)
+
+    def set_custom_meta(self, metadata: BatchMeta) -> None:
+        """Add the tags of these rows to those that they have."""
+        own = session()
+        for part in metadata.chunk_by_partition():
+            if any(part.custom_meta):
+                writing.by_meta(own.partition(part.partition_ids[0]), part, None)
+
+    # getting
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str] | None,
+        batch_size: int | None = None,
+        partition_id: str = "",
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Rows of a partition. mode "fetch": so many that have all the fields and that the task has not consumed, as
+        the sampler of this process chooses. "force_fetch": all rows. "insert": new rows, that are put later.
+
+        timeout: seconds that "fetch" waits in the node; None: those of $TQ_CONTROLLER_GET_METADATA_TIMEOUT, or 1; with
+        `polling_mode`, none. With `polling_mode`, too few rows are an empty BatchMeta; else NoSampleInTime is raised.
+        """
+        own = session()
+        partition = own.partition(partition_id)
+        fields = list(data_fields or [])
+        if mode == "force_fetch":
+            return _every(partition, fields)
+        if batch_size is None or batch_size < 1:
+            raise ValueError(f"batch_size is 1 or more in mode {mode!r}, not {batch_size}")
+        if mode == "insert":
+            numbers, keys = writing.insert(partition, batch_size, None)
+            return _new(partition, partition.indexes(numbers), keys, fields)
+        if mode != "fetch":
+            raise ValueError(f"mode is 'fetch', 'force_fetch' or 'insert', not {mode!r}")
+        if not task_name or not fields:
+            raise ValueError("mode 'fetch' takes data_fields and a task_name")
+        return _fetched(own, partition, fields, batch_size, task_name, sampling_config or {}, timeout)
+
+    def get_data(self, metadata: BatchMeta) -> Any:
+        """The fields of these rows as a TensorDict, rows in the order of the metadata. Raises StorageKeyNotFoundError
+        (a KeyError) where rows were cleared."""
+        if not metadata or not metadata.field_names:
+            from tensordict import TensorDict
+
+            return TensorDict({}, batch_size=[0])
+        return reading.by_meta(session(), metadata)
+
+    # by key
+
+    def kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
+        """The rows of these keys, with the fields that all of them have. Those that are not there are left out, with a
+        warning; `create`: they are made."""
+        named, partition = named_keys(keys), session().partition(partition_id)
+        try:
+            numbers = partition.table.numbers(named, create=True) if create else partition.named(named)
+        except NotThere as error:
+            log.warning("%s", error)
+            rows = partition.all(tags=False)
+            there = {} if rows is None else dict(zip(rows.keys, rows.numbers.tolist(), strict=True))
+            numbers = np.array([there[key] for key in named if key in there], np.int64)
+        if not len(numbers):
+            return BatchMeta.empty()
+        names = list(partition.table.schema())
+        rows = partition.table.look(numbers, columns=names)
+        all_have = [name for at, name in enumerate(names) if rows.have[:, at].all()]
+        return partition.meta(rows, all_have, np.full(len(rows), bool(all_have), np.int8))
+
+    def kv_retrieve_keys(self, global_indexes: Any, partition_id: str) -> list[str]:
+        """The keys of rows by their global indexes, an int or a list of them.
+
+        Raises TypeError, ValueError for what are none; NoKey (a RuntimeError) for rows without one.
+        """
+        indexes = [global_indexes] if isinstance(global_indexes, int) else global_indexes
+        if not isinstance(indexes, list) or not all(isinstance(each, int) for each in indexes):
+            raise TypeError("global_indexes are an int, or a list of them")
+        if not indexes:
+            raise ValueError("global_indexes is an empty list")
+        partition = session().partition(partition_id)
+        rows = partition.all(tags=False)
+        there = {} if rows is None else dict(zip(partition.indexes(rows.numbers), rows.keys, strict=True))
+        keys = [there.get(index) for index in indexes]
+        for index, key in zip(indexes, keys, strict=True):
+            if key is None or has_own_key(key):
+                why = "is not there" if key is None else "was put without a key"
+                raise NoKey(f"the row with the global index {index} of partition {partition_id!r} {why}")
+        return [str(key) for key in keys]
+
+    # clearing
+
+    def clear_samples(self, metadata: BatchMeta) -> None:
+        """These rows go, with their memory; those that are not there are passed over."""
+        own = session()
+        for part in metadata.chunk_by_partition():
+            partition = own.partition(part.partition_ids[0])
+            partition.table.clear(partition.numbers(part.global_indexes))
+
+    def clear_partition(self, partition_id: str) -> None:
+        """All rows of the partition go, and who consumed which."""
+        own = session()
+        own.partition(partition_id).table.drop()
+        own.sampler.clear_cache(partition_id)
+
+    async_put = twin(put)
+    async_set_custom_meta = twin(set_custom_meta)
+    async_get_meta = twin(get_meta, "waits")
+    async_get_data = twin(get_data)
+    async_kv_retrieve_meta = twin(kv_retrieve_meta)
+    async_kv_retrieve_keys = twin(kv_retrieve_keys)
+    async_clear_samples = twin(clear_samples)
+    async_clear_partition = twin(clear_partition)
+
+
+def get_client() -> TransferQueueClient:
+    """The client of this process. Raises NotStarted where no plane is known to it."""
+    session()
+    return TransferQueueClient()
+
+
+def named_keys(keys: Any) -> list[str]:
+    """Keys as a list. Raises ValueError for none, TypeError for what are none."""
+    named = [keys] if isinstance(keys, str) else keys
+    if not isinstance(named, list) or not all(isinstance(key, str) for key in named):
+        raise TypeError("keys are a text, or a list of texts")
+    if not named:
+        raise ValueError("keys is an empty list")
+    return named
+
+
+def _new(partition: Partition, indexes: list[int], keys: list[str], fields: Sequence[str]) -> BatchMeta:
+    """Rows of which nothing has been put yet."""
+    known = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": False}
+    return BatchMeta(
+        indexes,
+        [partition.name] * len(indexes),
+        dict.fromkeys(fields, known),
+        _custom_backend_meta=[{"_key": key} for key in keys],
+    )
+
+
+def _every(partition: Partition, fields: Sequence[str]) -> BatchMeta:
+    rows = partition.all(fields)
+    if rows is None:
+        raise NotThere(f"there is no partition {partition.name!r}: nothing was put into it yet, or it was cleared")
+    ready = rows.have.all(axis=1) if fields else np.zeros(len(rows), np.int8)
+    return partition.meta(rows, fields, ready)
+
+
+def _fetched(
+    own: Session,
+    partition: Partition,
+    fields: list[str],
+    batch_size: int,
+    task: str,
+    config: dict[str, Any],
+    timeout: float | None,
+) -> BatchMeta:
+    wait_s = timeout if timeout is not None else 0.0 if own.settings.polling else sampling.timeout_s()
+    found = sampling.fetch(partition, fields, batch_size, task, own.sampler, config, wait_s)
+    if found is not None:
+        return found
+    if own.settings.polling:
+        return BatchMeta.empty()
+    raise sampling.too_few(partition, fields, batch_size, task, wait_s)

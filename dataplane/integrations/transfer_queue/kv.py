@@ -1,0 +1,121 @@
+"""The calls by key: `kv_put` and its like, and their asynchronous twins.
+
+As TransferQueue's, but for what `docs/transfer_queue.md` says is different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dataplane.integrations.transfer_queue import reading, writing
+from dataplane.integrations.transfer_queue.client import named_keys
+from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
+from dataplane.integrations.transfer_queue.partition import has_own_key, shown
+from dataplane.integrations.transfer_queue.session import session
+from dataplane.integrations.transfer_queue.twins import twin
+from dataplane.integrations.transfer_queue.writing import Parser
+
+
+def kv_put(
+    key: str,
+    partition_id: str,
+    fields: Any = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: Parser | None = None,
+) -> KVBatchMeta:
+    """Put one row: its fields, a dict of values or a TensorDict of one row, its tag, or both.
+
+    Raises ValueError where there is neither, or a nested tensor; SchemaMismatch, Backpressure, LimitExceeded.
+    """
+    if fields is None and tag is None:
+        raise ValueError("a row is put with fields, a tag, or both; there is neither")
+    if fields is None:
+        columns = None
+    elif data_parser is not None and not isinstance(fields, Mapping):
+        columns = writing.columns(fields, data_parser)
+    else:
+        columns = writing.one_row(fields)
+    return _put([key], partition_id, columns, None if tag is None else [tag])
+
+
+def kv_batch_put(
+    keys: list[str],
+    partition_id: str,
+    fields: Any = None,
+    tags: list[dict[str, Any]] | None = None,
+    data_parser: Parser | None = None,
+) -> KVBatchMeta:
+    """Put rows: the fields of a TensorDict, a tag each, or both.
+
+    Raises ValueError where there is neither, or another number of them than keys; SchemaMismatch for what can not be
+    carried, Backpressure, LimitExceeded.
+    """
+    if fields is None and tags is None:
+        raise ValueError("rows are put with fields, tags, or both; there is neither")
+    columns = None
+    if fields is not None:
+        rows = writing.rows_of(fields)
+        if rows != len(keys):
+            raise ValueError(f"{len(keys)} keys for {rows} rows of fields: give one a row")
+        columns = writing.columns(fields, data_parser)
+    if tags is not None and len(tags) != len(keys):
+        raise ValueError(f"{len(keys)} keys for {len(tags)} tags: give one a row")
+    return _put(keys, partition_id, columns, tags)
+
+
+def _put(keys: Sequence[str], partition_id: str, columns: Any, tags: Any) -> KVBatchMeta:
+    named, own = named_keys(list(keys)), session()
+    found, fields = writing.by_key(
+        own.partition(partition_id), named, columns, tags, grouped=own.settings.grouped and columns is not None
+    )
+    return KVBatchMeta(named, [shown(each) for each in found.tags], partition_id, fields)
+
+
+def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> Any:
+    """The rows of these keys as a TensorDict: these fields, or all that all of them have.
+
+    Raises NotThere (a ValueError) where a partition, a key or a field of some of the keys is not there,
+    StorageKeyNotFoundError (a KeyError) where rows were cleared meanwhile.
+    """
+    own = session()
+    fields = [select_fields] if isinstance(select_fields, str) else select_fields
+    return reading.by_key(own, own.partition(partition_id), named_keys(keys), fields)
+
+
+def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | None = None) -> Any:
+    """The rows of a KVBatchMeta as a TensorDict: its fields, or those of them that are selected. Raises as
+    `kv_batch_get`, and ValueError for a field that the meta does not have."""
+    if meta.partition_id is None:
+        raise ValueError("the KVBatchMeta has no partition_id: set it")
+    if select_fields is None:
+        return kv_batch_get(meta.keys, meta.partition_id, meta.fields)
+    fields = [select_fields] if isinstance(select_fields, str) else list(select_fields)
+    absent = [name for name in fields if name not in (meta.fields or [])]
+    if absent:
+        raise ValueError(f"the KVBatchMeta does not have the field {absent[0]!r}; it has {meta.fields}")
+    return kv_batch_get(meta.keys, meta.partition_id, fields)
+
+
+def kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]:
+    """The tags of all rows that have a key of the user's, by partition and key."""
+    own, found = session(), {}
+    for name in own.partitions() if partition_id is None else [partition_id]:
+        rows = own.partition(name).all()
+        if rows is not None:
+            pairs = zip(rows.keys, rows.tags, strict=True)
+            found[name] = {key: shown(tags) for key, tags in pairs if not has_own_key(key)}
+    return found
+
+
+def kv_clear(keys: list[str] | str, partition_id: str) -> None:
+    """These rows go, with their memory; those that are not there are passed over."""
+    session().partition(partition_id).table.clear(named_keys(keys))
+
+
+async_kv_put = twin(kv_put)
+async_kv_batch_put = twin(kv_batch_put)
+async_kv_batch_get = twin(kv_batch_get)
+async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
+async_kv_list = twin(kv_list)
+async_kv_clear = twin(kv_clear)

@@ -1,0 +1,176 @@
+"""A partition of TransferQueue as a table: its rows by key, by number and by global index.
+
+A global index is a row's number in its table, below 2**32, with bits of the partition's name above it: two partitions'
+rows have different ones (but for one chance in 2**31 a pair, which nothing here depends on: an index goes with its
+partition). A row is never given an index that another had.
+
+Rows that users put without a key have one all the same, made of the call and the row's place in it, which `kv_list`
+does not show. Rows that they put with keys have that in a tag of a reserved name, where a sampler needs groups.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.client.sync import Plane
+from dataplane.client.sync_tables import Table
+from dataplane.client.tables import Rows
+from dataplane.errors import Misuse, OwnerDied
+from dataplane.integrations.transfer_queue.errors import NotThere
+from dataplane.integrations.transfer_queue.meta import KEY, BatchMeta
+from dataplane.integrations.transfer_queue.values import stored_schema
+
+Index = npt.NDArray[np.int64]
+
+PREFIX = "transfer_queue/"
+"""How the names of the tables begin."""
+
+PUT = "dataplane.put"
+"""The tag that says which call put a row, and where in it."""
+
+_OWN = ".row/"  # how the keys begin that users did not give
+_BITS = 32
+_BELOW = (1 << _BITS) - 1
+
+
+class _Watched:
+    """A table, which calls `lost` when it was lost with its home, and raises that it was."""
+
+    def __init__(self, table: Table, lost: Callable[[], object]) -> None:
+        self._table = table
+        self._lost = lost
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._table, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return found(*args, **kwargs)
+            except OwnerDied:
+                self._lost()
+                raise
+
+        return watched if callable(found) else found
+
+
+class Partition:
+    """The partition of this name, whether it is there or not. `lost` is called where it was lost with its home: its
+    name then means another one, which nobody has put anything into."""
+
+    def __init__(self, plane: Plane, name: str, lost: Callable[[], object]) -> None:
+        if not name:
+            raise ValueError("a partition is named by a text of one character or more")
+        self.name = name
+        self.table = cast("Table", _Watched(plane.table(PREFIX + name), lost))
+        self._base = (zlib.crc32(name.encode()) & 0x7FFFFFFF) << _BITS
+
+    # naming rows
+
+    def indexes(self, numbers: Iterable[int] | Index) -> list[int]:
+        """The global indexes of these rows."""
+        found: list[int] = (np.asarray(numbers, np.int64) | self._base).tolist()
+        return found
+
+    def numbers(self, global_indexes: Sequence[int]) -> Index:
+        """The numbers of rows by their global indexes."""
+        return np.asarray(global_indexes, np.int64) & _BELOW
+
+    def named(self, keys: Sequence[str]) -> Index:
+        """The numbers of rows by their keys. Raises NotThere, naming the first that is not."""
+        try:
+            return self.table.numbers(keys)
+        except Misuse as error:
+            raise self.absent(keys) from error
+
+    def absent(self, keys: Sequence[str]) -> NotThere:
+        """The error for keys of which some are not there."""
+        rows = self.table.look(tags=False)
+        if not rows.changes:
+            return NotThere(f"there is no partition {self.name!r}: nothing was put into it yet, or it was cleared")
+        there = set(rows.keys)
+        lost = [key for key in keys if key not in there]
+        first = f"the first is {lost[0]!r}" if lost else "they went meanwhile"
+        return NotThere(
+            f"{len(lost)} of {len(keys)} keys are not in partition {self.name!r}, {first}: put them first; they are"
+            " gone if they were cleared"
+        )
+
+    # what is known
+
+    def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> Rows | None:
+        """All rows in the order of arrival; None where there is no such partition."""
+        rows = self.table.look(columns=list(columns), tags=tags, since=since)
+        return rows if rows.changes else None
+
+    def meta(self, rows: Rows, names: Sequence[str], ready: npt.ArrayLike) -> BatchMeta:
+        """These rows as a BatchMeta with these fields."""
+        schema = {name: field for name, field in self.table.schema().items() if name in names}
+        return BatchMeta(
+            self.indexes(rows.numbers),
+            [self.name] * len(rows),
+            stored_schema(schema),
+            ready,
+            None,
+            [shown(tags) for tags in rows.tags],
+            [{KEY: key} for key in rows.keys],
+        )
+
+    # for samplers
+
+    def get_custom_meta(self, global_indices: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The tags of these rows, of those that have any."""
+        rows = self.table.look(self.numbers(global_indices))
+        pairs = zip(global_indices, map(shown, rows.tags), strict=True)
+        return {index: tags for index, tags in pairs if tags}
+
+    def groups(self, global_indices: Sequence[int], size: int, tag: str) -> list[list[int]]:
+        """Whole groups of so many: rows with the same value of the tag, or else put together by one call, counted off
+        from its first row."""
+        if not len(global_indices):
+            return []
+        rows = self.table.look(self.numbers(global_indices))
+        found: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
+        for index, key, tags in zip(global_indices, rows.keys, rows.tags, strict=True):
+            if tag in tags:
+                found["tag", repr(tags[tag])].append((index, index))
+            else:
+                put, place = tags[PUT] if PUT in tags else _own(key)
+                found["put", put, place // size].append((place, index))
+        return [[index for _, index in sorted(group)[:size]] for group in found.values() if len(group) >= size]
+
+
+def new_keys(rows: int) -> list[str]:
+    """Keys for rows that have none, put by one call."""
+    put = secrets.token_hex(6)
+    return [f"{_OWN}{put}/{place}" for place in range(rows)]
+
+
+def has_own_key(key: str) -> bool:
+    """Whether it is a key that the user did not give."""
+    return key.startswith(_OWN)
+
+
+def marks(rows: int) -> list[dict[str, Any]]:
+    """The tags that say by which call rows were put."""
+    put = secrets.token_hex(6)
+    return [{PUT: [put, place]} for place in range(rows)]
+
+
+def shown(tags: Mapping[str, Any]) -> dict[str, Any]:
+    """The tags that are the user's."""
+    return {name: value for name, value in tags.items() if name != PUT}
+
+
+def _own(key: str) -> tuple[str, int]:
+    """By which call a row was put, and where in it; each by itself where that is not known."""
+    if not has_own_key(key):
+        return key, 0
+    put, _, place = key.removeprefix(_OWN).rpartition("/")
+    return put, int(place)

@@ -1,0 +1,57 @@
+"""The asynchronous twins: each runs its synchronous call in a thread, so that it can be awaited in any event loop.
+
+What may wait for other processes runs in threads of its own, so that the call it waits for finds one. A call that is
+cancelled is still made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = {"calls": 8, "waits": 64}
+
+_lock = threading.Lock()
+_pools: dict[str, ThreadPoolExecutor] = {}
+_pid = 0
+
+
+def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any, Any, T]]:
+    """The call, to be awaited. pool: "calls", or "waits" for one that may wait for others."""
+
+    @wraps(call)
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_pool(pool), partial(call, *args, **kwargs))
+
+    awaited.__name__ = f"async_{call.__name__}"
+    awaited.__qualname__ = call.__qualname__.replace(call.__name__, awaited.__name__)
+    return awaited
+
+
+def _pool(name: str) -> ThreadPoolExecutor:
+    global _pid
+    with _lock:
+        if _pid != os.getpid():  # a forked child has none of the threads
+            _pid = os.getpid()
+            _pools.clear()
+        if name not in _pools:
+            _pools[name] = ThreadPoolExecutor(_THREADS[name], thread_name_prefix=f"dataplane-transfer-queue-{name}")
+        return _pools[name]
+
+
+def end() -> None:
+    """End the threads once what runs in them is done. Idempotent; they come back when they are needed."""
+    with _lock:
+        pools = list(_pools.values()) if _pid == os.getpid() else []
+        _pools.clear()
+    for pool in pools:
+        pool.shutdown()

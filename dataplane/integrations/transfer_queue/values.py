@@ -1,0 +1,208 @@
+"""Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
+
+What always holds: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
+shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors). Fields of tensors that
+were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
+of the jagged layout where that can hold them; the rest as a NonTensorStack.
+
+The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense,
+`=even/<dtype>/<dimensions>`, or nested, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the
+tensors that a dict has, `.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`. Dense rows are stored as
+ragged ones are, since other puts of the field may have another shape.
+
+Imports torch and tensordict where they are used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from dataplane.batch import tensordicts, tensors, variants
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.field import Field
+from dataplane.batch.infer import infer
+from dataplane.batch.objects import encode_rows
+from dataplane.batch.values import Values, byte_rows, mismatch
+from dataplane.errors import SchemaMismatch
+
+Part = tuple[str, variants.Flags | None, Values]
+
+
+def columns(fields: Any, rows: int) -> dict[str, Values]:
+    """The fields of a TensorDict of so many rows. Raises SchemaMismatch for what can not be carried."""
+    found = {}
+    for name in fields.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
+        if not isinstance(name, str):
+            raise SchemaMismatch(f"a field's name is text, not {name!r}", expected="text", found=repr(name))
+        found[name] = column(name, fields.get(name), rows)
+    return found
+
+
+def column(name: str, entry: Any, rows: int) -> Values:
+    """One field. Raises SchemaMismatch."""
+    if tensors.is_tensor(entry):
+        part = _nested(name, entry) if entry.is_nested else _even(name, entry)
+    elif tensordicts.is_tensordict(entry) and not hasattr(entry, "tolist"):
+        part = ("=struct", None, tensordicts.values_of(name, entry))
+    else:
+        values = entry.tolist() if hasattr(entry, "tolist") else list(entry)
+        return variants.join(list(_others(name, values)), len(values))
+    if part[2].rows != rows:
+        expected, found = f"{rows} rows, as the batch", f"{part[2].rows} rows"
+        raise mismatch(name, f"{found}, not {expected}", expected=expected, found=found)
+    return variants.join([part], rows)
+
+
+def _even(name: str, tensor: Any) -> Part:
+    """Rows of one shape, as ragged ones: those of other puts may have another, and one column is to hold them all."""
+    values = tensors.values_of(name, tensor)
+    own, shape = values.field, values.field.shape
+    if shape:
+        offsets = np.arange(values.rows + 1, dtype=np.int64) * cast("int", shape[0])
+        kept = Field("ragged", own.dtype, (None, *shape[1:]))
+        values = msgspec.structs.replace(values, field=kept, offsets=offsets)
+    return f"=even/{own.dtype}/{len(shape)}", None, values
+
+
+def _nested(name: str, tensor: Any) -> Part:
+    values = tensors.values_of(name, tensor)
+    return f"=ragged/{values.field.dtype}/{len(values.field.shape)}", None, values
+
+
+def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
+    """Values that are no tensor of all rows: text apart, the tensors of dicts apart, the rest as objects."""
+    if set(map(type, values)) == {str}:
+        yield "=text", None, infer(name, values)
+        return
+    plain: list[Any] = []
+    held: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
+    for row, value in enumerate(values):
+        rest = value
+        if type(value) is dict and any(map(tensors.is_tensor, value.values())):
+            rest = {}
+            for key, each in value.items():
+                if type(key) is str and tensors.is_tensor(each) and not each.is_nested:
+                    held[f".{key}/{str(each.dtype)[6:]}/{each.ndim}"].append((row, each))
+                else:
+                    rest[key] = each
+        plain.append(rest)
+    yield "=object", None, byte_rows("object", encode_rows(name, plain))
+    for kind, found in held.items():
+        flags = np.zeros(len(values), np.bool_)
+        flags[[row for row, _ in found]] = True
+        yield kind, flags, tensors.values_of_rows(f"{name}{kind}", [each for _, each in found])
+
+
+def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: bool) -> Any:
+    """The fields as a TensorDict of so many rows; `dense`: those put dense stay so."""
+    from tensordict import TensorDict
+
+    found = {name: field(batch[name], dense=dense) for name in names} if batch is not None else {}
+    return TensorDict(found, batch_size=[rows])
+
+
+def field(column: Column, *, dense: bool) -> Any:
+    """One field: a tensor, or a NonTensorStack."""
+    found = variants.split(column)
+    if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
+        return _tensor(found[0], dense=dense)
+    return packed(_rows(column, found))
+
+
+def _tensor(found: variants.Variant, *, dense: bool) -> Any:
+    """Rows that were all put alike."""
+    own, even = found.column, dense and found.name.startswith("=even")
+    if own.field.varying == 1:
+        items, offsets = own.packed()
+        lengths = offsets.diff()
+        if even and (lengths == lengths[:1]).all():
+            return items.view(len(lengths), int(lengths[0]) if len(lengths) else 0, *items.shape[1:])
+        return tensors.jagged(items, offsets)
+    if not own.field.varying:
+        return own.torch()
+    rows = own.torch()
+    if even and len({row.shape for row in rows}) == 1:
+        import torch
+
+        return torch.stack(rows)
+    return packed(rows)
+
+
+def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
+    """A value a row, of whatever kinds they are."""
+    values: list[Any] = [None] * len(column)
+    for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last
+        rows = np.flatnonzero(present).tolist()
+        each = own.to_list() if own.kind in ("text", "object") else list(own.torch())
+        if name.startswith("."):
+            key = name[1:].rsplit("/", 2)[0]
+            for row, value in zip(rows, each, strict=True):
+                values[row][key] = value
+        else:
+            for row, value in zip(rows, each, strict=True):
+                values[row] = value
+    return values
+
+
+def packed(values: Sequence[Any]) -> Any:
+    """Values of a row each as a tensor where they can be: dense for scalars, else nested; else a NonTensorStack."""
+    if values and all(map(tensors.is_tensor, values)):
+        import torch
+
+        if all(not value.ndim for value in values):
+            return torch.stack(list(values))
+        for layout in (torch.jagged, torch.strided):
+            try:
+                return torch.nested.as_nested_tensor(list(values), layout=layout)
+            except (RuntimeError, TypeError):  # the layout can not hold rows of these shapes
+                continue
+    from tensordict import NonTensorData, NonTensorStack
+
+    return NonTensorStack(*map(NonTensorData, values))
+
+
+# What a BatchMeta says of fields
+
+
+def schema_of(fields: Any) -> dict[str, dict[str, Any]]:
+    """What is known of the fields of a TensorDict."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in fields.keys():  # noqa: SIM118  # as above
+        entry = fields.get(name)
+        if not tensors.is_tensor(entry):
+            found[name] = _known(None, None, nested=False, tensor=False)
+        elif entry.is_nested:
+            shapes = [tuple(row.shape) for row in entry.unbind()]
+            found[name] = _known(entry.dtype, shapes[0] if shapes else None, nested=True) | {
+                "per_sample_shapes": shapes
+            }
+        else:
+            found[name] = _known(entry.dtype, tuple(entry.shape[1:]) or (1,), nested=False)
+    return found
+
+
+def stored_schema(fields: Mapping[str, Field]) -> dict[str, dict[str, Any]]:
+    """What is known of fields by their columns alone: not the shapes of rows that differ."""
+    import torch
+
+    found = {}
+    for name, own in fields.items():
+        kinds = [kind for kind, _ in own.children]
+        if any(not kind.startswith(("=even", "=ragged")) for kind in kinds):
+            found[name] = _known(None, None, nested=False, tensor=False)
+            continue
+        children = [child for _, child in own.children]
+        dtype = getattr(torch, children[0].dtype, None)
+        scalars = all(child.kind == "dense" for child in children)
+        nested = any(kind.startswith("=ragged") for kind in kinds)
+        found[name] = _known(dtype, (1,) if scalars else None, nested=nested)
+    return found
+
+
+def _known(dtype: Any, shape: Any, *, nested: bool, tensor: bool = True) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "is_nested": nested, "is_non_tensor": not tensor}

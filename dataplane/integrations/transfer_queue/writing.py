@@ -1,0 +1,113 @@
+"""Putting: fields of a TensorDict into rows of a partition.
+
+What always holds: a put that fails has put nothing; of rows that are there, the fields that are put take the place of
+those they had, and tags are added to those they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch import tensordicts, tensors
+from dataplane.batch.values import Values
+from dataplane.client.tables import Rows
+from dataplane.errors import Misuse
+from dataplane.integrations.transfer_queue import values
+from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError
+from dataplane.integrations.transfer_queue.meta import BatchMeta
+from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
+
+Parser = Callable[[Any], Any]
+Tags = Sequence[Mapping[str, Any]]
+
+
+def rows_of(fields: Any) -> int:
+    """How many rows a TensorDict has. Raises ValueError for anything else."""
+    if not tensordicts.is_tensordict(fields) or not len(getattr(fields, "batch_size", ())):
+        raise ValueError(f"fields are a TensorDict with a batch dimension, not {type(fields).__name__}")
+    return int(fields.batch_size[0])
+
+
+def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
+    """The fields as columns, as `parser` leaves them. Raises SchemaMismatch, ValueError."""
+    rows = rows_of(fields)
+    if parser is None:
+        return values.columns(fields, rows)
+    given = {name: _batched(fields.get(name)) for name in fields.keys()}  # noqa: SIM118  # iteration is over rows
+    names = set(given)
+    parsed = parser(given)
+    given = given if parsed is None else parsed
+    if not isinstance(given, dict) or set(given) != names or any(len(each) != rows for each in given.values()):
+        raise ValueError("a data_parser returns the fields that it was given, no others, with a value for each row")
+    return {name: values.column(name, each, rows) for name, each in given.items()}
+
+
+def one_row(fields: Any) -> dict[str, Values]:
+    """The fields of one row: a TensorDict of one, or a dict of its values. Raises SchemaMismatch, ValueError."""
+    if not isinstance(fields, Mapping) or tensordicts.is_tensordict(fields):
+        if not tensordicts.is_tensordict(fields) or rows_of(fields) != 1:
+            raise ValueError("the fields of one key are a dict of its values, or a TensorDict of one row")
+        return values.columns(fields, 1)
+    for name, value in fields.items():
+        if tensors.is_tensor(value) and value.is_nested:
+            raise ValueError(f"{name!r} is a nested tensor, which has several rows: use kv_batch_put")
+    return {name: values.column(name, v[None] if tensors.is_tensor(v) else [v], 1) for name, v in fields.items()}
+
+
+def _batched(entry: Any) -> Any:
+    """A field as a parser sees it: a tensor of all rows, or a list of a value a row."""
+    if tensors.is_tensor(entry):
+        return list(entry.unbind()) if entry.is_nested else entry
+    return entry.tolist()
+
+
+def by_key(
+    partition: Partition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None, *, grouped: bool
+) -> tuple[Rows, list[str]]:
+    """Put rows by key; what is known of them then, with the fields that all of them have. `grouped`: remember of rows
+    that are new which call put them."""
+    table = partition.table
+    if grouped:
+        numbers = table.numbers(keys, create=True)
+        have = table.look(numbers, columns=list(table.schema()))
+        if not have.have.any():  # rows that have nothing yet are new
+            tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
+    numbers = table.write(keys, columns, tags=tags)
+    names = list(table.schema())
+    rows = table.look(numbers, columns=names)
+    return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
+
+
+def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> tuple[Index, list[str]]:
+    """Put rows that have no keys; their numbers, and the keys they have all the same."""
+    keys = new_keys(rows)
+    if columns is None:
+        return partition.table.numbers(keys, create=True), keys
+    return partition.table.write(keys, columns), keys
+
+
+def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
+    """Put more fields of the rows of a BatchMeta, and its tags. Raises StorageKeyNotFoundError where one has gone."""
+    tags = meta.custom_meta if any(meta.custom_meta) else None
+    numbers = partition.numbers(meta.global_indexes)
+    if len(np.unique(numbers)) != len(numbers):
+        raise ValueError("the metadata names a row twice: put each row once")
+    try:
+        partition.table.write(numbers, columns, tags=tags)
+    except Misuse as error:
+        gone(partition, numbers, error)
+        raise
+
+
+def gone(partition: Partition, numbers: Index, error: Exception) -> None:
+    """Raises StorageKeyNotFoundError where some of these rows are not there; else returns."""
+    rows = partition.all(tags=False)
+    lost = numbers if rows is None else np.setdiff1d(numbers, rows.numbers)
+    if len(lost):
+        raise StorageKeyNotFoundError(
+            f"{len(lost)} of {len(numbers)} rows of partition {partition.name!r} were cleared, the first has the global"
+            f" index {partition.indexes(lost[:1])[0]}"
+        ) from error

@@ -1,0 +1,210 @@
+"""Tables over several nodes on loopback: one home each, the same calls wherever it is, and what a dead home leaves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.cluster.placement import Placement
+from tests.integration.test_hosts import Host, members, together
+from tests.processes import eventually
+
+DETECTED_S = 5.0  # in which the loss of a host is known, whatever was being done
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
+def planes(hosts: list[Host]) -> Iterator[list[Any]]:
+    with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b, dp.connect(hosts[2].address) as c:
+        together(a, b, c)
+        yield [a, b, c]
+
+
+def at(planes: list[Any], which: int) -> str:
+    """A name whose table is made at the node of this plane."""
+    nodes = {plane.stats().node: number for number, plane in enumerate(planes)}
+    placement = Placement(bytes.fromhex(node) for node in nodes)
+    names = (f"table-{number}" for number in range(1000))
+    return next(name for name in names if nodes[placement.home("table", name).hex()] == which)
+
+
+def nothing_kept(plane: Any) -> bool:
+    stats = plane.stats()
+    return bool(stats.put_bytes == stats.freed_bytes)
+
+
+def columns(rows: int, first: int = 0) -> dict[str, Any]:
+    return {"id": np.arange(first, first + rows), "text": [f"row {i}" for i in range(first, first + rows)]}
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_rows_are_written_and_read_on_any_host(planes: list[Any], home: int) -> None:
+    name = at(planes, home)
+    tables = [plane.table(name) for plane in planes]
+    assert tables[0].write(["a", "b"], columns(2), tags=[{"n": 1}, {}]).tolist() == [0, 1]
+    assert tables[1].write(["b", "c"], columns(2, 5)).tolist() == [1, 2]
+    tables[2].write(["c", "a"], {"reward": np.array([0.5, 0.25])})
+    for plane, table in zip(planes, tables, strict=True):
+        batch = plane.get(table.read(["c", "b", "a"], ["id", "text"]))
+        assert batch["id"].to_list() == [6, 5, 0]
+        assert batch["text"].to_list() == ["row 6", "row 5", "row 0"]
+        assert plane.get(table.read([0, 2]))["reward"].to_list() == [0.25, 0.5]
+        assert table.look().tags == [{"n": 1}, {}, {}]
+        assert table.ready(["id", "reward"]).tolist() == [0, 2]
+        assert sorted(table.schema()) == ["id", "reward", "text"]
+        assert list(plane.tables()) == [name]
+    assert [list(plane.stats().tables) for plane in planes] == [[name] if i == home else [] for i in range(3)]
+    tables[1].clear(["a", "b", "c"])
+    assert tables[2].look().keys == []
+    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
+
+
+def test_what_is_replaced_elsewhere_is_freed_there(planes: list[Any]) -> None:
+    name = at(planes, 0)
+    first, second = planes[1].table(name), planes[2].table(name)
+    first.write(["a", "b"], columns(2))
+    second.write(["a", "b"], columns(2, 7))
+    eventually(lambda: nothing_kept(planes[1]), "what was replaced")
+    assert planes[0].get(planes[0].table(name).read(["a", "b"]))["id"].to_list() == [7, 8]
+    second.drop()
+    eventually(lambda: all(map(nothing_kept, planes)), "what was dropped")
+    assert first.look().keys == []
+
+
+def test_a_reference_from_a_third_host_is_the_tables(planes: list[Any]) -> None:
+    ref = planes[2].put(columns(4))
+    table = planes[1].table(at(planes, 0))
+    table.write(list("abcd"), ref)
+    assert planes[0].get(table.read(list("dcba")))["id"].to_list() == [3, 2, 1, 0]
+    table.clear(["a", "b", "c"])
+    assert not nothing_kept(planes[2])
+    table.clear(["d"])
+    eventually(lambda: all(map(nothing_kept, planes)), "the reference is freed where it was put")
+
+
+def test_rows_are_taken_once_whoever_asks(planes: list[Any]) -> None:
+    tables = [plane.table(at(planes, 1)) for plane in planes]
+    tables[0].write([str(i) for i in range(60)], columns(60))
+    won: list[int] = []
+
+    def work(table: Any) -> None:
+        while True:
+            try:
+                ready = table.ready(["id"], task="train")
+            except dp.NotReady:
+                return
+            given = table.take("train", np.random.default_rng().choice(ready, min(3, len(ready)), replace=False))
+            if given is not None:
+                won.extend(given.tolist())
+
+    workers = [threading.Thread(target=work, args=(table,)) for table in tables]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(20)
+    assert sorted(won) == list(range(60))
+
+
+def test_ranks_on_several_hosts_claim_the_same(planes: list[Any]) -> None:
+    tables = [plane.table(at(planes, 2)) for plane in planes]
+    tables[0].write(list("abcdef"), columns(6))
+    for step, expected in (("0", [0, 1]), ("1", [2, 3])):
+        for table in tables:
+            ready = table.ready(["id"], task="train", claim=step, least=2)
+            assert table.take("train", ready[:2], claim=step).tolist() == expected
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_who_waits_is_told_of_rows_that_come_elsewhere(planes: list[Any], home: int) -> None:
+    name = at(planes, home)
+    found: list[list[int]] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(planes[0].table(name).ready(["id"], least=4, timeout=15).tolist())
+    )
+    waiting.start()
+    planes[1].table(name).write(["a", "b"], columns(2))
+    planes[2].table(name).write(["c", "d"], columns(2))
+    waiting.join(15)
+    assert found == [[0, 1, 2, 3]]
+
+
+def test_nobody_waits_for_a_home_that_has_died(hosts: list[Host], planes: list[Any]) -> None:
+    name = at(planes, 2)
+    tables = [plane.table(name) for plane in planes[:2]]
+    tables[0].write(["a", "b"], columns(2))
+    tables[1].write(["c"], columns(1))
+    failed: list[tuple[str, float]] = []
+
+    def wait() -> None:
+        try:
+            tables[0].ready(["never"], timeout=25)
+        except dp.DataplaneError as error:
+            failed.append((type(error).__name__, time.monotonic()))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: planes[2].stats().answered > 3, "it waits at the home")
+    planes[2].close()
+    hosts[2].kill()
+    killed = time.monotonic()
+    with pytest.raises((dp.PeerUnavailable, dp.OwnerDied)):
+        tables[1].read(["a"])
+    assert time.monotonic() - killed < DETECTED_S
+    waiting.join(DETECTED_S)
+    [(kind, when)] = failed
+    assert kind in ("PeerUnavailable", "OwnerDied")
+    assert when - killed < DETECTED_S
+    eventually(lambda: all(len(members(plane)) == 2 for plane in planes[:2]))
+    for table in tables:
+        with pytest.raises(dp.OwnerDied, match="was lost with its home"):
+            table.look()
+    eventually(lambda: all(map(nothing_kept, planes[:2])), "what it needed is freed")
+    again = planes[0].table(name)
+    assert again.look().keys == []
+    assert again.write(["a"], columns(1)).tolist() == [0]
+    assert planes[1].get(planes[1].table(name).read(["a"]))["id"].to_list() == [0]
+
+
+def test_rows_whose_host_has_died_are_lost_alone(hosts: list[Host], planes: list[Any]) -> None:
+    table = planes[0].table(at(planes, 0))
+    table.write(["a"], columns(1))
+    planes[2].table(table.name).write(["b"], columns(1))
+    planes[2].close()
+    hosts[2].kill()
+    eventually(lambda: len(members(planes[0])) == 2)
+    assert planes[0].get(table.read(["a"]))["id"].to_list() == [0]
+    with pytest.raises(dp.OwnerDied):
+        planes[0].get(table.read(["b"]))
+    table.write(["b"], columns(1, 9))
+    assert planes[0].get(table.read(["a", "b"]))["id"].to_list() == [0, 9]
+
+
+def test_a_table_stays_where_it_was_made_when_a_host_joins(tmp_path: Path) -> None:
+    with Host(tmp_path / "0") as one, dp.connect(one.address) as a:
+        tables = [a.table(f"t{number}") for number in range(8)]
+        for number, table in enumerate(tables):
+            table.write(["a"], columns(1, number))
+        with Host(tmp_path / "1", one) as two, dp.connect(two.address) as b:
+            together(a, b)
+            for number, table in enumerate(tables):
+                other = b.table(table.name)
+                assert b.get(other.read(["a"]))["id"].to_list() == [number]
+                other.write(["b"], columns(1))
+                assert table.look().keys == ["a", "b"]
+                table.drop()
+                other.write(["c"], columns(1))  # made anew, at whichever is its home now
+                assert table.look().keys == other.look().keys == ["c"]
+                other.drop()
+            eventually(lambda: nothing_kept(a) and nothing_kept(b))

@@ -1,0 +1,582 @@
+"""Tables, end to end, by both faces: rows written, read, taken and cleared by several processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from dataplane.wire.messages import STAGED
+from tests.chaos.raw import Raw
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def empty(plane: Any) -> Iterator[None]:
+    """The test leaves no bytes in the node."""
+    yield
+    stats = plane.stats()
+    assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
+
+
+def rows(count: int, first: int = 0) -> dict[str, Any]:
+    return {
+        "x": np.arange(first, first + count),
+        "ids": [np.arange(1 + row % 4) for row in range(first, first + count)],
+        "answer": [f"réponse {row}" for row in range(first, first + count)],
+        "extra": [{"row": row, "seen": [None, True]} for row in range(first, first + count)],
+    }
+
+
+# From end to end
+
+
+@pytest.mark.usefixtures("empty")
+def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> None:
+    table = plane.table("partition")
+    assert table.write(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]
+    table.write(["c", "a"], {"reward": np.array([0.5, 0.25], np.float32)}, tags=[{"done": True}, {"n": 7}])
+    for _ in range(2):
+        batch = plane.get(table.read(["c", "a"]))
+        assert batch["x"].to_list() == [2, 0]
+        assert batch["reward"].to_list() == [0.5, 0.25]
+        assert batch["extra"].to_list() == [{"row": 2, "seen": [None, True]}, {"row": 0, "seen": [None, True]}]
+        del batch
+    seen = table.look(columns=["x", "reward", "never"])
+    assert seen.keys == ["a", "b", "c"]
+    assert seen.tags == [{"n": 7}, {"n": 1}, {"n": 2, "done": True}]
+    assert seen.have.tolist() == [[True, True, False], [True, False, False], [True, True, False]]
+    assert {name: field.kind for name, field in table.schema().items()} == {
+        "x": "dense",
+        "ids": "ragged",
+        "answer": "text",
+        "extra": "struct",
+        "reward": "dense",
+    }
+    assert plane.tables()["partition"]["rows"] == 3
+    table.clear(["a", "b", "c"])
+    assert len(table.look()) == 0
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_table_that_nobody_wrote_to_has_no_rows(plane: Any) -> None:
+    table = plane.table("new")
+    assert len(table.look()) == 0
+    assert table.schema() == {}
+    assert table.taken("t").tolist() == []
+    assert table.take("t", [0]) is None
+    assert table.claimed("t", "c") is None
+    assert table.ready(["x"], least=0).tolist() == []
+    with pytest.raises(dp.NotReady) as early:
+        table.ready(["x"], task="t")
+    assert (early.value.stream, early.value.task) == ("new", "t")
+    table.clear(["a"])
+    table.untake()
+    table.drop()
+    for refused in (lambda: table.read(["a"]), lambda: table.numbers(["a"]), lambda: table.write([3], {"x": [1]})):
+        with pytest.raises(dp.Misuse, match="there is no table 'new'"):
+            refused()
+    assert plane.tables() == {}
+
+
+@pytest.mark.usefixtures("empty")
+def test_rows_by_number_and_rows_without_columns(plane: Any) -> None:
+    table = plane.table("t")
+    numbers = table.numbers(["b", "a"], create=True)
+    assert table.numbers(["a", "b"]).tolist() == [1, 0]
+    assert table.write(numbers, {"x": np.array([5, 6])}).tolist() == [0, 1]
+    assert plane.get(table.read(np.array([1, 0])))["x"].to_list() == [6, 5]
+    assert table.keys(numbers) == ["b", "a"]
+    assert table.write(["c"], tags=[{"bare": None}]).tolist() == [2]
+    assert table.look(["c", "a"]).tags == [{"bare": None}, {}]
+    with pytest.raises(dp.Misuse, match="'c' of 't' has no column 'x'"):
+        table.read([0, 2], ["x"])
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_numbers_go_on_where_the_last_table_of_the_name_ended(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"])
+    table.drop()
+    assert table.write(["a"]).tolist() == [2]
+    with pytest.raises(dp.Misuse, match="no row number 0"):
+        table.keys([0])
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_is_looked_at_again_says_nothing_unless_it_changed(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a"], rows(1))
+    seen = table.look()
+    table.take("task", [0])
+    assert len(table.look(since=seen.changes)) == 0
+    table.write(["a"], tags=[{"n": 1}])
+    again = table.look(since=seen.changes)
+    assert again.tags == [{"n": 1}]
+    table.clear(["a"])
+    gone = table.look(since=again.changes)
+    assert (len(gone), gone.changes != again.changes) == (0, True)
+    table.drop()
+    table.write(["a"], tags=[{"n": 2}])
+    assert table.look(since=gone.changes).tags == [{"n": 2}]
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_reference_is_the_tables(plane: Any) -> None:
+    table, ref = plane.table("t"), plane.put(rows(4))
+    table.write(list("abcd"), ref)
+    assert plane.get(table.read(["d"]))["x"].to_list() == [3]
+    table.write(list("abcd"), ref)  # again, as if the answer had been lost
+    assert plane.get(table.read(list("abcd")))["x"].to_list() == [0, 1, 2, 3]
+    table.drop()
+    with pytest.raises(dp.Freed):
+        plane.get(ref)
+
+
+@pytest.mark.usefixtures("empty")
+def test_repeated_rows_are_freed_with_the_last_of_them(plane: Any) -> None:
+    table, ref = plane.table("t"), plane.put({"pixels": np.arange(4)})
+    table.write([str(i) for i in range(8)], ref.repeat(2))
+    table.clear([str(i) for i in range(7)])
+    assert plane.get(table.read(["7"]))["pixels"].to_list() == [3]
+    table.clear(["7"])
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_two_tables_have_is_freed_with_the_last(plane: Any) -> None:
+    ref = plane.put(rows(2))
+    one, other = plane.table("one"), plane.table("other")
+    one.write(["a", "b"], ref)
+    other.write(["x"], ref[1])
+    one.clear(["a", "b"])
+    assert plane.get(other.read(["x"]))["x"].to_list() == [1]
+    other.clear(["x"])
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], rows(2))
+    old = table.read(["a", "b"], ["x"])
+    table.write(["a"], {"x": np.array([9])})
+    with pytest.raises(dp.Freed):
+        plane.get(old)
+    assert plane.get(old[1])["x"].to_list() == [1]
+    assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [9, 1]
+    table.drop()
+
+
+def test_a_view_outlives_its_row(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a"], {"x": pattern(1, MIB)})
+    view = plane.get(table.read(["a"]))["x"].numpy()
+    table.clear(["a"])
+    table.write(["b"], {"x": pattern(2, MIB)})
+    assert (view == pattern(1, MIB)).all()
+    table.drop()
+
+
+# Mistakes
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_can_not_be_asked_for(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], rows(2))
+    for refused, error, match in [
+        (lambda: plane.table(""), dp.Misuse, "name"),
+        (lambda: plane.table("n" * 2000), dp.Misuse, "characters"),
+        (lambda: table.write("ab", rows(2)), dp.Misuse, "a list of keys"),
+        (lambda: table.write(["a", "a"], rows(2)), dp.Misuse, "given twice"),
+        (lambda: table.write(["a", 3], rows(2)), dp.Misuse, "text"),
+        (lambda: table.write([""], rows(1)), dp.Misuse, "text"),
+        (lambda: table.write(["\ud800"], rows(1)), dp.Misuse, "text"),
+        (lambda: table.write(["k" * 2000], rows(1)), dp.LimitExceeded, "characters"),
+        (lambda: table.write(["a"], rows(2)), dp.SchemaMismatch, "2 rows of columns for 1"),
+        (lambda: table.write(["a"], plane.put(rows(2), scope="s")), dp.SchemaMismatch, "2 rows"),
+        (lambda: table.write(["a"], {"x": ["text"]}), dp.SchemaMismatch, "'x'"),
+        (lambda: table.write(["a"], tags=[]), dp.Misuse, "a mapping a row"),
+        (lambda: table.write(["a"], tags=[{"f": object()}]), dp.Misuse, "MessagePack"),
+        (lambda: table.write(["a"], tags=[{1: 2}]), dp.Misuse, "MessagePack"),
+        (lambda: table.write(["a"], tags=[{"n": 1 << 70}]), dp.Misuse, "MessagePack"),
+        (lambda: table.write(["a"], tags=[{"n": "x" * 70_000}]), dp.LimitExceeded, "tags of a row"),
+        (lambda: table.write([17], rows(1)), dp.Misuse, "no row number 17"),
+        (lambda: table.read(["a", "c"]), dp.Misuse, "no row 'c'"),
+        (lambda: table.read(["a"], ["never"]), dp.Misuse, "no column 'never'"),
+        (lambda: table.read(["a"], []), dp.Misuse, "one column or more"),
+        (lambda: table.read(np.array([0.5])), dp.Misuse, "keys or numbers"),
+        (lambda: table.read([1.5]), dp.Misuse, "whole number"),
+        (lambda: table.look(["c"]), dp.Misuse, "no row 'c'"),
+        (lambda: table.ready("x"), dp.Misuse, "list of names"),
+        (lambda: table.ready(["x"], timeout=float("nan")), dp.Misuse, "seconds"),
+        (lambda: table.ready(["x"], task=""), dp.Misuse, "text"),
+        (lambda: table.take("", [0]), dp.Misuse, "text"),
+        (lambda: table.take("t", [0, 0]), dp.Misuse, "named twice"),
+        (lambda: table.take("t", ["a"]), dp.Misuse, "by their numbers"),
+        (lambda: table.taken("t", [9]), dp.Misuse, "no row number 9"),
+        (lambda: table.untake("t", [9]), dp.Misuse, "no row number 9"),
+    ]:
+        with pytest.raises(error, match=match):
+            refused()
+    plane.free(scope="s")
+    assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [0, 1]
+    assert table.look().tags == [{}, {}]
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_no_rows_are_nothing(plane: Any) -> None:
+    table = plane.table("t")
+    assert table.write([], {"x": np.zeros(0)}).tolist() == []
+    assert plane.tables() == {}
+    table.write(["a"], {"x": np.zeros(1)})
+    assert table.write([], tags=[]).tolist() == []
+    assert len(table.read([], ["x"])) == 0
+    assert len(plane.get(table.read([], ["x"]))) == 0
+    assert len(table.look([])) == 0
+    assert table.numbers([]).tolist() == []
+    assert table.keys([]) == []
+    assert table.take("t", []).tolist() == []
+    table.clear([])
+    assert table.look().keys == ["a"]
+    table.drop()
+
+
+# Taking
+
+
+@pytest.mark.usefixtures("empty")
+def test_who_waits_is_told_when_enough_rows_are_ready(node: StandingNode, plane: Any) -> None:
+    found: list[list[int]] = []
+
+    def wait() -> None:
+        with dp.connect(node.address) as other:
+            found.append(other.table("t").ready(["x", "y"], task="train", least=2, timeout=15).tolist())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    table = plane.table("t")
+    table.write(["a", "b"], {"x": np.arange(2)})
+    table.write(["b"], {"y": np.arange(1)})
+    table.write(["c"], {"y": np.arange(1), "x": np.arange(1)})
+    waiting.join(15)
+    assert found == [[1, 2]]
+    with pytest.raises(dp.NotReady, match="fewer than 3 rows of table 't'"):
+        table.ready(["x", "y"], least=3, timeout=0.05)
+    table.drop()
+
+
+def taker(pipe: Any, address: str) -> None:
+    """Takes rows until none are left, a few at a time and any; says which."""
+    won, random = [], np.random.default_rng()
+    with dp.connect(address) as plane:
+        table = plane.table("t")
+        pipe.recv()
+        while True:
+            try:
+                ready = table.ready(["x"], task="train")
+            except dp.NotReady:
+                break
+            given = table.take("train", random.choice(ready, min(5, len(ready)), replace=False))
+            if given is not None:
+                won += given.tolist()
+    pipe.send(won)
+
+
+@pytest.mark.usefixtures("empty")
+def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
+    table = plane.table("t")
+    table.write([str(i) for i in range(200)], {"x": np.arange(200)})
+    with Worker(taker, node.address) as one, Worker(taker, node.address) as two:
+        one.say()
+        two.say()
+        assert sorted(one.hear() + two.hear()) == list(range(200))
+    assert table.taken("train").all()
+    table.untake("train", [3, 5])
+    assert table.ready(["x"], task="train").tolist() == [3, 5]
+    table.untake()
+    assert len(table.ready(["x"], task="train")) == 200
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_ranks_that_name_the_same_claim_are_given_the_same(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(list("abcdef"), {"x": np.arange(6)})
+    for step in range(3):
+        expected = [2 * step, 2 * step + 1]
+        for _ in range(3):
+            ready = table.ready(["x"], task="train", claim=f"step-{step}", least=2)
+            assert table.take("train", ready[:2], claim=f"step-{step}").tolist() == expected
+        assert table.claimed("train", f"step-{step}").tolist() == expected
+    with pytest.raises(dp.NotReady):
+        table.ready(["x"], task="train", claim="step-3")
+    assert table.ready(["x"], task="train", claim="step-0", least=99).tolist() == [0, 1]
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_rank_that_waits_is_told_of_the_claim(node: StandingNode, plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], {"x": np.arange(2)})
+    found: list[list[int]] = []
+
+    def wait() -> None:
+        with dp.connect(node.address) as other:
+            found.append(other.table("t").ready(["x"], task="train", claim="s", least=3, timeout=15).tolist())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: plane.stats().clients == 2)
+    assert table.take("train", [1], claim="s").tolist() == [1]
+    waiting.join(15)
+    assert found == [[1]]
+    table.drop()
+
+
+# What no client of ours says
+
+
+def deep(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+FALSE = {
+    "numbers that are none": lambda ref: m.ReadRows(9, "t", b"", [], b"123", ["x"]),
+    "rows that are not there": lambda ref: m.ReadRows(9, "t", b"", [], np.array([-1, 1 << 62]).tobytes(), ["x"]),
+    "a table without a name": lambda ref: m.ReadRows(9, "", b"", ["a"], b"", ["x"]),
+    "a long name": lambda ref: m.ReadRows(9, "t" * 5000, b"", ["a"], b"", ["x"]),
+    "a key that is empty": lambda ref: m.WriteRows(9, "t", b"", "", b"", [""], b"", []),
+    "a key that is long": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["k" * 5000], b"", []),
+    "no reference": lambda ref: m.WriteRows(9, "t", b"", "", b"\x93nonsense", ["b"], b"", []),
+    "fewer rows than keys": lambda ref: m.WriteRows(9, "t", b"", "", ref, ["b", "c"], b"", []),
+    "fewer tags than keys": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b", "c"], b"", [{}]),
+    "tags that are large": lambda ref: m.WriteRows(9, "t", b"", "", b"", ["b"], b"", [{"x": "y" * (100 << 10)}]),
+    "more rows than go at once": lambda ref: m.WriteRows(9, "t", b"", "", b"", [], bytes(8 << 17), []),
+    "a shard that is not there": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref), ["b"], b"", []),
+    "somebody else's node": lambda ref: m.WriteRows(9, "t", b"", "", forged(ref, b"elsewher"), ["b"], b"", []),
+    "a column a hundred times": lambda ref: m.ReadRows(9, "t", b"", ["a"], b"", ["x"] * 100),
+    "a task without a name": lambda ref: m.TakeRows(9, "t", b"", "", bytes(8), bytes(8), ""),
+    "a time that is none": lambda ref: m.ReadyRows(9, "t", b"", ["x"], "", "", 5, -1, float("nan")),
+}
+
+
+def forged(ref: bytes, node: bytes = b"") -> bytes:
+    known = dp.BatchRef.decode(ref)
+    own = known.shards()[0][0]
+    return dp.BatchRef.of(node or own, 1, [("x", known.schema["x"], 8, 12345, 0)]).encode()
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        table = plane.table("t")
+        table.write(["a"], {"x": np.arange(1)}, tags=[{"n": 1}])
+        ref = plane.put({"x": np.arange(1)})
+        before = table.look(columns=["x"])
+        reply = raw.ask(FALSE[what](ref.encode()))
+        assert isinstance(reply, m.Failure), reply
+        assert reply.name in ("ProtocolMismatch", "LimitExceeded", "Misuse", "Freed", "OwnerDied"), reply
+        assert len(table.look(since=before.changes)) == 0
+        assert plane.get(table.read(["a"]))["x"].to_list() == [0]
+        plane.free(ref)
+        table.drop()
+        assert plane.stats().shards == 0
+
+
+def test_tags_that_are_odd_are_refused_or_kept(node: StandingNode) -> None:
+    odd = [
+        {"deep": deep(600)},
+        {"deep": deep(5000)},
+        {"ext": msgspec.msgpack.Ext(5, b"1234")},
+        {"bytes": b"1234", "float": float("inf"), "map": {"a": {"b": None}}},
+    ]
+    with dp.connect(node.address) as plane:
+        table = plane.table("t")
+        table.write(["a"], {"x": np.arange(1)})
+        for tags in odd:
+            with Raw(node.address) as raw:
+                try:
+                    raw.send(m.WriteRows(9, "t", b"", "", b"", ["a"], b"", [tags]))
+                    raw.hear()
+                except (EOFError, RecursionError):
+                    pass
+            assert plane.get(table.read(["a"]))["x"].to_list() == [0]
+            table.look(tags=False)
+        plane.stats()
+
+
+# Processes that die, and memory that is full
+
+
+def dies(pipe: Any, address: str, when: str) -> None:
+    """Has something staged or written, and says so; to be killed."""
+    with dp.connect(address) as plane:
+        if when == "staged":
+            plane.put({"x": pattern(3, MIB, 2)}, scope=f"{STAGED}mine")  # as a write does, before it says so
+        else:
+            plane.table("t").write(["a", "b"], {"x": pattern(3, MIB, 2)})
+        pipe.send(when)
+        pipe.recv()
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_a_killed_process_had_not_written_is_nobodys(node: StandingNode, plane: Any) -> None:
+    with Worker(dies, node.address, "staged") as worker:
+        assert worker.hear() == "staged"
+        assert plane.stats().shards == 1
+        worker.kill()
+        eventually(lambda: plane.stats().memory_used == 0, "what was staged goes with who staged it")
+    assert len(plane.table("t").look()) == 0
+
+
+@pytest.mark.usefixtures("empty")
+def test_what_a_killed_process_had_written_stays(node: StandingNode, plane: Any) -> None:
+    table = plane.table("t")
+    with Worker(dies, node.address, "written") as worker:
+        assert worker.hear() == "written"
+        worker.kill()
+        eventually(lambda: plane.stats().clients == 1)
+    assert (plane.get(table.read(["a", "b"]))["x"].numpy() == pattern(3, MIB, 2)).all()
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_write_that_was_refused_leaves_nothing(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], {"x": np.arange(2)})
+    used = plane.stats().memory_used
+    with pytest.raises(dp.SchemaMismatch):
+        table.write(["a"], {"x": pattern(0, 8 * MIB), "y": np.zeros(1)})
+    eventually(lambda: plane.stats().memory_used == used, "what was staged is freed")
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_full_node_makes_writers_wait(plane: Any) -> None:
+    table = plane.table("t")
+    for number in range(3):
+        table.write([f"k{number}"], {"x": pattern(number, 10 * MIB)})
+    with pytest.raises(dp.Backpressure):
+        table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=0.1)
+    assert table.look().keys == ["k0", "k1", "k2"]
+    table.clear(["k0"])
+    table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=10)
+    assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
+    table.drop()
+
+
+# Each row's own share
+
+
+@pytest.mark.usefixtures("empty")
+def test_clearing_255_of_256_rows_frees_255_of_256_shares(plane: Any) -> None:
+    table, keys = plane.table("t"), [str(i) for i in range(256)]
+    values = {"x": pattern(1, 16 * MIB, 256), "ids": [np.arange(row, row + 2000) for row in range(256)]}
+    table.write(keys, values)
+    before = plane.stats().memory_used
+    left = plane.get(table.read(["3"]))
+    table.clear(keys[4:])
+    assert plane.stats().memory_used == before  # somebody looks at it
+    del left
+    plane.stats()
+    assert plane.stats().memory_used < before / 32
+    table.clear(keys[:3])
+    used = plane.stats().memory_used
+    assert used < before / 256 + 2 * (8 * 256 + 4096)
+    batch = plane.get(table.read(["3"]))
+    assert (batch["x"].numpy() == values["x"][3]).all()
+    assert (batch["ids"].to_list()[0] == values["ids"][3]).all()
+    del batch
+    with pytest.raises(dp.Misuse, match="no row '4'"):
+        table.read(["4"])
+    table.clear(["3"])
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_waiting_writer_gets_the_memory_of_rows_that_are_cleared(plane: Any) -> None:
+    table = plane.table("t")
+    for number in range(3):
+        table.write([f"{number}.{i}" for i in range(10)], {"x": pattern(number, 10 * MIB, 10)})
+    for number in range(3):
+        table.clear([f"{number}.{i}" for i in range(1, 10)])
+    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=5)
+    for number in (0, 1, 2, 9):
+        got = plane.get(table.read([f"{number}.0"]))["x"].numpy()
+        assert (got[0] == pattern(number, (20 if number == 9 else 10) * MIB, 20 if number == 9 else 10)[0]).all()
+        del got
+    table.drop()
+
+
+# Size
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_hundred_thousand_rows(plane: Any) -> None:
+    table, count = plane.table("t"), 100_000
+    keys = [f"some-longer-key-of-a-row-{i}" for i in range(count)]
+    assert table.write(keys, {"x": np.arange(count)}, tags=[{"n": i} for i in range(count)])[-1] == count - 1
+    seen = table.look(columns=["x"])
+    assert seen.keys == keys
+    assert seen.tags[::9999] == [{"n": i} for i in range(0, count, 9999)]
+    assert seen.have.all()
+    assert seen.have.shape == (count, 1)
+    order = np.random.default_rng(0).permutation(count)
+    assert (plane.get(table.read([keys[i] for i in order]))["x"].numpy() == order).all()
+    assert len(table.ready(["x"], least=count)) == count
+    assert (table.take("t", order[: count // 2]) == order[: count // 2]).all()
+    assert np.count_nonzero(table.taken("t")) == count // 2
+    table.clear(order[: count // 2])
+    assert table.numbers(keys[int(order[-1]) :][:1]).tolist() == [order[-1]]
+    assert len(table.ready(["x"], task="t")) == count // 2
+    assert table.keys(np.sort(order[count // 2 :])) == [keys[i] for i in np.sort(order[count // 2 :])]
+    table.clear(order)
+    assert plane.tables()["t"] == {"rows": 0, "bytes": 0, "columns": [], "tasks": ["t"]}
+
+
+@pytest.mark.usefixtures("empty")
+def test_rows_that_came_one_at_a_time_are_read_together(plane: Any) -> None:
+    table, count = plane.table("t"), 500
+    for number in range(count):
+        table.write([f"k{number}"], {"x": np.array([number]), "ids": [np.arange(number % 3)]})
+    batch = plane.get(table.read([f"k{number}" for number in reversed(range(count))]))
+    assert batch["x"].to_list() == list(reversed(range(count)))
+    del batch
+    table.clear(np.arange(count))
+
+
+@pytest.mark.usefixtures("empty")
+def test_many_columns(plane: Any) -> None:
+    table = plane.table("t")
+    table.write(["a", "b"], {f"c{i}": np.arange(2) + i for i in range(200)})
+    assert len(table.read(["b"]).columns) == 200
+    assert plane.get(table.read(["b"]))["c199"].to_list() == [200]
+    with pytest.raises(dp.LimitExceeded, match="columns"):
+        table.write(["a"], {f"more{i}": np.zeros(1) for i in range(900)})
+    table.drop()

@@ -1,0 +1,78 @@
+"""The system under test, twice: TransferQueue itself, with Ray and its simple storage, and `dataplane` in its place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="package")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a node, which the environment names while the tests run."""
+    from dataplane.integrations import process
+    from dataplane.integrations import transfer_queue as tq
+
+    before = os.environ.pop("DATAPLANE_ADDRESS", None)
+    config = dp.NodeConfig(memory="128MiB", spill="256MiB", prewarm=0, spill_dir=tmp_path_factory.mktemp("spill"))
+    with dp.connect(config=config) as plane:
+        os.environ["DATAPLANE_ADDRESS"] = plane.address
+        yield plane.address
+        tq.close()
+        process.close()
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    if before is not None:
+        os.environ["DATAPLANE_ADDRESS"] = before
+
+
+@pytest.fixture(scope="package")
+def theirs() -> Iterator[Any]:
+    """TransferQueue, started on a Ray of its own."""
+    ray = pytest.importorskip("ray", reason="needs Ray and TransferQueue: make test-integrations")
+    real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+    before = os.environ.pop("DATAPLANE_ADDRESS", None)
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    if before is not None:
+        os.environ["DATAPLANE_ADDRESS"] = before
+    real.init()
+    yield real
+    real.close()
+    ray.shutdown()
+
+
+@pytest.fixture(params=["dataplane", "transfer_queue"])
+def tq(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The module `transfer_queue`, theirs or ours."""
+    if request.param == "transfer_queue":
+        yield request.getfixturevalue("theirs")
+    else:
+        yield from _ours(request)
+
+
+@pytest.fixture
+def ours(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Ours alone."""
+    yield from _ours(request)
+
+
+def _ours(request: pytest.FixtureRequest) -> Iterator[Any]:
+    from dataplane.integrations import transfer_queue as tq
+
+    request.getfixturevalue("node")
+    tq.init()
+    yield tq
+    for name in tq.get_client().get_partition_list():
+        tq.get_client().clear_partition(name)
+
+
+@pytest.fixture
+def pid() -> str:
+    """The name of a partition that nobody has used."""
+    return f"part_{next(_numbers)}"

@@ -1,0 +1,665 @@
+"""What code written for TransferQueue relies on, asked of TransferQueue itself and of what stands in for it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+tensordict = pytest.importorskip("tensordict")
+
+from tensordict import NonTensorStack, TensorDict  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the process's plane, and Ray, live as long as the process"),
+    pytest.mark.filterwarnings("ignore"),  # TransferQueue's and Ray's own
+]
+
+KEYS = ["a", "b", "c", "d"]
+
+
+def jagged(*rows: Any) -> Any:
+    return torch.nested.as_nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
+
+
+def batch(rows: int = 4, **more: Any) -> TensorDict:
+    columns = {
+        "ids": torch.nested.as_nested_tensor(
+            [torch.arange(i + 1, dtype=torch.int64) for i in range(rows)], layout=torch.jagged
+        ),
+        "score": torch.arange(rows, dtype=torch.float32),
+        "answer": NonTensorStack(*[f"answer {i}" for i in range(rows)]),
+    }
+    return TensorDict(columns | more, batch_size=[rows])
+
+
+def rows_of(value: Any) -> list[Any]:
+    """Each row, whatever the field came back as."""
+    if isinstance(value, torch.Tensor):
+        return [row.tolist() for row in value.unbind()]
+    return value.tolist()
+
+
+def got(data: TensorDict, name: str) -> list[Any]:
+    return rows_of(data.get(name))
+
+
+# by key
+
+
+def test_what_is_put_by_key_is_got_by_key(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    data = tq.kv_batch_get(KEYS, pid)
+    assert data.batch_size == (4,)
+    assert got(data, "ids") == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert got(data, "score") == [0.0, 1.0, 2.0, 3.0]
+    assert got(data, "answer") == [f"answer {i}" for i in range(4)]
+    assert data["ids"].is_nested
+    assert data["ids"].offsets().diff().tolist() == [1, 2, 3, 4]
+    assert data["score"].shape == (4,)
+
+
+def test_rows_come_in_the_order_that_was_asked_for(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    data = tq.kv_batch_get(["d", "a", "c"], pid, select_fields=["score", "ids"])
+    assert got(data, "score") == [3.0, 0.0, 2.0]
+    assert got(data, "ids") == [[0, 1, 2, 3], [0], [0, 1, 2]]
+    assert sorted(data.keys()) == ["ids", "score"]
+
+
+def test_one_key_and_one_field_may_be_texts(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    data = tq.kv_batch_get("b", pid, select_fields="score")
+    assert got(data, "score") == [1.0]
+
+
+def test_a_row_is_put_as_a_dict(tq: Any, pid: str) -> None:
+    meta = tq.kv_put("one", pid, fields={"ids": torch.tensor([1, 2, 3]), "who": "me"}, tag={"score": 0.5})
+    assert (meta.keys, meta.tags, meta.partition_id, sorted(meta.fields)) == (
+        ["one"],
+        [{"score": 0.5}],
+        pid,
+        ["ids", "who"],
+    )
+    data = tq.kv_batch_get("one", pid)
+    assert got(data, "ids") == [[1, 2, 3]]
+    assert got(data, "who") == ["me"]
+
+
+def test_rows_put_one_by_one_come_back_together(tq: Any, pid: str) -> None:
+    for i, key in enumerate(KEYS):
+        tq.kv_put(key, pid, fields={"ids": torch.arange(i + 1), "reward": torch.tensor(float(i))})
+    data = tq.kv_batch_get(KEYS, pid)
+    assert got(data, "ids") == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert got(data, "reward") == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([{"a": 1}, {"b": [1, 2]}, {}, {"c": {"d": None}}], id="dicts"),
+        pytest.param([[1], [], [2, "x"], [[3]]], id="lists"),
+        pytest.param([None, 1, 2.5, True], id="mixed"),
+        pytest.param([1, 2, 3, 4], id="ints"),
+        pytest.param(["", "ä", "x" * 1000, "\n"], id="texts"),
+        pytest.param([[{"role": "user", "content": "hi"}]] * 4, id="messages"),
+    ],
+)
+def test_what_is_no_tensor_comes_back_as_it_was(tq: Any, pid: str, values: list[Any]) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": NonTensorStack(*values)}, batch_size=[4]))
+    found = tq.kv_batch_get(KEYS, pid).get("x").tolist()
+    assert found == values
+    assert [type(each) for each in found] == [type(each) for each in values]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
+def test_dtypes_come_back(tq: Any, pid: str, dtype: str) -> None:
+    rows = torch.tensor([[1, 0], [2, 3], [0, 1], [1, 1]]).to(getattr(torch, dtype))
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows}, batch_size=[4]))
+    data = tq.kv_batch_get(KEYS, pid)
+    assert data["x"].dtype == rows.dtype
+    assert got(data, "x") == rows.tolist()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(lambda: torch.arange(12.0).view(3, 4).t(), id="transposed"),
+        pytest.param(lambda: torch.arange(3.0).expand(4, 3), id="expanded"),
+        pytest.param(lambda: torch.arange(24.0).view(4, 2, 3)[:, :, ::2], id="strided"),
+    ],
+)
+def test_tensors_of_any_strides_come_back(tq: Any, pid: str, rows: Any) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows()}, batch_size=[4]))
+    assert got(tq.kv_batch_get(KEYS, pid), "x") == rows().tolist()
+
+
+def test_dicts_may_hold_tensors(tq: Any, pid: str) -> None:
+    pixels = [{"pixel_values": torch.full((i + 1, 3), float(i)), "grid": torch.tensor([[1, 2, i]])} for i in range(3)]
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"mm": NonTensorStack(*pixels, {})}, batch_size=[4]))
+    found = tq.kv_batch_get(KEYS, pid).get("mm").tolist()
+    assert [sorted(each) for each in found] == [["grid", "pixel_values"]] * 3 + [[]]
+    for each, put in zip(found, pixels, strict=False):
+        assert torch.equal(each["pixel_values"], put["pixel_values"])
+        assert torch.equal(each["grid"], put["grid"])
+
+
+def test_rows_of_two_dimensions_come_back(tq: Any, pid: str) -> None:
+    rows = [torch.arange(3 * n).view(3, n) for n in (1, 2, 4, 3)]
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, [4]))
+    assert got(tq.kv_batch_get(KEYS, pid), "x") == [row.tolist() for row in rows]
+
+
+def test_a_second_put_adds_fields_and_tags(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch(), tags=[{"n": i} for i in range(4)])
+    more = TensorDict({"reward": torch.ones(4)}, batch_size=[4])
+    meta = tq.kv_batch_put(KEYS, pid, fields=more, tags=[{"done": True}] * 4)
+    assert sorted(meta.fields) == ["answer", "ids", "reward", "score"]
+    assert meta.tags == [{"n": i, "done": True} for i in range(4)]
+    assert tq.kv_list(pid)[pid]["c"] == {"n": 2, "done": True}
+
+
+def test_a_second_put_of_a_field_replaces_it(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    tq.kv_batch_put(["b"], pid, fields=TensorDict({"ids": jagged([7, 7])}, batch_size=[1]))
+    assert got(tq.kv_batch_get(KEYS, pid, "ids"), "ids") == [[0], [7, 7], [0, 1, 2], [0, 1, 2, 3]]
+
+
+def test_tags_are_put_and_listed_without_fields(tq: Any, pid: str) -> None:
+    tq.kv_put("uid", pid, tag={"status": "running"})
+    tq.kv_put("uid", pid, tag={"status": "finished", "step": 3})
+    assert tq.kv_list(pid) == {pid: {"uid": {"status": "finished", "step": 3}}}
+    assert tq.kv_list()[pid] == {"uid": {"status": "finished", "step": 3}}
+    with pytest.raises(ValueError, match=r"."):
+        tq.kv_batch_get("uid", pid)
+
+
+def test_what_is_cleared_is_gone(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch(), tags=[{}] * 4)
+    tq.kv_clear(["b", "c", "never there"], pid)
+    assert sorted(tq.kv_list(pid)[pid]) == ["a", "d"]
+    assert got(tq.kv_batch_get(["d", "a"], pid), "score") == [3.0, 0.0]
+    with pytest.raises(ValueError, match=r"."):
+        tq.kv_batch_get("b", pid)
+
+
+def test_a_cleared_key_can_be_put_again(tq: Any, pid: str) -> None:
+    tq.kv_batch_put(KEYS, pid, fields=batch(), tags=[{"old": 1}] * 4)
+    tq.kv_clear("a", pid)
+    tq.kv_put("a", pid, fields={"score": torch.tensor(9.0)})
+    assert got(tq.kv_batch_get("a", pid), "score") == [9.0]
+    assert tq.kv_list(pid)[pid]["a"] == {}
+
+
+def test_what_is_not_there_is_listed_as_nothing(tq: Any, pid: str) -> None:
+    assert tq.kv_list(pid) == {}
+
+
+def test_an_unknown_partition_is_a_value_error(tq: Any, pid: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        tq.kv_batch_get("a", pid)
+
+
+def test_a_field_that_no_row_has_is_left_out(tq: Any, pid: str) -> None:
+    """verl's trainer asks for `ref_log_prob` and `values` whether there are any or not."""
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    assert list(tq.kv_batch_get(KEYS, pid, ["score", "values"]).keys()) == ["score"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda tq, pid: tq.kv_put("a", pid), id="nothing to put"),
+        pytest.param(lambda tq, pid: tq.kv_batch_put(KEYS, pid), id="nothing to put, several"),
+        pytest.param(lambda tq, pid: tq.kv_batch_put(KEYS[:3], pid, fields=batch()), id="too few keys"),
+        pytest.param(lambda tq, pid: tq.kv_batch_put(KEYS, pid, tags=[{}] * 3), id="too few tags"),
+        pytest.param(lambda tq, pid: tq.kv_batch_put([], pid, tags=[]), id="no keys"),
+        pytest.param(lambda tq, pid: tq.kv_put("a", pid, fields={"x": jagged([1], [2])}), id="nested in a row"),
+        pytest.param(lambda tq, pid: tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a"], [{}])), id="no partition"),
+    ],
+)
+def test_what_can_not_be_meant_is_a_value_error(tq: Any, pid: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        wrong(tq, pid)
+
+
+def test_a_put_gives_a_meta_to_get_by(tq: Any, pid: str) -> None:
+    meta = tq.kv_batch_put(KEYS, pid, fields=batch())
+    assert got(tq.kv_batch_get_by_meta(meta), "score") == [0.0, 1.0, 2.0, 3.0]
+    part = meta.select_keys(["c", "b"])
+    assert got(tq.kv_batch_get_by_meta(part, "score"), "score") == [2.0, 1.0]
+    with pytest.raises(ValueError, match="nothing"):
+        tq.kv_batch_get_by_meta(part, "nothing")
+
+
+def test_the_twins_do_the_same(tq: Any, pid: str) -> None:
+    async def work() -> Any:
+        await tq.async_kv_batch_put(KEYS, pid, fields=batch())
+        await asyncio.gather(*(tq.async_kv_put(key, pid, tag={"seen": True}) for key in KEYS))
+        meta = tq.KVBatchMeta(keys=KEYS, tags=[{}] * 4, partition_id=pid, fields=["score"])
+        data = await tq.async_kv_batch_get_by_meta(meta)
+        listed = await tq.async_kv_list(pid)
+        await tq.async_kv_clear(KEYS[:2], pid)
+        left = await tq.async_kv_batch_get(KEYS[2:], pid)
+        return data, listed, left
+
+    data, listed, left = asyncio.run(work())
+    assert got(data, "score") == [0.0, 1.0, 2.0, 3.0]
+    assert listed == {pid: {key: {"seen": True} for key in KEYS}}
+    assert got(left, "score") == [2.0, 3.0]
+
+
+def test_a_parser_changes_what_is_put(tq: Any, pid: str) -> None:
+    def parse(fields: dict[str, Any]) -> dict[str, Any]:
+        fields["answer"] = [text.upper() for text in fields["answer"]]
+        return fields
+
+    tq.kv_batch_put(KEYS, pid, fields=batch(), data_parser=parse)
+    assert got(tq.kv_batch_get(KEYS, pid), "answer") == [f"ANSWER {i}" for i in range(4)]
+
+
+# by meta
+
+
+def test_rows_put_without_keys_are_fetched_once_a_task(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    put = client.put(batch(), partition_id=pid)
+    assert put.size == 4
+    assert put.is_ready
+    assert put.field_names == ["answer", "ids", "score"]
+    first = client.get_meta(["ids"], 3, pid, task_name="train")
+    assert first.global_indexes == sorted(put.global_indexes)[:3]
+    assert first.field_names == ["ids"]
+    put_as = dict(zip(put.global_indexes, [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]], strict=True))
+    assert got(client.get_data(first), "ids") == [put_as[index] for index in first.global_indexes]
+    left = client.get_meta(["ids"], 1, pid, task_name="train")
+    assert sorted(first.global_indexes + left.global_indexes) == sorted(put.global_indexes)
+    assert client.get_meta(["ids"], 4, pid, task_name="other").size == 4
+
+
+def test_a_task_that_wants_too_much_is_told_so(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    client.put(batch(), partition_id=pid)
+    with pytest.raises(RuntimeError, match=r"."):
+        client.get_meta(["ids"], 5, pid, task_name="train")
+    assert client.get_meta(["ids"], 4, pid, task_name="train").size == 4
+
+
+def test_rows_are_inserted_first_and_put_later(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    meta = client.get_meta(["ids", "score", "answer"], 4, pid, mode="insert")
+    assert not meta.is_ready
+    assert meta.field_names == ["answer", "ids", "score"]
+    after = client.put(batch(), metadata=meta)
+    assert after.is_ready
+    assert after.global_indexes == meta.global_indexes
+    assert got(client.get_data(after), "score") == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_stage_adds_its_fields_to_the_rows_it_got(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    client.put(batch(), partition_id=pid)
+    meta = client.get_meta(["ids"], 2, pid, task_name="reward")
+    client.put(TensorDict({"reward": torch.tensor([[1.0], [2.0]])}, batch_size=[2]), metadata=meta)
+    _, status = client.get_production_status(["ids", "reward"], pid)
+    assert sorted(status.tolist()) == [[1, 0], [1, 0], [1, 1], [1, 1]]
+    train = client.get_meta(["score", "reward"], 2, pid, task_name="train")
+    assert train.global_indexes == meta.global_indexes
+    assert got(client.get_data(train), "reward") == [[1.0], [2.0]]
+
+
+def test_force_fetch_gives_all_rows_ready_or_not(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    put = client.put(batch(), partition_id=pid)
+    client.put(TensorDict({"reward": torch.ones(2, 1)}, batch_size=[2]), metadata=put[:2])
+    meta = client.get_meta(["reward"], None, pid, mode="force_fetch")
+    ready = dict(zip(meta.global_indexes, meta.production_status.tolist(), strict=True))
+    assert [ready[index] for index in put.global_indexes] == [1, 1, 0, 0]
+    assert not meta.is_ready
+
+
+def test_what_has_been_consumed_is_told(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    assert client.get_consumption_status("train", pid) == (None, None)
+    assert not client.check_consumption_status("train", pid)
+    put = client.put(batch(), partition_id=pid)
+    client.get_meta(["ids"], 3, pid, task_name="train")
+    indexes, status = client.get_consumption_status("train", pid)
+    assert indexes.tolist() == sorted(put.global_indexes)
+    assert status.tolist() == [1, 1, 1, 0]
+    assert not client.check_consumption_status("train", pid)
+    client.get_meta(["ids"], 1, pid, task_name="train")
+    assert client.check_consumption_status("train", pid)
+    assert client.reset_consumption(pid, "train")
+    assert client.get_consumption_status("train", pid)[1].tolist() == [0, 0, 0, 0]
+    assert client.get_meta(["ids"], 4, pid, task_name="train").size == 4
+
+
+def test_what_has_been_produced_is_told(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    assert client.get_production_status(["ids"], pid) == (None, None)
+    client.put(batch(), partition_id=pid)
+    assert client.get_production_status(["unknown"], pid) == (None, None)
+    assert not client.check_production_status(["unknown"], pid)
+    assert client.check_production_status(["ids", "score"], pid)
+
+
+def test_tags_go_with_the_meta(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    put = client.put(batch(), partition_id=pid)
+    put.update_custom_meta([{"w": i} for i in range(4)])
+    client.set_custom_meta(put)
+    meta = client.get_meta(["ids"], 4, pid, task_name="train")
+    assert meta.custom_meta == [{"w": i} for i in range(4)]
+    assert [sample.custom_meta["w"] for sample in meta.samples] == [0, 1, 2, 3]
+
+
+def test_samples_and_partitions_are_cleared(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    put = client.put(batch(), partition_id=pid)
+    client.clear_samples(put[1:3])
+    left = client.get_meta(["ids"], 2, pid, task_name="train")
+    assert sorted(left.global_indexes) == sorted([put.global_indexes[0], put.global_indexes[3]])
+    assert pid in client.get_partition_list()
+    client.clear_partition(pid)
+    assert pid not in client.get_partition_list()
+    client.clear_partition(pid)
+    assert client.get_consumption_status("train", pid) == (None, None)
+
+
+def test_rows_of_several_partitions_have_indexes_of_their_own(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    one, two = client.put(batch(), partition_id=f"{pid}-1"), client.put(batch(), partition_id=f"{pid}-2")
+    assert not set(one.global_indexes) & set(two.global_indexes)
+    client.clear_partition(f"{pid}-1")
+    client.clear_partition(f"{pid}-2")
+
+
+def test_keys_and_metas_lead_to_each_other(tq: Any, pid: str) -> None:
+    client = tq.get_client()
+    tq.kv_batch_put(KEYS, pid, fields=batch())
+    meta = client.kv_retrieve_meta(["c", "a"], pid)
+    assert meta.is_ready
+    assert meta.field_names == ["answer", "ids", "score"]
+    assert client.kv_retrieve_keys(meta.global_indexes, pid) == ["c", "a"]
+    assert got(client.get_data(meta.select_fields(["score"])), "score") == [2.0, 0.0]
+    assert client.kv_retrieve_meta(["a", "unknown"], pid).size == 1
+    assert client.kv_retrieve_meta(["a"], f"{pid}-unknown").size == 0
+    made = client.kv_retrieve_meta(["new"], pid, create=True)
+    assert made.size == 1
+    assert not made.is_ready
+
+
+@pytest.mark.parametrize("keys", [[], 3, ["a", 1], None], ids=repr)
+def test_what_are_no_keys(tq: Any, pid: str, keys: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        tq.get_client().kv_retrieve_meta(keys, pid)
+
+
+@pytest.mark.parametrize("indexes", [[], "a", ["a"]], ids=repr)
+def test_what_are_no_indexes(tq: Any, pid: str, indexes: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        tq.get_client().kv_retrieve_keys(indexes, pid)
+
+
+def test_an_empty_meta_has_no_data(tq: Any) -> None:
+    data = tq.get_client().get_data(tq.BatchMeta.empty())
+    assert data.batch_size == (0,)
+
+
+def test_a_put_without_a_place_is_a_value_error(tq: Any) -> None:
+    with pytest.raises(ValueError, match="partition_id"):
+        tq.get_client().put(batch())
+    with pytest.raises(ValueError, match="metadata"):
+        tq.get_client().put(batch(), metadata=tq.BatchMeta.empty())
+
+
+def test_the_clients_twins_do_the_same(tq: Any, pid: str) -> None:
+    async def work() -> Any:
+        client = tq.get_client()
+        put = await client.async_put(batch(), partition_id=pid)
+        meta = await client.async_get_meta(["ids"], 2, pid, task_name="train")
+        data = await client.async_get_data(meta)
+        kept = await client.async_check_consumption_status("train", pid)
+        await client.async_clear_samples(put[1:])
+        await client.async_clear_partition(pid)
+        return data, kept, await client.async_get_partition_list()
+
+    data, kept, partitions = asyncio.run(work())
+    assert len(got(data, "ids")) == 2
+    assert not kept
+    assert pid not in partitions
+
+
+# metas, which need no system
+
+
+def meta_of(tq: Any, rows: int = 4, **more: Any) -> Any:
+    known = {"x": {"dtype": torch.float32, "shape": (2,), "is_nested": False, "is_non_tensor": False}}
+    given = {"field_schema": known, "production_status": np.ones(rows, np.int8)} | more
+    return tq.BatchMeta(list(range(10, 10 + rows)), ["p"] * rows, **given)
+
+
+def test_a_meta_is_cut_and_joined(tq: Any) -> None:
+    meta = meta_of(tq, 5, extra_info={"lr": 1})
+    assert [part.size for part in meta.chunk(3)] == [2, 2, 1]
+    assert [part.size for part in meta.chunk(7)] == [1, 1, 1, 1, 1, 0, 0]
+    joined = tq.BatchMeta.concat(meta.chunk(3))
+    assert joined.global_indexes == meta.global_indexes
+    assert joined.extra_info == {"lr": 1}
+    assert joined.is_ready
+    assert meta[1:3].global_indexes == [11, 12]
+    assert meta[-1].global_indexes == [14]
+    assert meta.select_samples([3, 0]).global_indexes == [13, 10]
+    for wrong in ([5], [-1]):
+        with pytest.raises(ValueError, match=r"."):
+            meta.select_samples(wrong)
+    with pytest.raises(IndexError):
+        meta[5]
+    with pytest.raises(TypeError):
+        meta["x"]
+
+
+def test_metas_that_do_not_fit_are_not_joined(tq: Any) -> None:
+    one = meta_of(tq)
+    other = meta_of(tq, field_schema={"y": one.field_schema["x"]})
+    with pytest.raises(ValueError, match="field"):
+        tq.BatchMeta.concat([one, other])
+    dtype = meta_of(tq, field_schema={"x": one.field_schema["x"] | {"dtype": torch.int64}})
+    with pytest.raises(ValueError, match="dtype"):
+        tq.BatchMeta.concat([one, dtype])
+    with pytest.raises(ValueError, match="extra_info"):
+        tq.BatchMeta.concat([meta_of(tq, extra_info={"a": 1}), meta_of(tq, extra_info={"a": 2})])
+    with pytest.raises(ValueError, match="union"):
+        one.union(meta_of(tq, 3))
+    assert tq.BatchMeta.concat([]).size == 0
+    assert tq.BatchMeta.concat([tq.BatchMeta.empty(), one]).size == 4
+
+
+def test_metas_of_the_same_rows_are_united(tq: Any) -> None:
+    one = meta_of(tq, custom_meta=[{"a": 1}] * 4)
+    other = meta_of(tq, field_schema={"y": one.field_schema["x"]}, custom_meta=[{"b": 2}] * 4, extra_info={"z": 1})
+    both = one.union(other)
+    assert both.field_names == ["x", "y"]
+    assert both.custom_meta == [{"a": 1, "b": 2}] * 4
+    assert both.extra_info == {"z": 1}
+    assert one.field_names == ["x"]
+
+
+def test_a_meta_is_put_into_another_order(tq: Any) -> None:
+    meta = meta_of(tq, custom_meta=[{"i": i} for i in range(4)])
+    meta.reorder([2, 0, 3, 1])
+    assert meta.global_indexes == [12, 10, 13, 11]
+    assert [each["i"] for each in meta.custom_meta] == [2, 0, 3, 1]
+    for wrong in ([0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 4]):
+        with pytest.raises(ValueError, match=r"."):
+            meta.reorder(wrong)
+
+
+def test_a_meta_knows_its_fields(tq: Any) -> None:
+    meta = meta_of(tq)
+    meta.add_fields(TensorDict({"ids": jagged([1], [1, 2], [], [3]), "t": NonTensorStack(*"abcd")}, batch_size=[4]))
+    assert meta.field_names == ["ids", "t", "x"]
+    assert meta.get_dtypes("ids") == [torch.int64] * 4
+    assert meta.get_shapes("ids") == [(1,), (2,), (0,), (1,)]
+    assert meta.get_shapes("x") == [(2,)] * 4
+    assert meta.samples[1].fields["ids"]["shape"] == (2,)
+    assert meta.field_schema["t"]["is_non_tensor"]
+    with pytest.raises(KeyError):
+        meta.get_dtypes("nothing")
+    with pytest.raises(TypeError):
+        meta.samples[0].fields["x"]["shape"] = ()
+    assert meta.select_fields(["x", "nothing"]).field_names == ["x"]
+
+
+def test_a_meta_carries_information(tq: Any) -> None:
+    meta = meta_of(tq)
+    meta.set_extra_info("a", 1)
+    meta.update_extra_info({"b": 2})
+    assert meta.get_extra_info("a") == 1
+    assert meta.has_extra_info("b")
+    assert meta.get_all_extra_info() == {"a": 1, "b": 2}
+    assert meta.remove_extra_info("a") == 1
+    meta.clear_extra_info()
+    assert meta.extra_info == {}
+    meta.update_custom_meta([{"i": i} for i in range(4)])
+    assert meta.get_all_custom_meta() == [{"i": i} for i in range(4)]
+    meta.clear_custom_meta()
+    assert meta.custom_meta == [{}] * 4
+    with pytest.raises(ValueError, match=r"."):
+        meta.update_custom_meta([{}])
+
+
+def test_a_meta_is_pickled_and_copied(tq: Any) -> None:
+    meta = meta_of(tq, custom_meta=[{"i": [i]} for i in range(4)], extra_info={"t": torch.ones(2)})
+    for other in (pickle.loads(pickle.dumps(meta)), meta.copy()):
+        assert other.global_indexes == meta.global_indexes
+        assert other.custom_meta == meta.custom_meta
+        assert torch.equal(other.extra_info["t"], torch.ones(2))
+        other.production_status[0] = 0
+        other.custom_meta[0]["i"].append(9)
+        assert meta.is_ready
+        assert meta.custom_meta[0] == {"i": [0]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition_ids": ["p"]},
+        {"production_status": np.ones(3, np.int8)},
+        {"custom_meta": [{}]},
+        {"field_schema": {"x": {"per_sample_shapes": [(1,)]}}},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_meta_of_unequal_lengths_is_a_value_error(tq: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        tq.BatchMeta(**{"global_indexes": [1, 2], "partition_ids": ["p", "p"], **wrong})
+
+
+def test_a_meta_is_cut_by_partition(tq: Any) -> None:
+    meta = tq.BatchMeta([1, 2, 3], ["p", "q", "p"])
+    assert [(part.partition_ids, part.global_indexes) for part in meta.chunk_by_partition()] == [
+        (["p", "p"], [1, 3]),
+        (["q"], [2]),
+    ]
+
+
+def kv_meta(tq: Any, *keys: str, **more: Any) -> Any:
+    return tq.KVBatchMeta(**{"keys": list(keys), "tags": [{"k": key} for key in keys], "partition_id": "p"} | more)
+
+
+def test_keys_are_cut_and_joined(tq: Any) -> None:
+    meta = kv_meta(tq, "a", "b", "c", fields=["x"], extra_info={"lr": 1})
+    parts = meta.chunk(2)
+    assert [part.keys for part in parts] == [["a", "b"], ["c"]]
+    joined = tq.KVBatchMeta.concat(parts)
+    assert (joined.keys, joined.tags, joined.fields, joined.extra_info) == (meta.keys, meta.tags, ["x"], {"lr": 1})
+    assert tq.KVBatchMeta.concat([]).keys == []
+    picked = meta.select_keys(["c", "a"])
+    assert (picked.keys, picked.tags) == (["c", "a"], [{"k": "c"}, {"k": "a"}])
+    meta.reorder([2, 0, 1])
+    assert (meta.keys, [tag["k"] for tag in meta.tags]) == (["c", "a", "b"], ["c", "a", "b"])
+    assert len(meta) == meta.size == 3
+    assert pickle.loads(pickle.dumps(meta)).keys == meta.keys
+
+
+def test_keys_that_do_not_fit(tq: Any) -> None:
+    meta = kv_meta(tq, "a", "b", fields=["x"])
+    for wrong in (
+        lambda: tq.KVBatchMeta(["a"], []),
+        lambda: tq.KVBatchMeta(["a", "a"], [{}, {}]),
+        lambda: tq.KVBatchMeta(["a"], [{}], fields=["x", "x"]),
+        lambda: meta.reorder([0]),
+        lambda: meta.reorder([0, 0]),
+        lambda: meta.select_keys(["a", "a"]),
+        lambda: tq.KVBatchMeta.concat([meta, kv_meta(tq, "c", fields=["y"])]),
+        lambda: tq.KVBatchMeta.concat([meta, kv_meta(tq, "c", fields=["x"], partition_id="q")]),
+        lambda: tq.KVBatchMeta.concat([kv_meta(tq, "a", extra_info={"z": 1}), kv_meta(tq, "b", extra_info={"z": 2})]),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            wrong()
+    with pytest.raises(RuntimeError):
+        meta.select_keys(["z"])
+
+
+def test_tags_of_a_meta_are_its_own(tq: Any) -> None:
+    tags = [{"a": [1]}]
+    meta = tq.KVBatchMeta(["k"], tags)
+    tags[0]["a"].append(2)
+    assert meta.tags == [{"a": [1]}]
+
+
+# samplers, which need no system
+
+
+def test_the_first_are_sampled(tq: Any) -> None:
+    assert tq.SequentialSampler().sample([3, 5, 9], 2) == ([3, 5], [3, 5])
+    assert tq.SequentialSampler()([3], 2) == ([3], [3])
+
+
+def test_whole_groups_are_sampled(tq: Any) -> None:
+    sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=3)
+    assert sampler.sample([0, 1, 3, 4, 6, 7], 6) == ([], [])
+    assert sampler.sample([0, 1, 3, 4, 5, 6, 7, 9, 10, 11], 6) == ([3, 4, 5, 9, 10, 11], [3, 4, 5, 9, 10, 11])
+    assert sampler.sample([5, 4, 3], 3)[0] == [3, 4, 5]
+    with pytest.raises(ValueError, match="4"):
+        sampler.sample([0, 1, 2], 4)
+    with pytest.raises(ValueError, match="n_samples"):
+        tq.GRPOGroupNSampler(0)
+
+
+def test_a_rank_samples_all_it_wants_or_nothing(tq: Any) -> None:
+    def sample(rank: int, ready: list[int]) -> Any:
+        return tq.RankAwareSampler().sample(ready, 2, dp_rank=rank, batch_index=0, task_name="t", partition_id="p")
+
+    assert sample(0, [4, 5, 6]) == ([4, 5], [4, 5])
+    assert sample(1, [4]) == ([], [])
+    with pytest.raises(ValueError, match="dp_rank"):
+        sample(-1, [4, 5])
+
+
+def test_lengths_are_balanced_over_ranks(tq: Any) -> None:
+    class Known:
+        def get_custom_meta(self, indexes: Any) -> Any:
+            return {i: {"total_lengths": [8, 1, 1, 8, 4, 5, 5, 4][i // 2]} for i in indexes}
+
+        def groups(self, indexes: Any, size: int, tag: str) -> Any:
+            return [list(indexes[i : i + size]) for i in range(0, len(indexes), size)]
+
+    parts = []
+    for rank in range(2):
+        sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=2, dp_size=2)
+        parts.append(sampler.sample(list(range(16)), 8, "t", "p", dp_rank=rank, batch_index=0, partition=Known())[0])
+    assert sorted(parts[0] + parts[1]) == list(range(16))
+    sums = [sum(Known().get_custom_meta(part)[i]["total_lengths"] for i in part) for part in parts]
+    assert sums == [36, 36]
+    for part in parts:
+        assert all(part.count(i ^ 1) == 1 for i in part), "groups stay whole"
+    with pytest.raises(ValueError, match="dp_size"):
+        tq.SeqlenBalancedSampler(1, 0)

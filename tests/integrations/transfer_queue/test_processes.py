@@ -1,0 +1,330 @@
+"""Several processes: writers and readers, ranks, data loader's workers; what they are told at the start; who dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+tensordict = pytest.importorskip("tensordict")
+
+from tensordict import TensorDict  # noqa: E402
+
+import dataplane as dp  # noqa: E402
+from tests.integrations.transfer_queue.nursery import Nursery, Process  # noqa: E402
+from tests.processes import eventually  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def start(nursery: Nursery) -> Callable[..., Process]:
+    """Starts a process that runs a program."""
+    return lambda program, **environment: nursery.process(textwrap.dedent(program), **environment)
+
+
+@pytest.fixture
+def address(node: str) -> Iterator[str]:
+    """A node, and nothing on it."""
+    yield node
+    with dp.connect(node) as plane:
+        for name in plane.tables():
+            plane.table(name).drop()
+
+
+def test_a_writer_and_a_reader(address: str, start: Callable[..., Process]) -> None:
+    write = """
+        tq.init()
+        keys = [f"k{i}" for i in range(64)]
+        tq.kv_batch_put(keys, "train", fields=TensorDict({"x": torch.arange(64.0).view(64, 1)}, batch_size=[64]))
+        tell(keys)
+    """
+    read = """
+        tq.init()
+        data = tq.kv_batch_get([f"k{i}" for i in range(64)], "train")
+        tell(data["x"].flatten().tolist())
+    """
+    with start(write, DATAPLANE_ADDRESS=address) as writer:
+        writer.hear()
+    with start(read, DATAPLANE_ADDRESS=address) as reader:
+        assert reader.hear() == [float(i) for i in range(64)]
+
+
+def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: Callable[..., Process]) -> None:
+    """Four processes sample at once; what one takes, no other gets."""
+    consume = """
+        client = tq.get_client()
+        tell("ready"); sys.stdin.readline()
+        found = []
+        while not client.check_consumption_status("train", "p"):
+            try:
+                found += client.get_meta(["x"], 4, "p", task_name="train", timeout=0.2).global_indexes
+            except RuntimeError:
+                pass
+        tell(found)
+    """
+    put = ours.get_client().put(TensorDict({"x": torch.zeros(256)}, batch_size=[256]), partition_id="p")
+    consumers = [start(consume, DATAPLANE_ADDRESS=address) for _ in range(4)]
+    try:
+        for each in consumers:
+            each.hear()
+        for each in consumers:
+            each.say()
+        found = [index for each in consumers for index in each.hear()]
+    finally:
+        for each in consumers:
+            each.__exit__()
+    assert sorted(found) == put.global_indexes
+
+
+def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: Callable[..., Process]) -> None:
+    first = """
+        tq.init({"controller": {"sampler": tq.GRPOGroupNSampler(n_samples_per_prompt=2), "polling_mode": True},
+                 "backend": {"Dataplane": {"dense": False}}})
+        client = tq.get_client()
+        client.put(TensorDict({"x": torch.ones(3, 2)}, batch_size=[3]), partition_id="p")
+        tell("ready"); sys.stdin.readline()
+    """
+    then = """
+        conf = tq.init({"controller": {"sampler": "SequentialSampler"}})
+        client = tq.get_client()
+        meta = client.get_meta(["x"], 2, "p", task_name="train")
+        none = client.get_meta(["x"], 2, "p", task_name="train")
+        tell([meta.size, none.size, client.get_data(meta)["x"].is_nested])
+    """
+    with start(first, DATAPLANE_ADDRESS=address) as one:
+        one.hear()
+        with start(then, DATAPLANE_ADDRESS=address) as other:
+            assert other.hear() == [2, 0, True]
+
+
+def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[..., Process]) -> None:
+    first = """
+        tq.init()
+        tq.kv_put("a", "p", tag={"x": 1})
+        tell(tq.kv_list()); sys.stdin.readline()
+        tq.close()
+        tell(tq.kv_list())
+    """
+    other = """
+        tq.init(); seen = tq.kv_list(); tq.close(); tell(seen)
+    """
+    with start(first, DATAPLANE_ADDRESS=address) as one:
+        assert one.hear() == {"p": {"a": {"x": 1}}}
+        for _ in range(2):
+            with start(other, DATAPLANE_ADDRESS=address) as process:
+                assert process.hear() == {"p": {"a": {"x": 1}}}
+        one.say()
+        assert one.hear() == {}
+
+
+def test_without_a_node_one_is_started_for_the_children_too(start: Callable[..., Process]) -> None:
+    program = """
+        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
+        tq.kv_put("a", "p", fields={"x": torch.arange(3)})
+        if not os.fork():
+            tell(tq.kv_batch_get("a", "p")["x"].tolist())
+            os._exit(0)
+        os.wait()
+        tell(os.environ["DATAPLANE_ADDRESS"])
+    """
+    with start(program) as process:
+        assert process.hear() == [[0, 1, 2]]
+        address = process.hear()
+        process.wait()
+    gone = Path(address.removeprefix("unix://"))
+    eventually(lambda: not gone.exists(), "the node ended with the process")
+
+
+def test_without_a_node_and_without_init_the_line_to_add_is_told(start: Callable[..., Process]) -> None:
+    program = """
+        found = []
+        for call in (tq.get_client, lambda: tq.kv_list(), lambda: tq.save_checkpoint("x")):
+            try:
+                call()
+            except tq.NotStarted as error:
+                found.append([str(error), isinstance(error, AssertionError), isinstance(error, RuntimeError)])
+        tell(found)
+    """
+    with start(program) as process:
+        for message, *kinds in process.hear():
+            assert "transfer_queue.init()" in message
+            assert "DATAPLANE_ADDRESS" in message
+            assert kinds == [True, True]
+
+
+def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Callable[..., Process]) -> None:
+    program = """
+        import time
+        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
+        client = tq.get_client()
+        client.put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
+        from dataplane.integrations import process
+        tell(process.plane().stats().pid); sys.stdin.readline()
+        began, found = time.monotonic(), []
+        for call in (lambda: tq.kv_list(), lambda: tq.kv_put("a", "p", tag={"x": 1}),
+                     lambda: client.get_meta(["x"], 9, "p", task_name="t", timeout=60)):
+            try:
+                call()
+            except Exception as error:
+                found.append(type(error).__name__)
+        tell([found, time.monotonic() - began])
+    """
+    with start(program) as process:
+        pid = process.hear()
+        node = psutil.Process(pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
+        process.say()
+        found, took = process.hear()
+        assert found == ["PeerUnavailable"] * 3
+        assert took < 20
+
+
+# streaming
+
+
+def test_a_data_loader_goes_through_a_partition(ours: Any, pid: str) -> None:
+    ours.get_client().put(
+        TensorDict({"x": torch.arange(10), "y": torch.zeros(10, 2)}, batch_size=[10]), partition_id=pid
+    )
+    dataset = ours.StreamingDataset(
+        None, 5, 2, ["x", "y"], pid, "train", dp_rank=0, should_check_consumption_status=True
+    )
+    loader = ours.StreamingDataLoader(dataset)
+    batches = [(data["x"].tolist(), meta.size) for data, meta in loader]
+    assert batches == [([0, 1], 2), ([2, 3], 2), ([4], 1), ([5, 6], 2), ([7, 8], 2), ([9], 1)]
+    loader.reset()
+    assert [data["x"].tolist() for data, _ in loader] == [each for each, _ in batches], "from the buffer"
+    assert len(loader.get_buffer()) == 2
+    other = f"{pid}-next"
+    ours.get_client().put(
+        TensorDict({"x": torch.arange(5), "y": torch.zeros(5, 2)}, batch_size=[5]), partition_id=other
+    )
+    loader.step(other)
+    assert [data["x"].tolist() for data, _ in loader] == [[0, 1], [2, 3], [4]]
+
+
+def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[..., Process]) -> None:
+    program = """
+        tq.init({"controller": {"sampler": "RankAwareSampler"}})
+        tq.get_client().put(TensorDict({"x": torch.arange(24)}, batch_size=[24]), partition_id="p")
+        dataset = tq.StreamingDataset(None, 4, 4, ["x"], "p", "train", 0, should_check_consumption_status=True)
+        loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+        tell(sorted(row for data, _ in loader for row in data["x"].tolist()))
+    """
+    with start(program, DATAPLANE_ADDRESS=address) as process:
+        assert process.hear() == list(range(24))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"micro_batch_size": 0}, {"data_fields": []}, {"dp_rank": -1}], ids=lambda wrong: next(iter(wrong))
+)
+def test_what_is_no_dataset(ours: Any, wrong: dict[str, Any]) -> None:
+    given = {"config": None, "batch_size": 2, "micro_batch_size": 1, "data_fields": ["x"], "partition_id": "p"}
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ours.StreamingDataset(**{**given, "task_name": "t", "dp_rank": 0, **wrong})
+
+
+def test_batches_are_cut_with_their_metadata(ours: Any) -> None:
+    from dataplane.integrations.transfer_queue.streaming import chunk_batch_fn
+
+    nested = torch.nested.as_nested_tensor([torch.arange(i) for i in (1, 2, 3)], layout=torch.jagged)
+    data = TensorDict({"x": torch.arange(3), "n": nested}, batch_size=[3])
+    meta = ours.BatchMeta([7, 8, 9], ["p"] * 3)
+    first, last = chunk_batch_fn(data, meta, 2)
+    assert (first[0]["x"].tolist(), first[1].global_indexes) == ([0, 1], [7, 8])
+    assert [row.tolist() for row in last[0]["n"].unbind()] == [[0, 1, 2]]
+    for wrong, kind in (
+        (lambda: chunk_batch_fn([], meta), TypeError),
+        (lambda: chunk_batch_fn(data, meta, 4), ValueError),
+    ):
+        with pytest.raises(kind):
+            wrong()
+
+
+# checkpoints
+
+
+def test_a_checkpoint_has_all_that_was_there(ours: Any, pid: str, tmp_path: Path) -> None:
+    client = ours.get_client()
+    nested = torch.nested.as_nested_tensor([torch.arange(i + 1) for i in range(4)], layout=torch.jagged)
+    from tensordict import NonTensorStack
+
+    mm = NonTensorStack({"pix": torch.ones(2, 3), "n": 1}, {}, {"pix": torch.zeros(1, 3)}, None)
+    fields = {"n": nested, "d": torch.randn(4, 2).to(torch.bfloat16), "t": NonTensorStack(*"abcd"), "mm": mm}
+    keys = ["a", "b", "c", "d"]
+    ours.kv_batch_put(keys, pid, TensorDict(fields, batch_size=[4]), tags=[{"i": i} for i in range(4)])
+    ours.kv_put("tag only", pid, tag={"status": "running"})
+    client.get_meta(["n"], 3, pid, task_name="train")
+    other = client.put(TensorDict({"x": torch.arange(6)}, batch_size=[6]), partition_id=f"{pid}-2")
+    client.clear_samples(other[:2])
+    ours.save_checkpoint(tmp_path / "here", metadata={"step": 7})
+    before, listed = ours.kv_batch_get(keys, pid), ours.kv_list(pid)
+    ours.kv_clear(["a", "b"], pid)
+    ours.kv_put("new", "another", tag={})
+    ours.load_checkpoint(tmp_path / "here")
+    after = ours.kv_batch_get(keys, pid)
+    assert ours.kv_list(pid) == listed
+    assert sorted(client.get_partition_list()) == sorted([pid, f"{pid}-2"])
+    assert torch.equal(after["d"], before["d"])
+    assert [row.tolist() for row in after["n"].unbind()] == [row.tolist() for row in before["n"].unbind()]
+    assert after.get("t").tolist() == list("abcd")
+    assert after.get("mm").tolist()[1:2] == [{}]
+    assert torch.equal(after.get("mm").tolist()[0]["pix"], torch.ones(2, 3))
+    assert client.get_consumption_status("train", pid)[1].tolist() == [1, 1, 1, 0, 0]
+    left = client.get_meta(["x"], 4, f"{pid}-2", task_name="train")
+    assert client.get_data(left)["x"].tolist() == [2, 3, 4, 5]
+    assert json.loads((tmp_path / "here" / "metadata.json").read_text())["user_metadata"] == {"step": 7}
+
+
+def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_path: Path) -> None:
+    for value in (1, 2):
+        ours.kv_put("a", pid, tag={"v": value})
+        ours.save_checkpoint(str(tmp_path / "here"))
+    ours.kv_clear("a", pid)
+    ours.load_checkpoint(str(tmp_path / "here"))
+    assert ours.kv_list(pid) == {pid: {"a": {"v": 2}}}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
+
+
+def test_a_checkpoint_whose_replacement_was_broken_off_is_found(ours: Any, pid: str, tmp_path: Path) -> None:
+    ours.kv_put("a", pid, tag={"v": 1})
+    ours.save_checkpoint(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "here.old")
+    ours.load_checkpoint(tmp_path / "here")
+    assert ours.kv_list(pid) == {pid: {"a": {"v": 1}}}
+
+
+def test_a_checkpoint_that_is_not_there_or_not_whole(ours: Any, pid: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ours.load_checkpoint(tmp_path / "never")
+    ours.kv_put("a", pid, fields={"x": torch.arange(3)})
+    ours.save_checkpoint(tmp_path / "here")
+    for path in (tmp_path / "here" / "partitions").glob("*.arrow"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(dp.Corrupt, match="partitions"):
+        ours.load_checkpoint(tmp_path / "here")
+    for path in (tmp_path / "here" / "partitions").glob("*.bin"):
+        path.write_bytes(b"\xc1 no MessagePack")
+    with pytest.raises(dp.Corrupt, match="partitions"):
+        ours.load_checkpoint(tmp_path / "here")

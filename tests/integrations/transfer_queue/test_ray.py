@@ -1,0 +1,80 @@
+"""A job of Ray and verl: what stands in for TransferQueue in the driver does so in every worker, on one node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+pytest.importorskip("verl", reason="needs verl: make test-integrations")
+
+pytestmark = [pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[3]
+
+DRIVER = """
+import dataplane.integrations.transfer_queue as ours
+ours.install()
+
+import ray, torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.utils import transferqueue_utils
+
+assert tq is ours
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+import dataplane as dp
+from dataplane.integrations import ray as nodes
+nodes.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
+tq.init({"storage": "passed over"})
+
+
+class Worker:
+    def __init__(self):
+        import verl  # which loads its plugins
+        import transfer_queue
+
+        self.module = transfer_queue.__name__
+
+    def where(self):
+        return self.module
+
+    def double(self, meta):
+        from verl.utils.transferqueue_utils import tqbridge
+
+        @tqbridge()
+        def double(data):
+            assert data["x"].is_nested, "as TransferQueue gives it"
+            return TensorDict({"y": data["x"] * 2}, batch_size=data.batch_size)
+
+        return double(meta)
+
+
+worker = ray.remote(Worker).remote()
+assert ray.get(worker.where.remote()) == ours.__name__
+meta = tq.kv_batch_put(["a", "b"], "train", fields=TensorDict({"x": torch.ones(2, 3)}, batch_size=[2]))
+after = ray.get(worker.double.remote(meta))
+assert after.keys == ["a", "b"] and sorted(after.fields) == ["x", "y"]
+assert [row.tolist() for row in tq.kv_batch_get_by_meta(after, "y")["y"].unbind()] == [[2.0] * 3] * 2
+tq.close()
+ray.shutdown()
+print("all is well")
+"""
+
+
+def test_workers_of_a_ray_job_stand_in_too(tmp_path: Path) -> None:
+    installed = tmp_path / "rollout_dataplane-0.dist-info"  # as pip would leave it
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rollout-dataplane\nVersion: 0\n")
+    entry = "[verl.plugins]\ndataplane-transfer-queue = dataplane.integrations.transfer_queue.plugin\n"
+    (installed / "entry_points.txt").write_text(entry)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DATAPLANE_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(DRIVER)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert "all is well" in done.stdout, done.stderr[-4000:]
