@@ -80,12 +80,12 @@ class RemoteProto(DataProto):  # type: ignore[misc]  # verl has no types
         return self._scope
 
     @property
-    def batch(self) -> View | None:  # type: ignore[override]
+    def batch(self) -> View | None:
         """The tensors, each read when it is asked for; None where there is no batch of tensors."""
         return self._view(tensors=True) if self._columns.tensors else None
 
     @property
-    def non_tensor_batch(self) -> View:  # type: ignore[override]
+    def non_tensor_batch(self) -> View:
         """The other columns, each read when it is asked for."""
         return self._view(tensors=False)
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from tensordict import TensorDict
 
-from dataplane.batch.batch import Column
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
@@ -79,7 +79,9 @@ def load(
             what = f"column {name!r} is no column of dicts: only those are left as handles"
             raise SchemaMismatch(what, column=name, expected="rows", found=columns.kinds.get(name, "not there"))
     read = [name for name in columns.kinds if name not in lazy]
-    batch = plane.get(columns.ref.select(*read), timeout=timeout) if columns.ref is not None and read else {}
+    batch: Batch | dict[str, Column] = {}
+    if columns.ref is not None and read:
+        batch = plane.get(columns.ref.select(*read), timeout=timeout)
     for name, kind in columns.kinds.items():
         if name in lazy and columns.ref is not None:
             others[name] = _objects(lazy_rows(columns.ref, name))

@@ -39,8 +39,8 @@ class View(MutableMapping[str, Any]):
         """The column, read. KeyError where there is none; rows are picked of the proto, before it is read."""
         if name not in self:
             there = ", ".join(self) or "none"
-            hint = "" if isinstance(name, str) else ": pick rows of the proto itself, proto[rows], or of proto.get()"
-            raise KeyError(f"there is no column {name!r}, there are: {there}{hint}")
+            hint = "rows are picked of the proto itself: proto[rows]"
+            raise KeyError(f"there is no column {name!r}, there are: {there}; {hint}")
         return self._read(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
