@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from verl.protocol import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.trainer.ppo.core_algos import AdvantageEstimator
@@ -113,7 +114,11 @@ class Trainer:
         images = np.empty(self._job.prompts, object)
         images[:] = [number * self._job.prompts + prompt for prompt in range(self._job.prompts)]
         uids = np.array([f"{number}-{prompt}" for prompt in range(self._job.prompts)], dtype=object)
-        return DataProto.from_dict(non_tensors={"uid": uids, "image": images}, meta_info={"seed": number})
+        return DataProto.from_dict(
+            tensors={"dummy_tensor": torch.zeros(self._job.prompts, 1)},  # as verl's datasets: a batch is to have one
+            non_tensors={"uid": uids, "image": images},
+            meta_info={"seed": number},
+        )
 
 
 def _group(workers: int, of: RayClassWithInitArgs) -> RayWorkerGroup:
