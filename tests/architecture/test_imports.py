@@ -45,7 +45,9 @@ IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "t
 LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "nixl_cu12", "nixl_cu13", "aiohttp", "uvloop"}
 
 #: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
-INSIDE = {f"dataplane.integrations.verl.{name}" for name in ("dispatch", "equal", "proto", "storing", "views")}
+INSIDE = {
+    f"dataplane.integrations.verl.{name}" for name in ("dispatch", "equal", "proto", "reading", "storing", "views")
+}
 
 #: What unpickles does what the bytes tell it to.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}

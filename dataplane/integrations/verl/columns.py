@@ -8,7 +8,7 @@ name, as in a TensorDict of both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -29,12 +29,9 @@ class Columns:
     one without any."""
 
     ref: BatchRef | None = None
-    kinds: Mapping[str, Kind] = ()  # type: ignore[assignment]
+    kinds: dict[str, Kind] = field(default_factory=dict)
     rows: int = 0
     tensors: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", dict(self.kinds))
 
     def names(self, *, tensors: bool) -> list[str]:
         """The names of the tensors, or of all others, in order."""

@@ -29,11 +29,8 @@ from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.verl.columns import Columns, Kind, concatenated, sizes_of_chunks
 from dataplane.integrations.verl.equal import same
-from dataplane.integrations.verl.storing import load, store
-from dataplane.integrations.verl.views import View
-
-#: What the responses of a prompt share, and is large.
-SHARED = ("multi_modal_inputs",)
+from dataplane.integrations.verl.reading import Reading
+from dataplane.integrations.verl.storing import SHARED, store
 
 
 def put(
@@ -58,39 +55,8 @@ def put(
     return RemoteProto(columns, proto.meta_info, scope)
 
 
-class RemoteProto(DataProto):  # type: ignore[misc]  # verl has no types
+class RemoteProto(Reading):
     """See the module. `len(proto)` rows."""
-
-    def __init__(self, columns: Columns, meta_info: dict[str, Any], scope: str | None = None) -> None:
-        """Not for callers: `put` makes them."""
-        self._columns = columns
-        self._scope = scope
-        self.meta_info = meta_info
-
-    # what it is
-
-    @property
-    def ref(self) -> BatchRef | None:
-        """The reference to all columns, for the plane's own calls; None where there is no column."""
-        return self._columns.ref
-
-    @property
-    def scope(self) -> str | None:
-        """The name under which it was put, and what is put of it or assigned to it."""
-        return self._scope
-
-    @property
-    def batch(self) -> View | None:
-        """The tensors, each read when it is asked for; None where there is no batch of tensors."""
-        return self._view(tensors=True) if self._columns.tensors else None
-
-    @property
-    def non_tensor_batch(self) -> View:
-        """The other columns, each read when it is asked for."""
-        return self._view(tensors=False)
-
-    def __len__(self) -> int:
-        return self._columns.rows
 
     def __eq__(self, other: object) -> bool:
         """Whether both mean the same rows of the same stored columns, with equal meta_info."""
@@ -104,38 +70,10 @@ class RemoteProto(DataProto):  # type: ignore[misc]  # verl has no types
         return f"RemoteProto({len(self)} rows; {self._columns.ref!r}, meta_info={list(self.meta_info)})"
 
     def __reduce__(self) -> tuple[Callable[..., RemoteProto], tuple[Any, ...]]:
-        ref, kinds = self._columns.ref, dict(self._columns.kinds)
+        ref, kinds = self._columns.ref, self._columns.kinds
         # of rows that were repeated or picked, a number each: repeated ones compress to almost nothing
         encoded = None if ref is None else zlib.compress(ref.encode(), 1)
         return _made, (encoded, kinds, len(self), self._columns.tensors, self.meta_info, self._scope)
-
-    def check_consistency(self) -> None:
-        """It is consistent: its columns are of one reference."""
-
-    # bytes
-
-    def get(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        lazy: Collection[str] = (),
-        plane: Plane | None = None,
-        timeout: float = 60.0,
-    ) -> DataProto:
-        """The DataProto: of all columns, or of these, tensors and others.
-
-        lazy: columns of dicts of which each row is left as a `LazyRow`, which reads itself where it is looked into.
-
-        Raises as `Plane.get`.
-        """
-        chosen = self._columns if columns is None else self._columns.select(columns)
-        batch, others = load(plane or plane_of_process(), chosen, lazy, timeout=timeout)
-        return DataProto(batch=batch, non_tensor_batch=others, meta_info=self.meta_info)
-
-    def free(self, plane: Plane | None = None) -> None:
-        """Free its rows in its columns, for all that mean them."""
-        if self._columns.ref is not None:
-            (plane or plane_of_process()).free(self._columns.ref)
 
     # rows
 
@@ -250,50 +188,10 @@ class RemoteProto(DataProto):  # type: ignore[misc]  # verl has no types
         self.meta_info = union_two_dict(self.meta_info, other.meta_info)
         return self
 
-    # what needs the bytes: read first
-
-    def to(self, device: Any) -> DataProto:
-        return self.get().to(device)
-
-    def to_tensordict(self) -> Any:
-        return self.get().to_tensordict()
-
-    def make_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        return self.get().make_iterator(*args, **kwargs)
-
-    def unfold_column_chunks(self, *args: Any, **kwargs: Any) -> DataProto:
-        return self.get().unfold_column_chunks(*args, **kwargs)
-
-    def save_to_disk(self, filepath: Any) -> None:
-        self.get().save_to_disk(filepath)
-
     # inside
 
     def _with(self, columns: Columns) -> RemoteProto:
         return RemoteProto(columns, self.meta_info, self._scope)
-
-    def _view(self, *, tensors: bool) -> View:
-        return View(
-            tensors,
-            lambda: self._columns,
-            self._read,
-            lambda name, value: self._write(name, value, tensors),
-            self._drop,
-        )
-
-    def _read(self, name: str) -> Any:
-        read = self.get([name])
-        return read.batch[name] if self._columns.kinds[name] == "tensor" else read.non_tensor_batch[name]
-
-    def _write(self, name: str, value: Any, tensors: bool) -> None:
-        if name in self._columns.names(tensors=not tensors):
-            raise SchemaMismatch(f"column {name!r} is in batch and in non_tensor_batch: rename one", column=name)
-        new: tuple[Any, Any] = ({name: value}, {}) if tensors else (None, {name: np.asarray(value)})
-        stored = store(plane_of_process(), *new, len(value), dedupe=SHARED, scope=self._scope)
-        self._columns = self._columns.beside(stored)
-
-    def _drop(self, name: str) -> None:
-        self._columns = self._columns.drop([name])
 
     def _require(self, names: Collection[str], *, tensors: bool) -> None:
         there = self._columns.names(tensors=tensors)

@@ -29,6 +29,9 @@ from dataplane.errors import SchemaMismatch
 from dataplane.integrations.rows import LazyRow, encoded, lazy_rows, read_rows
 from dataplane.integrations.verl.columns import Columns, Kind
 
+#: What the responses of a prompt share, and is large.
+SHARED = ("multi_modal_inputs",)
+
 
 def store(
     plane: Plane,
