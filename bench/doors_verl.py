@@ -5,8 +5,8 @@ loop makes them: 2.5 GB of rows. Four rollout workers make them; four data-paral
 them in three phases. Each path runs in a driver of its own, through verl's RayWorkerGroup, dispatch and collect
 functions. `--scale 0.125` is an eighth of the prompts; the full size needs 16 GiB for the path by value.
 
-The time that a call moves data is what it takes beyond what its slowest worker computed. Reading pixels where they lie
-counts as computing on both paths.
+The time that a call moves data is what it takes beyond what its slowest worker computed: joining and adding up pixels
+that it has. `--peer transferqueue` takes the same through TransferQueue's SimpleStorage, as verl's newer trainer does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ BUDGET = "1GiB"
 MIB = 1 << 20
 
 
-def step(plain: bool, prompts: int) -> dict[str, Any]:
+def step(path: str, prompts: int) -> dict[str, Any]:
     """One step in this process, as the driver: what it took. Starts and ends Ray and the plane."""
     warnings.simplefilter("ignore")  # verl imports names of Ray's that are deprecated
     import ray
+    import transfer_queue as tq
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
     import dataplane as dp
@@ -46,19 +47,22 @@ def step(plain: bool, prompts: int) -> dict[str, Any]:
     def group(workers: int, cls: Any, **arguments: Any) -> Any:
         pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
         made = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(cls), **arguments))
-        made.start(plain)
+        made.start(path)
         return made
 
     logical = prompts * RESPONSES * PATCHES * WIDTH * 4
     workers = ROLLOUT_WORKERS + DATA * TENSOR
-    room = max(2 * logical, 128 * MIB) if plain else 128 * MIB
-    ray.init(num_cpus=workers + 1, include_dashboard=False, object_store_memory=room, log_to_driver=False)
+    room = max(2 * logical, 128 * MIB) if path == "plain" else 128 * MIB
+    others = 8 if path == "queue" else 1  # verl's own actor; TransferQueue's ask for a processor each
+    ray.init(num_cpus=workers + others, include_dashboard=False, object_store_memory=room, log_to_driver=False)
     try:
-        if not plain:
+        if path == "plane":
             nodes.up(dp.NodeConfig(memory=BUDGET))
+        elif path == "queue":
+            tq.init()
         rollout, consumers = group(ROLLOUT_WORKERS, Rollout), group(DATA * TENSOR, Consumer, tensor=TENSOR)
         batch = _prompts(prompts)
-        if not plain:
+        if path == "plane":
             process.plane()  # connected before it is timed, as everything else
         forget_peak()
         before = resident_bytes()
@@ -76,13 +80,17 @@ def step(plain: bool, prompts: int) -> dict[str, Any]:
             return result
 
         began = time.perf_counter()
-        batch = (batch if plain else put(batch)).repeat(RESPONSES, interleave=True)
-        batch.union(call(rollout.generate, batch))
-        stored = 0 if plain else process.plane().stats().memory_used
-        values = [call(consumers.phase, batch) for _ in range(PHASES)]
+        batch = (put(batch) if path == "plane" else batch).repeat(RESPONSES, interleave=True)
+        generate, phase = rollout.generate, consumers.phase
+        if path == "queue":
+            generate, phase = rollout.generate_into_queue, consumers.phase_from_queue
+        made = call(generate, batch)
+        batch = made if path == "queue" else batch.union(made)
+        stored = process.plane().stats().memory_used if path == "plane" else 0
+        values = [call(phase, batch) for _ in range(PHASES)]
         seconds = time.perf_counter() - began
         peak = peak_bytes()
-        first = (values[0] if plain else values[0].get()).batch["values"]
+        first = (values[0].get() if path == "plane" else values[0]).batch["values"]
         assert len(set(first.view(prompts, RESPONSES)[:, 0].tolist())) == prompts
         assert bool((first.view(prompts, RESPONSES) == first.view(prompts, RESPONSES)[:, :1]).all())
         return {
@@ -98,6 +106,8 @@ def step(plain: bool, prompts: int) -> dict[str, Any]:
         }
     finally:
         process.close()
+        if path == "queue":
+            tq.close()
         ray.shutdown()
 
 
@@ -121,8 +131,8 @@ def in_driver(path: str, scale: float) -> dict[str, Any]:
     return result
 
 
-def rows_of(plain: list[dict[str, Any]], remote: list[dict[str, Any]]) -> list[Row]:
-    """The promises, of as many runs of each."""
+def rows_of(plain: list[dict[str, Any]], remote: list[dict[str, Any]], queue: list[dict[str, Any]]) -> list[Row]:
+    """The promises, of as many runs of each; TransferQueue's where it was run."""
     pairs = list(zip(plain, remote, strict=True))
     peaks = [theirs["driver_peak"] / ours["driver_peak"] for theirs, ours in pairs]
     grown = [_grown(theirs) / max(_grown(ours), MIB) for theirs, ours in pairs]
@@ -130,7 +140,7 @@ def rows_of(plain: list[dict[str, Any]], remote: list[dict[str, Any]]) -> list[R
     faster = [sum(theirs["moving_s"]) / sum(ours["moving_s"]) for theirs, ours in pairs]
     a, b = pairs[-1]
     logical = f"{a['logical'] / MIB:.0f} MiB of rows"
-    return [
+    rows = [
         row(
             "driver's peak, by value over by reference",
             peaks,
@@ -154,6 +164,11 @@ def rows_of(plain: list[dict[str, Any]], remote: list[dict[str, Any]]) -> list[R
             detail=f"{sum(a['moving_s']):.2f} and {sum(b['moving_s']):.2f} s",
         ),
     ]
+    if queue:
+        faster = [sum(theirs["moving_s"]) / sum(ours["moving_s"]) for theirs, ours in zip(queue, remote, strict=True)]
+        detail = f"{sum(queue[-1]['moving_s']):.2f} s"
+        rows.append(row("the same of TransferQueue, SimpleStorage", faster, at_least=5, unit="x", detail=detail))
+    return rows
 
 
 def _grown(result: dict[str, Any]) -> float:
@@ -166,16 +181,17 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="of 64 prompts (%(default)s)")
     parser.add_argument("--runs", type=int, default=1, help="of each path (%(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_verl.json"))
-    parser.add_argument("--driver", choices=["plain", "plane"], help=argparse.SUPPRESS)
+    parser.add_argument("--peer", choices=["transferqueue"], help="the same through TransferQueue too")
+    parser.add_argument("--driver", choices=["plain", "plane", "queue"], help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.driver:
-        print(json.dumps(step(chosen.driver == "plain", int(PROMPTS * chosen.scale))), flush=True)
+        print(json.dumps(step(chosen.driver, int(PROMPTS * chosen.scale))), flush=True)
         return 0
-    results: dict[str, list[dict[str, Any]]] = {"plane": [], "plain": []}
+    results: dict[str, list[dict[str, Any]]] = {"plane": [], "plain": []} | ({"queue": []} if chosen.peer else {})
     for _ in range(chosen.runs):
         for path, found in results.items():
             found.append(in_driver(path, chosen.scale))
-    rows = rows_of(results["plain"], results["plane"])
+    rows = rows_of(results["plain"], results["plane"], results.get("queue", []))
     print(table(rows))
     for path, found in results.items():
         last = found[-1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
+import transfer_queue as tq
 from verl.protocol import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn
@@ -18,15 +20,18 @@ from examples.verl_rollout.memory import peak_bytes
 PATCHES, WIDTH = 1024, 1176  # of an image of 448 x 448 pixels, as Qwen2-VL's processor makes them, float32
 TOKENS = 1024
 MICRO_BATCH = 8
+PARTITION = "bench"
 MESH = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
 
 
 class Measured(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def start(self, plain: bool) -> None:
-        """Be there, connected."""
-        if not plain:
+    def start(self, path: str) -> None:
+        """Be there, connected to what carries the data."""
+        if path == "plane":
             plane()
+        elif path == "queue":
+            tq.init()
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def peak(self) -> int:
@@ -39,6 +44,25 @@ class Rollout(Measured):
         """A response a row, with its own pixels, equal to those of the prompt's other rows: verl's agent loop runs the
         processor for each response."""
         began = time.perf_counter()
+        made = self._make(prompts)
+        made.meta_info = {"metrics": {"computed": time.perf_counter() - began}}
+        return made
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_into_queue(self, prompts: DataProto) -> DataProto:
+        """The same into TransferQueue, a key a row, as verl's newer trainer does; the keys."""
+        began = time.perf_counter()
+        fields = self._make(prompts).to_tensordict()
+        computed = time.perf_counter() - began
+        keys = [f"{self.rank}-{row}" for row in range(len(prompts))]
+        tq.kv_batch_put(keys, PARTITION, fields, tags=[{} for _ in keys])
+        return DataProto.from_dict(
+            {"dummy_tensor": torch.zeros(len(keys), 1)},
+            {"keys": np.array(keys, dtype=object)},
+            meta_info={"metrics": {"computed": computed}},
+        )
+
+    def _make(self, prompts: DataProto) -> DataProto:
         images = {}
         for image in dict.fromkeys(prompts.non_tensor_batch["image"].tolist()):
             images[image] = torch.randn(PATCHES, WIDTH, generator=torch.Generator().manual_seed(image))
@@ -50,8 +74,7 @@ class Rollout(Measured):
             "attention_mask": torch.ones(len(prompts), TOKENS, dtype=torch.long),
             "responses": torch.randint(0, 150_000, (len(prompts), TOKENS // 2)),
         }
-        meta = {"metrics": {"computed": time.perf_counter() - began}}
-        return DataProto.from_dict(tensors, {"multi_modal_inputs": inputs}, meta_info=meta)
+        return DataProto.from_dict(tensors, {"multi_modal_inputs": inputs})
 
 
 class Consumer(Measured):
@@ -65,12 +88,21 @@ class Consumer(Measured):
     @register(dispatch_mode=MESH, lazy=["multi_modal_inputs"])
     def phase(self, data: DataProto) -> DataProto:
         """What computing log-probs or an update does with its data: all pixels, one micro-batch after another."""
-        began = time.perf_counter()
-        sums = []
-        rows = data.non_tensor_batch["multi_modal_inputs"]
-        for start in range(0, len(data), MICRO_BATCH):
-            pixels = extract_multi_modal_inputs(rows[start : start + MICRO_BATCH])["pixel_values"]
+        return self._touch(data.non_tensor_batch["multi_modal_inputs"], data.batch["input_ids"])
+
+    @register(dispatch_mode=MESH)
+    def phase_from_queue(self, data: DataProto) -> DataProto:
+        """The same from TransferQueue: every rank fetches its rows, as verl's bridge does."""
+        fields = tq.kv_batch_get(data.non_tensor_batch["keys"].tolist(), PARTITION)
+        return self._touch(fields["multi_modal_inputs"], fields["input_ids"])
+
+    def _touch(self, rows: Any, input_ids: torch.Tensor) -> DataProto:
+        sums, computed = [], 0.0
+        for start in range(0, len(rows), MICRO_BATCH):
+            inputs = [dict(row.items()) for row in rows[start : start + MICRO_BATCH]]  # handles are read now
+            began = time.perf_counter()
+            pixels = extract_multi_modal_inputs(inputs)["pixel_values"]
             sums.append(pixels.view(-1, PATCHES * WIDTH).sum(-1))
-        values = torch.cat(sums) + 0 * data.batch["input_ids"].sum(-1)
-        meta = {"metrics": {"computed": time.perf_counter() - began}}
-        return DataProto.from_dict({"values": values}, meta_info=meta)
+            computed += time.perf_counter() - began
+        values = torch.cat(sums) + 0 * input_ids.sum(-1)
+        return DataProto.from_dict({"values": values}, meta_info={"metrics": {"computed": computed}})

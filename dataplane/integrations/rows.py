@@ -37,7 +37,7 @@ _COLUMN = "inputs"
 class LazyRow(Mapping[str, Any]):
     """One row: of a struct column that `encoded` made, or of several columns, by name. Picklable, hashable."""
 
-    __slots__ = ("_column", "_ref")
+    __slots__ = ("_column", "_keys", "_ref")
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """ref: one row. column: the struct column that is the row; None: each column of `ref` is a key of it.
@@ -48,6 +48,7 @@ class LazyRow(Mapping[str, Any]):
             raise Misuse(f"a LazyRow is one row, not {len(ref)}: use lazy_rows(ref) for a handle a row")
         self._ref = ref if column is None else ref.select(column)
         self._column = column
+        self._keys = ref.columns if column is None else None
 
     @property
     def ref(self) -> BatchRef:
@@ -64,23 +65,25 @@ class LazyRow(Mapping[str, Any]):
         batch = plane_of_process().get(self._ref)
         if self._column is None:
             return {name: _value(column) for name, column in batch.items()}
-        return read_row(batch[self._column]) or {}
+        row = read_row(batch[self._column]) or {}
+        self._keys = tuple(row)
+        return row
 
     def __getitem__(self, key: str) -> Any:
-        if not self._may_have(key):
+        if not self._may_have(key) or (self._keys is not None and key not in self._keys):
             raise KeyError(key)
         if self._column is None:
             return _value(plane_of_process().get(self._ref.select(key))[key])
         return self.read()[key]
 
     def __contains__(self, key: object) -> bool:
-        return self._may_have(key) and (self._column is None or key in self.read())
+        return self._may_have(key) and key in self._names()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._ref.columns if self._column is None else self.read())
+        return iter(self._names())
 
     def __len__(self) -> int:
-        return len(self._ref.columns if self._column is None else self.read())
+        return len(self._names())
 
     def items(self) -> Any:
         """Keys and values, read at once: a row is read once for all of them."""
@@ -110,6 +113,10 @@ class LazyRow(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[Callable[[bytes, str | None], LazyRow], tuple[bytes, str | None]]:
         return _decoded, (self._ref.encode(), self._column)
+
+    def _names(self) -> tuple[str, ...]:
+        """Its keys: of a struct's row, known once it was looked into."""
+        return tuple(self.read()) if self._keys is None else self._keys
 
     def _may_have(self, key: object) -> bool:
         """Whether the schema allows it: what it rules out is answered without a look."""
