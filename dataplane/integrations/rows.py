@@ -112,7 +112,7 @@ class LazyRow(Mapping[str, Any]):
         return element
 
     def __reduce__(self) -> tuple[Callable[[bytes, str | None], LazyRow], tuple[bytes, str | None]]:
-        return _decoded, (self._ref.encode(), self._column)
+        return _received, (self._ref.encode(), self._column)
 
     def _names(self) -> tuple[str, ...]:
         """Its keys: of a struct's row, known once it was looked into."""
@@ -160,21 +160,25 @@ def encoded(rows: Sequence[Mapping[Any, Any] | None]) -> list[dict[str, Any]]:
 
 def read_rows(column: Column) -> list[dict[str, Any] | None]:
     """The rows of such a column, each in place: equal rows that were stored once are the same memory here too."""
+    if all(key == REST for key, _ in column.field.children):
+        return [_decoded(row) for row in column.to_list()]
     return [read_row(column[row : row + 1]) for row in range(len(column))]
 
 
 def read_row(column: Column) -> dict[str, Any] | None:
     """The one row of such a column."""
-    row: dict[str, Any] = column.torch()[0]
+    return _decoded(column.torch()[0])
+
+
+def _decoded(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A row as it was encoded, back."""
     if REST not in row:
         return row
     rest = row.pop(REST)
     if rest is None:
         return None
     values, arrays = rest
-    back: dict[str, Any] = {key: value.numpy() if key in arrays else value for key, value in row.items()}
-    back.update(values)
-    return back
+    return {**{key: value.numpy() if key in arrays else value for key, value in row.items()}, **values}
 
 
 def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
@@ -204,5 +208,5 @@ def _value(column: Column) -> Any:
     return read_row(column) if column.kind == "struct" else column.to_list()[0]
 
 
-def _decoded(ref: bytes, column: str | None) -> LazyRow:
+def _received(ref: bytes, column: str | None) -> LazyRow:
     return LazyRow(BatchRef.decode(ref), column)
