@@ -15,7 +15,7 @@ from verl.utils.model import extract_multi_modal_inputs
 
 from dataplane.integrations.process import plane
 from dataplane.integrations.verl.dispatch import register
-from examples.verl_rollout.memory import peak_bytes
+from examples.verl_rollout.memory import forget_peak, peak_bytes
 
 PATCHES, WIDTH = 1024, 1176  # of an image of 448 x 448 pixels, as Qwen2-VL's processor makes them, float32
 TOKENS = 1024
@@ -26,12 +26,16 @@ MESH = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
 
 class Measured(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def start(self, path: str) -> None:
+    def start(self, queue: bool) -> None:
         """Be there, connected to what carries the data."""
-        if path == "plane":
-            plane()
-        elif path == "queue":
+        plane()
+        if queue:
             tq.init()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def forget_peak(self) -> None:
+        """Count its peak from now on."""
+        forget_peak()
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def peak(self) -> int:

@@ -6,10 +6,11 @@ A handle is a mapping: frameworks carry it through chunk, concatenation, pickle 
 hundred bytes, and read it where they look into it. It is no dict: an encoder that meets a dict's subclass may keep its
 items only, which are none yet.
 
-What always holds: a handle holds no memory and keeps nothing in place, only what it gave out does; each look gives
-tensors anew, zero-copy, writable and private to this process; the keys of a row and the types of its values are those
-that were put. Tensors and NumPy arrays of numbers are stored as columns; everything else of a row as MessagePack, in
-one more column, under a key that no input can have. NumPy takes a handle for one element, though it has a length.
+What always holds: a handle holds no memory and keeps nothing in place, only what it gave out does; that is zero-copy,
+writable and private to this process, and once it is dropped a look has what was put again; the keys of a row and the
+types of its values are those that were put. Tensors and NumPy arrays of numbers are stored as columns; everything else
+of a row as MessagePack, in one more column, under a key that no input can have. NumPy takes a handle for one element,
+though it has a length.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.batch import Column
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane
 from dataplane.errors import Misuse
 from dataplane.integrations.process import plane as plane_of_process
+from dataplane.integrations.windows import Windows
 
 #: Under this key of a stored row is what no tensor column holds: (values by key, keys of NumPy arrays), None for a row
 #: that was None. Inputs are passed to models as keyword arguments, which can not be called so.
@@ -37,7 +39,7 @@ _COLUMN = "inputs"
 class LazyRow(Mapping[str, Any]):
     """One row: of a struct column that `encoded` made, or of several columns, by name. Picklable, hashable."""
 
-    __slots__ = ("_column", "_keys", "_ref")
+    __slots__ = ("_column", "_keys", "_ref", "_row", "_windows")
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """ref: one row. column: the struct column that is the row; None: each column of `ref` is a key of it.
@@ -49,6 +51,8 @@ class LazyRow(Mapping[str, Any]):
         self._ref = ref if column is None else ref.select(column)
         self._column = column
         self._keys = ref.columns if column is None else None
+        self._windows: Windows | None = None  # of the rows beside it, and which it is
+        self._row = 0
 
     @property
     def ref(self) -> BatchRef:
@@ -62,11 +66,11 @@ class LazyRow(Mapping[str, Any]):
 
     def read(self) -> dict[str, Any]:
         """The row as a dict. Raises as `Plane.get`."""
-        batch = plane_of_process().get(self._ref)
-        if self._column is None:
-            return {name: _value(column) for name, column in batch.items()}
-        row = read_row(batch[self._column]) or {}
-        self._keys = tuple(row)
+        if self._windows is None:
+            return self._row_of(plane_of_process().get(self._ref), 0)
+        batch, at = self._windows.batch(self._row)
+        row = self._row_of(batch, at)
+        self._windows.keep(self._row, batch, row)
         return row
 
     def __getitem__(self, key: str) -> Any:
@@ -114,6 +118,13 @@ class LazyRow(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Callable[[bytes, str | None], LazyRow], tuple[bytes, str | None]]:
         return _received, (self._ref.encode(), self._column)
 
+    def _row_of(self, batch: Batch, at: int) -> dict[str, Any]:
+        if self._column is None:
+            return {name: _value(column[at : at + 1]) for name, column in batch.items()}
+        row = read_row(batch[self._column][at : at + 1]) or {}
+        self._keys = tuple(row)
+        return row
+
     def _names(self) -> tuple[str, ...]:
         """Its keys: of a struct's row, known once it was looked into."""
         return tuple(self.read()) if self._keys is None else self._keys
@@ -127,8 +138,16 @@ class LazyRow(Mapping[str, Any]):
 
 
 def lazy_rows(ref: BatchRef, column: str | None = None) -> list[LazyRow]:
-    """A handle for each row of a struct column, or of all columns of the reference."""
-    return [LazyRow(row, column) for row in (ref if column is None else ref.select(column))]
+    """A handle for each row of a struct column, or of all columns of the reference. In this process, those that are
+    looked into one after another are read together."""
+    chosen = ref if column is None else ref.select(column)
+    windows = Windows(chosen)
+    handles = []
+    for number, row in enumerate(chosen):
+        handle = LazyRow(row, column)
+        handle._windows, handle._row = windows, number
+        handles.append(handle)
+    return handles
 
 
 def put_rows(

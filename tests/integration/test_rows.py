@@ -113,12 +113,38 @@ def test_a_handle_keeps_nothing_in_place_but_its_tensors_do(plane: dp.Plane) -> 
     (handle,) = put_rows([image(1024)])
     assert handle is not None
     pixels = handle["pixel_values"]
-    pixels[0, 0] = 5.0  # private: another look has what was put
-    assert handle["pixel_values"][0, 0] != 5.0
     assert plane.stats().pinned_bytes > 0
+    pixels[0, 0] = 5.0  # private to this process, and as long as it lives
+    assert pickle.loads(pickle.dumps(handle))["pixel_values"][0, 0] != 5.0
     del pixels
     gc.collect()
     assert plane.stats().pinned_bytes == 0
+    assert handle["pixel_values"][0, 0] != 5.0
+
+
+def test_neighbours_that_are_looked_into_in_turn_are_read_together(
+    plane: dp.Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = put_rows([image() if row % 5 else {} for row in range(64)])
+    reads = []
+    monkeypatch.setattr(process.plane(), "get", lambda *a, of=plane.get, **k: reads.append(a) or of(*a, **k))
+    found = [dict(handle.items()) for handle in handles if handle is not None]
+    assert [bool(row) for row in found] == [bool(row % 5) for row in range(64)]
+    assert len(reads) == 5  # of sixteen rows each, and once more where the first has nothing to hold it by
+    del found
+    gc.collect()
+    assert plane.stats().pinned_bytes == 0
+
+
+def test_a_row_beside_one_that_was_freed_is_read(plane: dp.Plane) -> None:
+    row = image()
+    handles = put_rows([row, image(), image()])
+    assert handles[0] is not None
+    assert handles[1] is not None
+    plane.free(handles[1].ref)
+    assert_same(dict(handles[0].items()), row)
+    with pytest.raises(Freed):
+        handles[1].read()
 
 
 def test_what_the_schema_rules_out_is_answered_without_a_look(plane: dp.Plane) -> None:
