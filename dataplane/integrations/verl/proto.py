@@ -9,7 +9,8 @@ works on references; `batch` and `non_tensor_batch` know their names, and read o
 or assigned. `meta_info` is carried as it is, and as in verl one dict is shared by what is selected, cut and repeated.
 
 What always holds: as in verl, select, slice, chunk, split, repeat, concat give new protos, and union, pop, rename,
-reorder, padding change the one that they are called on. Where verl asserts, this raises Misuse or SchemaMismatch.
+reorder, padding change the one that they are called on. Where verl asserts of rows and columns, this raises Misuse or
+SchemaMismatch; meta_info is merged by verl's own functions, which assert.
 Holding one keeps nothing in place: what was put stays until `free` or its scope is freed.
 """
 
@@ -184,8 +185,9 @@ class RemoteProto(Reading):
             tensors = None if other.batch is None else [name for name in _tensors(other) if name not in both]
             others = [name for name in other.non_tensor_batch if name not in both]
             more = put(other.select(tensors, others), scope=self._scope)._columns
-        self._columns = self._columns.beside(more)
+        joined = self._columns.beside(more)
         self.meta_info = union_two_dict(self.meta_info, other.meta_info)
+        self._columns = joined
         return self
 
     # inside
@@ -203,9 +205,9 @@ class RemoteProto(Reading):
 
     def _require_same(self, name: str, other: DataProto) -> None:
         """That a column of both is the same. Raises SchemaMismatch where it is not."""
-        mine = self._columns.select([name])
         if isinstance(other, RemoteProto):
-            if mine == other._columns.select([name]):
+            mine, its = self._columns.select([name]), other._columns.select([name])
+            if (mine.ref, mine.kinds) == (its.ref, its.kinds):
                 return
             theirs = other._read(name) if len(other) == len(self) else None
         else:
