@@ -150,14 +150,8 @@ def rows_of(results: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]
     added = f"{_grown(a) / MIB:.0f} and {_grown(b) / MIB:.0f} MiB"
     stored = [each["stored"] / logical * RESPONSES for each in plane]
     rows = [
-        row(
-            "driver's peak, x as by reference",
-            [a["driver_peak"] / b["driver_peak"]],
-            at_least=10,
-            unit="x",
-            detail=absolute,
-        ),
-        row("what the step adds to it", [_grown(a) / max(_grown(b), MIB)], at_least=10, unit="x", detail=added),
+        row("driver's peak, by value", [a["driver_peak"] / b["driver_peak"]], at_least=10, unit="x", detail=absolute),
+        row("what a step adds to it, by value", [_grown(a) / max(_grown(b), MIB)], at_least=10, unit="x", detail=added),
         row("stored / logical x 8", stored, at_most=1.05, unit="x", detail=f"{b['stored'] / MIB:.0f} MiB"),
     ]
     for path, name, bound in (("plain", "by value", 10), ("queue", "TransferQueue", 5)):

@@ -201,6 +201,14 @@ def test_one_row_is_an_item_of_verls(plane: dp.Plane) -> None:
         put(proto())["uid"]
 
 
+def test_a_nested_tensor_stays_one(plane: dp.Plane) -> None:
+    rows = [torch.arange(length) for length in (3, 1, 4)]
+    nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    read = put(DataProto.from_dict(tensors={"tokens": nested}))[[2, 0]].get().batch["tokens"]
+    assert read.is_nested
+    assert same(list(read.unbind()), [rows[2], rows[0]])
+
+
 def test_names_are_known_without_reading(plane: dp.Plane) -> None:
     remote = put(proto())
     remote.free()
@@ -210,6 +218,8 @@ def test_names_are_known_without_reading(plane: dp.Plane) -> None:
     assert "mask" in remote.batch.keys()  # noqa: SIM118
     assert "multi_modal_inputs" in remote.non_tensor_batch
     assert "mask" in repr(remote.batch)
+    assert "mask: dense bool [4]" in remote.get_data_info()
+    remote.print_size()
     with pytest.raises(KeyError, match="there are"):
         remote.batch["nothing"]
     with pytest.raises(Freed):
