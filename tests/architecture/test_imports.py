@@ -51,6 +51,11 @@ INSIDE = {"dataplane.integrations.verl.entries", "dataplane.integrations.verl.st
 #: What derives from classes of those, and is itself imported where it is used.
 DERIVED = {"dataplane.integrations.transfer_queue.streaming"}
 
+#: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
+INSIDE = {
+    f"dataplane.integrations.verl.{name}" for name in ("dispatch", "equal", "proto", "reading", "storing", "views")
+}
+
 #: What unpickles does what the bytes tell it to.
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}
 

@@ -1,1 +1,1 @@
-"""verl: a storage backend for its TransferQueue."""
+"""verl's doors: `proto` for its DataProto and single controller; a storage backend for its TransferQueue."""

@@ -1,0 +1,197 @@
+"""verl: a step of a multimodal batch, its DataProtos by value and by reference. `python -m bench.doors_verl`.
+
+64 prompts of one image of 448 x 448, 8 responses each, every response with its own copy of the pixels, as verl's agent
+loop makes them: 2.5 GB of rows. Four rollout workers make them; four data-parallel by two tensor-parallel ranks read
+them in three phases. All paths go through
+the same worker groups of verl, by turns, with its dispatch and collect functions. `--scale 0.125` is an eighth of the
+prompts; the full size needs 32 GiB for the path by value.
+
+The time that a call moves data is what it takes beyond what its slowest worker computed: joining and adding up pixels
+that it has. `--peer transferqueue` takes the same through TransferQueue's SimpleStorage, as verl's newer trainer does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from verl.protocol import DataProto
+
+import dataplane as dp
+from bench.doors_verl_workers import PARTITION, PATCHES, WIDTH
+from bench.measure import Row, row, table, write_json
+from dataplane.integrations import process
+from dataplane.integrations import ray as nodes
+from dataplane.integrations.verl.proto import put
+from examples.verl_rollout.memory import forget_peak, passed_bytes, peak_bytes, resident_bytes
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, RESPONSES = 64, 8
+ROLLOUT_WORKERS, DATA, TENSOR, PHASES = 4, 4, 2, 3
+BUDGET = "1GiB"
+MIB = 1 << 20
+
+
+class Step:
+    """The worker groups, and a step of them by each path. Ray is initialised; the plane is up."""
+
+    def __init__(self, prompts: int, *, queue: bool) -> None:
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        from bench.doors_verl_workers import Consumer, Rollout
+
+        def group(workers: int, cls: Any, **arguments: Any) -> Any:
+            pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
+            made = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(cls), **arguments))
+            made.start(queue)
+            return made
+
+        self._prompts = prompts
+        self._rollout = group(ROLLOUT_WORKERS, Rollout)
+        self._consumers = group(DATA * TENSOR, Consumer, tensor=TENSOR)
+
+    def run(self, path: str) -> dict[str, Any]:
+        """What it took, by "plain", "plane" or "queue"."""
+        plane = process.plane()
+        for group in (self._rollout, self._consumers):
+            group.forget_peak()
+        forget_peak()
+        before, used = resident_bytes(), plane.stats().memory_used
+        calls: list[dict[str, float]] = []
+        batch = self._batch()
+        batch = (put(batch, scope=path) if path == "plane" else batch).repeat(RESPONSES, interleave=True)
+        generate, phase = self._rollout.generate, self._consumers.phase
+        if path == "queue":
+            generate, phase = self._rollout.generate_into_queue, self._consumers.phase_from_queue
+        made = _call(generate, batch, calls)
+        batch = made if path == "queue" else batch.union(made)
+        stored = plane.stats().memory_used - used
+        values = [_call(phase, batch, calls) for _ in range(PHASES)]
+        peak = peak_bytes()
+        self._check((values[0].get() if path == "plane" else values[0]).batch["values"])
+        if path == "queue":
+            tq.kv_clear(batch.non_tensor_batch["keys"].tolist(), PARTITION)
+        plane.free(scope=path)
+        return {
+            "moving_s": [each["taken"] - each["computed"] for each in calls],
+            "computing_s": [each["computed"] for each in calls],
+            "passed": sum(each["passed"] for each in calls),
+            "driver_before": before,
+            "driver_peak": peak,
+            "peaks": self._rollout.peak() + self._consumers.peak(),
+            "stored": stored,
+        }
+
+    def _batch(self) -> DataProto:
+        images = np.empty(self._prompts, object)
+        images[:] = list(range(self._prompts))
+        return DataProto.from_dict({"dummy_tensor": torch.zeros(self._prompts, 1)}, {"image": images})
+
+    def _check(self, values: torch.Tensor) -> None:
+        """Each prompt's rows have its pixels, and no other's."""
+        by_prompt = values.view(self._prompts, RESPONSES)
+        assert bool((by_prompt == by_prompt[:, :1]).all())
+        assert len(by_prompt[:, 0].unique()) == self._prompts
+
+
+def _call(method: Any, batch: Any, calls: list[dict[str, float]]) -> Any:
+    began = time.perf_counter()
+    result = method(batch)
+    taken = time.perf_counter() - began
+    computed = max(result.meta_info.pop("metrics")["computed"])
+    calls.append({"taken": taken, "computed": computed, "passed": passed_bytes(batch) + passed_bytes(result)})
+    return result
+
+
+def measure(prompts: int, runs: int, *, queue: bool) -> dict[str, list[dict[str, Any]]]:
+    """Each path by turns; by value last, for it leaves the driver large."""
+    logical = prompts * RESPONSES * PATCHES * WIDTH * 4
+    workers = ROLLOUT_WORKERS + DATA * TENSOR
+    room = max(3 * logical, 128 * MIB)  # what is by value lies in Ray's object store
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    # verl's own actor asks for a processor; so do TransferQueue's
+    ray.init(num_cpus=workers + (8 if queue else 1), include_dashboard=False, object_store_memory=room)
+    try:
+        nodes.up(dp.NodeConfig(memory=BUDGET))
+        if queue:
+            tq.init()
+        step = Step(prompts, queue=queue)
+        results: dict[str, list[dict[str, Any]]] = {"plane": [], **({"queue": []} if queue else {}), "plain": []}
+        for _ in range(runs):
+            for path, found in results.items():
+                found.append(step.run(path))
+                gc.collect()
+                print(f"{path}: moving {sum(found[-1]['moving_s']):.2f} s", flush=True)
+        return results
+    finally:
+        process.close()
+        if queue:
+            tq.close()
+        ray.shutdown()
+
+
+def rows_of(results: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
+    """The promises, what others take in times of ours. The driver's peak is of the first turns: what is by value leaves
+    it large."""
+    plain, plane = results["plain"], results["plane"]
+    a, b = plain[0], plane[0]
+    absolute = f"{a['driver_peak'] / MIB:.0f} and {b['driver_peak'] / MIB:.0f} MiB, for {logical / MIB:.0f} MiB of rows"
+    added = f"{_grown(a) / MIB:.0f} and {_grown(b) / MIB:.0f} MiB"
+    stored = [each["stored"] / logical * RESPONSES for each in plane]
+    rows = [
+        row("driver's peak, by value", [a["driver_peak"] / b["driver_peak"]], at_least=10, unit="x", detail=absolute),
+        row("what a step adds to it, by value", [_grown(a) / max(_grown(b), MIB)], at_least=10, unit="x", detail=added),
+        row("stored / logical x 8", stored, at_most=1.05, unit="x", detail=f"{b['stored'] / MIB:.0f} MiB"),
+    ]
+    for path, name, bound in (("plain", "by value", 10), ("queue", "TransferQueue", 5)):
+        pairs = list(zip(results.get(path, []), plane, strict=False))
+        if pairs:
+            ratios = [_moving(theirs) / _moving(ours) for theirs, ours in pairs]
+            medians = [statistics.median(map(_moving, results[which])) for which in (path, "plane")]
+            detail = f"{medians[0]:.2f} and {medians[1]:.2f} s"
+            rows.append(row(f"moving data, {name}", ratios, at_least=bound, unit="x", detail=detail))
+    return rows
+
+
+def _moving(result: dict[str, Any]) -> float:
+    return float(sum(result["moving_s"]))
+
+
+def _grown(result: dict[str, Any]) -> float:
+    return float(result["driver_peak"] - result["driver_before"])
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.doors_verl", description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="of 64 prompts (%(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="of each path (%(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/doors_verl.json"))
+    parser.add_argument("--peer", choices=["transferqueue"], help="the same through TransferQueue too")
+    chosen = parser.parse_args()
+    prompts = int(PROMPTS * chosen.scale)
+    logical = prompts * RESPONSES * PATCHES * WIDTH * 4
+    results = measure(prompts, chosen.runs, queue=chosen.peer is not None)
+    rows = rows_of(results, logical)
+    print(table(rows))
+    for path, found in results.items():
+        peak, passed = max(max(each["peaks"]) for each in found), found[0]["passed"]
+        print(f"{path}: {passed / 1e6:.3f} MB through the driver; workers' peak {peak / MIB:.0f} MiB")
+    write_json(chosen.json, rows, {"scale": chosen.scale, "paths": results})
+    print(f"written to {chosen.json}")
+    return 0 if all(r.met for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

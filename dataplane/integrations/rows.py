@@ -1,0 +1,231 @@
+"""Rows of multimodal inputs that are not here: `LazyRow` stands where a dict of tensors would, one a row.
+
+    handles = put_rows([{"pixel_values": pixels, "image_grid_thw": grid}, None, ...], repeated=True)
+
+A handle is a mapping: frameworks carry it through chunk, concatenation, pickle and Ray as they carry a dict, in a few
+hundred bytes, and read it where they look into it. It is no dict: an encoder that meets a dict's subclass may keep its
+items only, which are none yet.
+
+What always holds: a handle holds no memory and keeps nothing in place, only what it gave out does; that is zero-copy,
+writable and private to this process, and once it is dropped a look has what was put again; the keys of a row and the
+types of its values are those that were put. Tensors and NumPy arrays of numbers are stored as columns; everything else
+of a row as MessagePack, in one more column, under a key that no input can have. NumPy takes a handle for one element,
+though it has a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.tensors import is_tensor
+from dataplane.client.sync import Plane
+from dataplane.errors import Misuse
+from dataplane.integrations.process import plane as plane_of_process
+from dataplane.integrations.windows import Windows
+
+#: Under this key of a stored row is what no tensor column holds: (values by key, keys of NumPy arrays), None for a row
+#: that was None. Inputs are passed to models as keyword arguments, which can not be called so.
+REST = "/"
+
+_COLUMN = "inputs"
+
+
+class LazyRow(Mapping[str, Any]):
+    """One row: of a struct column that `encoded` made, or of several columns, by name. Picklable, hashable."""
+
+    __slots__ = ("_column", "_keys", "_ref", "_row", "_windows")
+
+    def __init__(self, ref: BatchRef, column: str | None = None) -> None:
+        """ref: one row. column: the struct column that is the row; None: each column of `ref` is a key of it.
+
+        Raises Misuse for other than one row, SchemaMismatch where there is no such column.
+        """
+        if len(ref) != 1:
+            raise Misuse(f"a LazyRow is one row, not {len(ref)}: use lazy_rows(ref) for a handle a row")
+        self._ref = ref if column is None else ref.select(column)
+        self._column = column
+        self._keys = ref.columns if column is None else None
+        self._windows: Windows | None = None  # of the rows beside it, and which it is
+        self._row = 0
+
+    @property
+    def ref(self) -> BatchRef:
+        """What it stands for: one row, of one column if it is a struct's."""
+        return self._ref
+
+    @property
+    def column(self) -> str | None:
+        """The struct column that it is a row of."""
+        return self._column
+
+    def read(self) -> dict[str, Any]:
+        """The row as a dict. Raises as `Plane.get`."""
+        if self._windows is None:
+            return self._row_of(plane_of_process().get(self._ref), 0)
+        batch, at = self._windows.batch(self._row)
+        row = self._row_of(batch, at)
+        self._windows.keep(self._row, batch, row)
+        return row
+
+    def __getitem__(self, key: str) -> Any:
+        if not self._may_have(key) or (self._keys is not None and key not in self._keys):
+            raise KeyError(key)
+        if self._column is None:
+            return _value(plane_of_process().get(self._ref.select(key))[key])
+        return self.read()[key]
+
+    def __contains__(self, key: object) -> bool:
+        return self._may_have(key) and key in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def items(self) -> Any:
+        """Keys and values, read at once: a row is read once for all of them."""
+        return self.read().items()
+
+    def values(self) -> Any:
+        """Values, read at once."""
+        return self.read().values()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both stand for the same stored row."""
+        if not isinstance(other, LazyRow):
+            return NotImplemented
+        return self._column == other._column and self._ref == other._ref
+
+    def __hash__(self) -> int:
+        return hash((self._column, self._ref))
+
+    def __repr__(self) -> str:
+        return f"LazyRow({self._ref!r})"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[np.object_]:
+        """One element: `np.array([row, ...], dtype=object)` has a handle a row, and not their keys."""
+        element = np.empty((), object)
+        element[()] = self
+        return element
+
+    def __reduce__(self) -> tuple[Callable[[bytes, str | None], LazyRow], tuple[bytes, str | None]]:
+        return _received, (self._ref.encode(), self._column)
+
+    def _row_of(self, batch: Batch, at: int) -> dict[str, Any]:
+        if self._column is None:
+            return {name: _value(column[at : at + 1]) for name, column in batch.items()}
+        row = read_row(batch[self._column][at : at + 1]) or {}
+        self._keys = tuple(row)
+        return row
+
+    def _names(self) -> tuple[str, ...]:
+        """Its keys: of a struct's row, known once it was looked into."""
+        return tuple(self.read()) if self._keys is None else self._keys
+
+    def _may_have(self, key: object) -> bool:
+        """Whether the schema allows it: what it rules out is answered without a look."""
+        if self._column is None:
+            return key in self._ref.columns
+        keys = dict(self._ref.schema[self._column].children)
+        return REST in keys or key in keys
+
+
+def lazy_rows(ref: BatchRef, column: str | None = None) -> list[LazyRow]:
+    """A handle for each row of a struct column, or of all columns of the reference. In this process, those that are
+    looked into one after another are read together."""
+    chosen = ref if column is None else ref.select(column)
+    windows = Windows(chosen)
+    handles = []
+    for number, row in enumerate(chosen):
+        handle = LazyRow(row, column)
+        handle._windows, handle._row = windows, number
+        handles.append(handle)
+    return handles
+
+
+def put_rows(
+    rows: Sequence[Mapping[str, Any] | None],
+    *,
+    repeated: bool = False,
+    scope: str | None = None,
+    plane: Plane | None = None,
+    timeout: float = 60.0,
+) -> list[LazyRow | None]:
+    """Store rows of inputs, as a processor gives them; a handle a row, and None for each that is None.
+
+    repeated: rows may be equal, as those of a prompt's responses are: store each once.
+
+    Raises as `Plane.put`.
+    """
+    if not rows:
+        return []
+    to = plane or plane_of_process()
+    ref = to.put({_COLUMN: encoded(rows)}, scope=scope, dedupe=[_COLUMN] if repeated else (), timeout=timeout)
+    handles = lazy_rows(ref, _COLUMN)
+    return [None if row is None else handle for row, handle in zip(rows, handles, strict=True)]
+
+
+def encoded(rows: Sequence[Mapping[Any, Any] | None]) -> list[dict[str, Any]]:
+    """Rows as a struct column takes them: what `read_row` gives back as it was."""
+    return [_encoded(row) for row in rows]
+
+
+def read_rows(column: Column) -> list[dict[str, Any] | None]:
+    """The rows of such a column, each in place: equal rows that were stored once are the same memory here too."""
+    if all(key == REST for key, _ in column.field.children):
+        return [_decoded(row) for row in column.to_list()]
+    return [read_row(column[row : row + 1]) for row in range(len(column))]
+
+
+def read_row(column: Column) -> dict[str, Any] | None:
+    """The one row of such a column."""
+    return _decoded(column.torch()[0])
+
+
+def _decoded(row: dict[str, Any]) -> dict[str, Any] | None:
+    """A row as it was encoded, back."""
+    if REST not in row:
+        return row
+    rest = row.pop(REST)
+    if rest is None:
+        return None
+    values, arrays = rest
+    return {**{key: value.numpy() if key in arrays else value for key, value in row.items()}, **values}
+
+
+def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
+    if row is None:
+        return {REST: None}
+    stored: dict[str, Any] = {}
+    values: dict[Any, Any] = {}
+    arrays: list[str] = []
+    for key, value in row.items():
+        of_column = isinstance(key, str) and key not in ("", REST)
+        if of_column and is_tensor(value):
+            stored[key] = value
+        elif of_column and isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufc":
+            stored[key] = value
+            arrays.append(key)
+        else:
+            values[key] = value
+    return {**stored, REST: (values, arrays)} if values or arrays else stored
+
+
+def _value(column: Column) -> Any:
+    """The one row of a column: a tensor where it is numbers, else what was put."""
+    if column.kind == "dense":
+        return column.torch()[0]
+    if column.kind == "ragged":
+        return column.packed()[0] if column.field.varying == 1 else column.torch()[0]
+    return read_row(column) if column.kind == "struct" else column.to_list()[0]
+
+
+def _received(ref: bytes, column: str | None) -> LazyRow:
+    return LazyRow(BatchRef.decode(ref), column)

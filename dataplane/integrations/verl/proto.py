@@ -1,0 +1,240 @@
+"""`RemoteProto`: a verl DataProto whose columns are in the plane.
+
+    proto = put(data)                          # in the worker that made it; `proto` pickles to a few hundred bytes
+    proto = proto.repeat(8, interleave=True)   # in the controller: every operation of a DataProto, none moves bytes
+    data = proto.get(["input_ids"])            # in the worker that uses it; without names, all columns
+
+It is a DataProto to verl, whose dispatch and collect functions take it as one: see `docs/decisions/0024`. Reshaping
+works on references; `batch` and `non_tensor_batch` know their names, and read or put the columns that are asked for
+or assigned. `meta_info` is carried as it is, and as in verl one dict is shared by what is selected, cut and repeated.
+
+What always holds: as in verl, select, slice, chunk, split, repeat, concat give new protos, and union, pop, rename,
+reorder, padding change the one that they are called on. Where verl asserts of rows and columns, this raises Misuse or
+SchemaMismatch; meta_info is merged by verl's own functions, which assert.
+Holding one keeps nothing in place: what was put stays until `free` or its scope is freed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from verl.protocol import DataProto, union_two_dict
+
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane
+from dataplane.errors import Misuse, SchemaMismatch
+from dataplane.integrations.process import plane as plane_of_process
+from dataplane.integrations.verl.columns import Columns, Kind, concatenated, sizes_of_chunks
+from dataplane.integrations.verl.equal import same
+from dataplane.integrations.verl.reading import Reading
+from dataplane.integrations.verl.storing import SHARED, store
+
+
+def put(
+    proto: DataProto,
+    plane: Plane | None = None,
+    *,
+    dedupe: Collection[str] = SHARED,
+    scope: str | None = None,
+    timeout: float = 60.0,
+) -> RemoteProto:
+    """Store the columns of a DataProto, and give the RemoteProto of them; of a RemoteProto, itself.
+
+    dedupe: columns of which equal rows are stored once, as far as they are there.
+    scope: a name under which they are put, and what is put of it or assigned to it later, to be freed together.
+
+    Raises SchemaMismatch for what MessagePack does not hold, such as PIL images, and as `Plane.put`.
+    """
+    if isinstance(proto, RemoteProto):
+        return proto
+    to, others = plane or plane_of_process(), proto.non_tensor_batch or {}
+    columns = store(to, proto.batch, others, len(proto), dedupe=dedupe, scope=scope, timeout=timeout)
+    return RemoteProto(columns, proto.meta_info, scope)
+
+
+class RemoteProto(Reading):
+    """See the module. `len(proto)` rows."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both mean the same rows of the same stored columns, with equal meta_info."""
+        if not isinstance(other, RemoteProto):
+            return NotImplemented
+        return self._columns == other._columns and self.meta_info == other.meta_info
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RemoteProto({len(self)} rows; {self._columns.ref!r}, meta_info={list(self.meta_info)})"
+
+    def __reduce__(self) -> tuple[Callable[..., RemoteProto], tuple[Any, ...]]:
+        ref, kinds = self._columns.ref, self._columns.kinds
+        # of rows that were repeated or picked, a number each: repeated ones compress to almost nothing
+        encoded = None if ref is None else zlib.compress(ref.encode(), 1)
+        return _made, (encoded, kinds, len(self), self._columns.tensors, self.meta_info, self._scope)
+
+    # rows
+
+    def __getitem__(self, item: Any) -> Any:
+        """The rows that a slice, or a list, array or tensor of positions or flags picks. Of one position the
+        DataProtoItem, read."""
+        if isinstance(item, slice | list | np.ndarray | torch.Tensor):
+            return self.select_idxs(item)
+        if isinstance(item, int | np.integer):
+            row = range(len(self))[item]
+            return self.select_idxs(slice(row, row + 1)).get()[0]
+        raise TypeError(f"Indexing with {type(item)} is not supported")
+
+    def select_idxs(self, idxs: Any) -> RemoteProto:
+        return self._with(self._columns.take(idxs))
+
+    def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> RemoteProto:
+        return self.select_idxs(slice(start, end, step))
+
+    def reorder(self, indices: Any) -> None:
+        self._columns = self._columns.take(indices)
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> RemoteProto:
+        if interleave:
+            return self._with(self._columns.repeat(repeat_times))
+        return self._with(concatenated([self._columns] * repeat_times) if repeat_times else self._columns.repeat(0))
+
+    def sample_level_repeat(self, repeat_times: Any) -> RemoteProto:
+        times = np.asarray(repeat_times)
+        if times.shape != (len(self),):
+            raise Misuse(f"{len(self)} rows are repeated by a number each, not by {times.shape}")
+        return self._with(self._columns.take(np.repeat(np.arange(len(self)), times)))
+
+    def padding(self, padding_size: int, padding_candidate: str = "") -> None:
+        row = 0 if padding_candidate == "first" else len(self) - 1
+        self._columns = self._columns.take(np.append(np.arange(len(self)), np.full(padding_size, row, np.int64)))
+
+    def chunk(self, chunks: int) -> list[RemoteProto]:
+        padding = self.is_padding_enabled()
+        sizes = sizes_of_chunks(len(self), chunks, tensors=self._columns.tensors, padding=padding)
+        return [self._with(part) for part in self._columns.split(sizes)]
+
+    @staticmethod
+    def concat(data: Sequence[DataProto]) -> RemoteProto:
+        """The rows of each after those of the one before. One that is a DataProto is put. `meta_info` is merged as
+        verl does, lists of metrics by key."""
+        if not data:
+            raise Misuse("there is nothing to concatenate: no proto was given")
+        protos = [put(proto) for proto in data]
+        # verl's own, of the meta_info alone
+        merged = _concat_of_verl([DataProto(meta_info=proto.meta_info) for proto in protos])
+        columns = concatenated([proto._columns for proto in protos])
+        return RemoteProto(columns, merged.meta_info, protos[0]._scope)
+
+    # columns
+
+    def select(
+        self,
+        batch_keys: Collection[str] | None = None,
+        non_tensor_batch_keys: Collection[str] | None = None,
+        meta_info_keys: Collection[str] | None = None,
+        deepcopy: bool = False,
+    ) -> RemoteProto:
+        tensors = self._columns.names(tensors=True) if batch_keys is None else list(dict.fromkeys(batch_keys))
+        if batch_keys is not None:
+            self._require(tensors, tensors=True)
+        others = self._columns.names(tensors=False)
+        if non_tensor_batch_keys is not None:
+            others = [name for name in others if name in non_tensor_batch_keys]
+        selected = self._with(self._columns.select([*tensors, *others]))
+        # verl's own, of the meta_info alone
+        meta = DataProto(meta_info=self.meta_info).select(meta_info_keys=meta_info_keys, deepcopy=deepcopy)
+        selected.meta_info = meta.meta_info
+        return selected
+
+    def pop(
+        self,
+        batch_keys: Sequence[str] | None = None,
+        non_tensor_batch_keys: Sequence[str] | None = None,
+        meta_info_keys: Sequence[str] | None = None,
+    ) -> RemoteProto:
+        self._require(batch_keys or (), tensors=True)
+        self._require(non_tensor_batch_keys or (), tensors=False)
+        names = [*(batch_keys or ()), *(non_tensor_batch_keys or ())]
+        taken = self._columns.select(names)
+        self._columns = self._columns.drop(names)
+        meta_info = {key: self.meta_info.pop(key) for key in meta_info_keys or ()}
+        columns = Columns(taken.ref, taken.kinds, taken.rows if names else 0, bool(batch_keys))
+        return RemoteProto(columns, meta_info, self._scope)
+
+    def rename(self, old_keys: Any = None, new_keys: Any = None) -> RemoteProto:
+        old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
+        if len(old) != len(new):
+            raise ValueError(f"new_keys and old_keys must have the same length, but got {len(new)} and {len(old)}")
+        self._require(old, tensors=True)
+        self._columns = self._columns.rename(dict(zip(old, new, strict=True)))
+        return self
+
+    def union(self, other: DataProto) -> RemoteProto:
+        """The columns of both, here. A name in both must be the same rows: known where they are the same stored ones,
+        else both are read and compared. Of a DataProto, what is not here is put."""
+        both = [name for name in [*_tensors(other), *other.non_tensor_batch] if name in self._columns.kinds]
+        for name in both:
+            self._require_same(name, other)
+        if isinstance(other, RemoteProto):
+            more = other._columns.drop(both)
+        else:
+            tensors = None if other.batch is None else [name for name in _tensors(other) if name not in both]
+            others = [name for name in other.non_tensor_batch if name not in both]
+            more = put(other.select(tensors, others), scope=self._scope)._columns
+        joined = self._columns.beside(more)
+        self.meta_info = union_two_dict(self.meta_info, other.meta_info)
+        self._columns = joined
+        return self
+
+    # inside
+
+    def _with(self, columns: Columns) -> RemoteProto:
+        return RemoteProto(columns, self.meta_info, self._scope)
+
+    def _require(self, names: Collection[str], *, tensors: bool) -> None:
+        there = self._columns.names(tensors=tensors)
+        for name in names:
+            if name not in there:
+                which = "batch" if tensors else "non_tensor_batch"
+                what = f"there is no column {name!r} in {which}; there are {', '.join(there) or 'none'}"
+                raise SchemaMismatch(what, column=str(name), expected=f"one of {', '.join(there)}", found=repr(name))
+
+    def _require_same(self, name: str, other: DataProto) -> None:
+        """That a column of both is the same. Raises SchemaMismatch where it is not."""
+        if isinstance(other, RemoteProto):
+            mine, its = self._columns.select([name]), other._columns.select([name])
+            if (mine.ref, mine.kinds) == (its.ref, its.kinds):
+                return
+            theirs = other._read(name) if len(other) == len(self) else None
+        else:
+            theirs = other.batch[name] if name in _tensors(other) else other.non_tensor_batch[name]
+        if not same(self._read(name), theirs):
+            raise SchemaMismatch(f"both have a column {name!r}, and they are not the same", column=name)
+
+
+def _tensors(proto: DataProto) -> list[str]:
+    return [] if proto.batch is None else list(proto.batch.keys())
+
+
+def _made(
+    encoded: bytes | None, kinds: dict[str, Kind], rows: int, tensors: bool, meta: dict[str, Any], scope: str | None
+) -> RemoteProto:
+    ref = None if encoded is None else BatchRef.decode(zlib.decompress(encoded))
+    return RemoteProto(Columns(ref, kinds, rows, tensors), meta, scope)
+
+
+_concat_of_verl = DataProto.concat
+
+
+def _concat(data: Sequence[DataProto]) -> DataProto:
+    """verl's DataProto.concat; where a RemoteProto is among them, ours."""
+    return RemoteProto.concat(data) if any(isinstance(each, RemoteProto) for each in data) else _concat_of_verl(data)
+
+
+# verl concatenates the results of calls that do not block, and what it pads, by DataProto's own name, whatever they
+# are: the one function of verl that is replaced, and only for RemoteProtos. See docs/decisions/0024.
+DataProto.concat = staticmethod(_concat)

@@ -1,0 +1,155 @@
+"""A DataProto's columns into the plane and out of it, each as what it was.
+
+| a column of | is stored as | comes back as |
+|---|---|---|
+| `batch` | dense, or ragged where it is nested | a tensor on the CPU, in place where the rows lie in one run |
+| `non_tensor_batch`, an array of numbers | dense | an array of that dtype |
+| ... of text | text | an array of text |
+| ... of objects, all dicts or None, as `multi_modal_inputs` | struct | dicts of tensors in place, or handles |
+| ... of objects, all `LazyRow` or None | not at all: it is there | as the one above |
+| ... of any other objects, also in several dimensions | MessagePack, exact in type | the objects |
+
+What MessagePack does not hold, PIL images among it, is refused with the name of its column: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tensordict import TensorDict
+
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.concat import concat
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane
+from dataplane.errors import SchemaMismatch
+from dataplane.integrations.rows import LazyRow, encoded, lazy_rows, read_rows
+from dataplane.integrations.verl.columns import Columns, Kind
+
+#: What the responses of a prompt share, and is large.
+SHARED = ("multi_modal_inputs",)
+
+
+def store(
+    plane: Plane,
+    tensors: Mapping[str, Any] | None,
+    others: Mapping[str, npt.NDArray[Any]],
+    rows: int,
+    *,
+    dedupe: Collection[str] = (),
+    scope: str | None = None,
+    timeout: float = 60.0,
+) -> Columns:
+    """Put the columns of a DataProto: those of a name in `dedupe` with equal rows stored once.
+
+    Raises SchemaMismatch for what is no column, and as `Plane.put`.
+    """
+    columns: dict[str, Any] = {}
+    kinds: dict[str, Kind] = {}
+    handles: dict[str, Sequence[Any]] = {}
+    for name, tensor in (tensors if tensors is not None else {}).items():
+        columns[name], kinds[name] = tensor, "tensor"
+    for name, array in others.items():
+        if name in kinds:
+            raise SchemaMismatch(f"column {name!r} is in batch and in non_tensor_batch: rename one", column=name)
+        kinds[name] = _kind(name, array, dedupe)
+        if kinds[name] == "rows" and any(isinstance(row, LazyRow) for row in array):
+            handles[name] = array.tolist()
+        else:
+            columns[name] = _stored(array, kinds[name])
+    once = [name for name in columns if name in dedupe]
+    ref = plane.put(columns, scope=scope, dedupe=once, timeout=timeout) if columns else None
+    for name, values in handles.items():
+        more = _of_handles(plane, name, values, scope, timeout)
+        ref = more if ref is None else ref.union(more)
+    return Columns(None if ref is None else ref.select(*kinds), kinds, rows, tensors is not None)
+
+
+def load(
+    plane: Plane, columns: Columns, lazy: Collection[str] = (), *, timeout: float = 60.0
+) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
+    """The `batch` and the `non_tensor_batch` that these columns are; handles for the rows of those in `lazy`.
+
+    Raises as `Plane.get`.
+    """
+    tensors: dict[str, Any] = {}
+    others: dict[str, npt.NDArray[Any]] = {}
+    for name in lazy:
+        if columns.kinds.get(name) != "rows":
+            what = f"column {name!r} is no column of dicts: only those are left as handles"
+            raise SchemaMismatch(what, column=name, expected="rows", found=columns.kinds.get(name, "not there"))
+    read = [name for name in columns.kinds if name not in lazy]
+    batch: Batch | dict[str, Column] = {}
+    if columns.ref is not None and read:
+        batch = plane.get(columns.ref.select(*read), timeout=timeout)
+    for name, kind in columns.kinds.items():
+        if name in lazy and columns.ref is not None:
+            others[name] = _objects(lazy_rows(columns.ref, name))
+        elif kind == "tensor":
+            tensors[name] = batch[name].torch()
+        else:
+            others[name] = _loaded(batch[name], kind)
+    return TensorDict(tensors, batch_size=[columns.rows]) if columns.tensors else None, others
+
+
+def _kind(name: str, array: npt.NDArray[Any], dedupe: Collection[str]) -> Kind:
+    if array.ndim > 1 and array.dtype.kind in "OUS":
+        return "table"
+    if array.dtype.kind == "O":
+        of_rows = [row is None or isinstance(row, Mapping) for row in array]
+        return "rows" if all(of_rows) and (name in dedupe or any(row is not None for row in array)) else "objects"
+    return "text" if array.dtype.kind in "US" else "array"
+
+
+def _stored(array: npt.NDArray[Any], kind: Kind) -> Any:
+    if kind == "rows":
+        return encoded(array.tolist())
+    if kind == "objects":
+        return [(value,) for value in array.tolist()]  # a tuple a row makes objects of all, whatever they look like
+    if kind == "table":
+        return [(row.ravel().tolist(), row.shape) for row in array]
+    return array
+
+
+def _loaded(column: Column, kind: Kind) -> npt.NDArray[Any]:
+    if kind == "rows":
+        return _objects(read_rows(column) if len(column) else [])
+    if kind == "objects":
+        return _objects([value for (value,) in column.to_list()])
+    if kind == "table":
+        rows = [_objects(values).reshape(shape) for values, shape in column.to_list()]
+        return np.stack(rows) if rows else _objects([])
+    if kind == "text":
+        return np.array(column.to_list(), np.bytes_ if column.kind == "bytes" else np.str_)
+    array: npt.NDArray[Any] = np.array(column.numpy())
+    return array
+
+
+def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
+    """One by one: NumPy would take equally long lists for a second dimension."""
+    array = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
+
+
+def _of_handles(plane: Plane, name: str, values: Sequence[Any], scope: str | None, timeout: float) -> BatchRef:
+    """The rows that handles stand for, where they are; those that are no handles are put."""
+    there = [value.ref.rename({value.column: name}) for value in values if _is_handle(value)]
+    here = [row for row, value in enumerate(values) if not _is_handle(value)]
+    order = np.empty(len(values), np.int64)
+    order[[row for row, value in enumerate(values) if _is_handle(value)]] = np.arange(len(there))
+    order[here] = len(there) + np.arange(len(here))
+    if here:
+        put = {name: encoded([values[row] for row in here])}
+        there.append(plane.put(put, scope=scope, timeout=timeout))
+    ref = concat(there)
+    return ref[order] if here else ref
+
+
+def _is_handle(value: Any) -> bool:
+    """Whether it is of a struct column; one of several columns is read and put as a row."""
+    return isinstance(value, LazyRow) and value.column is not None

@@ -1,0 +1,128 @@
+"""The controller: a step of verl's trainer, over DataProtos or over references to them.
+
+`put(prompts)` is all that differs: what is a RemoteProto once stays one through every call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from verl.protocol import DataProto
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.ppo.core_algos import AdvantageEstimator
+from verl.trainer.ppo.ray_trainer import compute_advantage
+
+from dataplane.integrations.process import plane
+from dataplane.integrations.verl.proto import put
+from examples.verl_rollout.memory import passed_bytes, peak_bytes
+from examples.verl_rollout.workers import ActorWorker, RewardWorker, RolloutWorker
+
+
+@dataclass(frozen=True)
+class Job:
+    """How much of it."""
+
+    prompts: int = 8
+    responses: int = 4
+    side: int = 112  # pixels of an image
+    response_length: int = 6
+    steps: int = 2
+    plain: bool = False  # DataProtos by value, as in verl alone
+    rollout_workers: int = 2
+    actor_workers: int = 2
+
+    @property
+    def cpus(self) -> int:
+        """For Ray: one a worker, and one for verl's own actor."""
+        return self.rollout_workers + 1 + self.actor_workers + 1
+
+
+@dataclass
+class Report:
+    """What it cost."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    passed: int = 0  # bytes of arguments and results in the controller
+    moving_s: float = 0.0  # of the calls, without what workers computed
+    computing_s: float = 0.0
+    stored: int = 0  # bytes in the plane at most
+    peaks: dict[str, int] = field(default_factory=dict)
+
+
+class Trainer:
+    """Owns the worker groups of a job; Ray must have been initialised."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.report = Report()
+        rollout = RayClassWithInitArgs(
+            cls=ray.remote(RolloutWorker), side=job.side, response_length=job.response_length
+        )
+        self._rollout = _group(job.rollout_workers, rollout)
+        self._reward = _group(1, RayClassWithInitArgs(cls=ray.remote(RewardWorker)))
+        self._actor = _group(job.actor_workers, RayClassWithInitArgs(cls=ray.remote(ActorWorker)))
+        for group in (self._rollout, self._reward, self._actor):
+            group.start(job.plain)  # waits until they run, so that it counts in no step
+
+    def run(self) -> Report:
+        """All steps."""
+        for number in range(self._job.steps):
+            self._step(number)
+        self.report.peaks = {"controller": peak_bytes()}
+        for name, group in (("rollout", self._rollout), ("reward", self._reward), ("actor", self._actor)):
+            self.report.peaks |= {f"{name} {rank}": peak for rank, peak in enumerate(group.peak())}
+        return self.report
+
+    def _step(self, number: int) -> None:
+        job, scope = self._job, f"step-{number}"
+        prompts = self._prompts(number)
+        batch = (prompts if job.plain else put(prompts, scope=scope)).repeat(job.responses, interleave=True)
+        metrics: dict[str, float] = {}
+        batch = batch.union(self._call(self._rollout.generate_sequences, batch, metrics))
+        batch = batch.union(self._call(self._reward.compute_rm_score, batch, metrics))
+        batch = batch.union(self._call(self._actor.compute_log_prob, batch, metrics))
+        batch = batch.union(self._call(self._actor.compute_ref_log_prob, batch, metrics))
+        batch = compute_advantage(batch, AdvantageEstimator.GRPO)  # verl's: it reads and assigns small columns
+        self._call(self._actor.update_actor, batch, metrics)
+        self._rollout.load(self._actor.state())
+        if not job.plain:
+            self.report.stored = max(self.report.stored, plane().stats().memory_used)
+            plane().free(scope=scope)
+        self.report.steps.append(metrics)
+
+    def _call(self, method: Callable[[Any], Any], batch: Any, metrics: dict[str, float]) -> Any:
+        """Call it, and count: how long its workers computed, and what else it took."""
+        began = time.perf_counter()
+        result = method(batch)
+        taken = time.perf_counter() - began
+        told = result.meta_info.pop("metrics")
+        computing = max(told.pop("computed"))
+        self.report.computing_s += computing
+        self.report.moving_s += taken - computing
+        self.report.passed += passed_bytes(batch) + passed_bytes(result)
+        metrics.update({name: float(np.mean(values)) for name, values in told.items()})
+        return result
+
+    def _prompts(self, number: int) -> DataProto:
+        images = np.empty(self._job.prompts, object)
+        images[:] = [number * self._job.prompts + prompt for prompt in range(self._job.prompts)]
+        uids = np.array([f"{number}-{prompt}" for prompt in range(self._job.prompts)], dtype=object)
+        return DataProto.from_dict(
+            tensors={"dummy_tensor": torch.zeros(self._job.prompts, 1)},  # as verl's datasets: a batch is to have one
+            non_tensors={"uid": uids, "image": images},
+            meta_info={"seed": number},
+        )
+
+
+def _group(workers: int, of: RayClassWithInitArgs) -> RayWorkerGroup:
+    pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
+    # verl logs each worker's start
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
+    return RayWorkerGroup(pool, of)

@@ -1,0 +1,149 @@
+"""RemoteProtos through verl's own single controller: four workers of a real RayWorkerGroup, data-parallel 2 by
+tensor-parallel 2, and the dispatch and collect functions of verl as they are."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dataplane as dp
+from dataplane.errors import DataplaneError, Misuse
+from dataplane.integrations import process
+
+ray = pytest.importorskip("ray", reason="needs verl: make test-integrations")
+pytest.importorskip("verl", reason="needs verl: make test-integrations")
+from verl.protocol import DataProto, DataProtoFuture  # noqa: E402
+
+with warnings.catch_warnings(action="ignore"):  # verl imports names of Ray's that are deprecated
+    from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+from dataplane.integrations import ray as nodes  # noqa: E402
+from dataplane.integrations.verl.proto import RemoteProto, put  # noqa: E402
+from tests.integrations.verl import protos, workers  # noqa: E402
+from tests.integrations.verl.protos import assert_same, image, objects  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # verl's and Ray's own
+]
+
+ROOT = Path(__file__).parents[3]
+WORKERS = 4
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Any]:
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    process.close()
+    # a CPU more than workers: verl has an actor of its own beside them
+    ray.init(num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    nodes.up(dp.NodeConfig(memory="128MiB", spill=0, prewarm=0))
+    for module in (protos, workers):  # another package of this environment is called `tests` too
+        ray.cloudpickle.register_pickle_by_value(module)
+    pool = RayResourcePool([WORKERS], use_gpu=False, max_colocate_count=1)
+    yield RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(workers.MeshWorker), tensor=2))
+    process.close()
+    ray.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def prompts(rows: int = 8, **how: Any) -> DataProto:
+    return DataProto.from_dict(
+        tensors={"input_ids": torch.arange(rows * 4).view(rows, 4)},
+        non_tensors={
+            "uid": objects([f"u{row}" for row in range(rows)]),
+            "multi_modal_inputs": objects([image(row // 2) for row in range(rows)]),
+        },
+        meta_info={"temperature": 1.0},
+        **how,
+    )
+
+
+def test_a_mesh_takes_and_gives_references_as_it_does_protos(group: Any) -> None:
+    expected = group.forward(prompts())
+    assert type(expected) is DataProto
+    got = group.forward(put(prompts()))
+    assert isinstance(got, RemoteProto)
+    assert_same(got.get(), expected)
+    assert got.meta_info == {"metrics": {"rank": [0, 2]}}
+
+
+def test_ranks_that_are_not_collected_store_nothing(group: Any) -> None:
+    remote = put(prompts())
+    before = process.plane().stats().shards
+    group.forward(remote)
+    assert process.plane().stats().shards - before == 2  # of two data-parallel ranks, and not of four workers
+
+
+def test_pixels_are_read_where_they_are_used(group: Any) -> None:
+    data = prompts()
+    remote = put(data)
+    before = process.plane().stats().put_bytes
+    got = group.pixels(remote).get()
+    assert process.plane().stats().put_bytes - before <= 4 * 4096  # small columns alone
+    assert set(got.non_tensor_batch["kinds"]) == {"LazyRow"}
+    expected = [float(row["pixel_values"].sum()) for row in data.non_tensor_batch["multi_modal_inputs"]]
+    assert got.batch["sums"].tolist() == pytest.approx(expected, abs=1e-2)
+
+
+def test_what_one_group_gives_another_takes_beside_what_was_there(group: Any) -> None:
+    remote = put(prompts()).repeat(4)
+    remote.union(group.forward(remote))
+    again = group.every_rank(remote)
+    assert torch.equal(again.get().batch["input_ids"], prompts().repeat(4).batch["input_ids"])
+    assert remote.non_tensor_batch["seen"].tolist() == remote.non_tensor_batch["uid"].tolist()
+
+
+def test_a_call_that_does_not_block_gives_a_future_that_is_taken_or_read(group: Any) -> None:
+    future = group.later(put(prompts()))
+    assert isinstance(future, DataProtoFuture)
+    got = future.get()
+    assert isinstance(got, RemoteProto)
+    assert torch.equal(got.get().batch["later"], prompts().batch["input_ids"] * 2)
+
+
+def test_a_method_under_verls_own_register_is_given_the_reference(group: Any) -> None:
+    got = group.by_hand(put(prompts()))
+    assert got.meta_info == {"of": "RemoteProto"}
+    assert got.get().batch["first"].tolist() == list(range(0, 32, 4))
+
+
+def test_metrics_and_whole_batches(group: Any) -> None:
+    remote = put(prompts())
+    assert sum(group.metric(remote)) == sum(range(32))
+    assert group.whole(remote) == [(8, "DataProto")] * WORKERS
+
+
+def test_padding_is_verls(group: Any) -> None:
+    got = group.every_rank(put(prompts(7, auto_padding=True)))
+    assert torch.equal(got.get().batch["input_ids"], prompts(7).batch["input_ids"])
+    with pytest.raises(Misuse, match="pad"):
+        group.every_rank(put(prompts(7)))
+
+
+def test_rows_that_were_freed_are_an_error_of_the_call(group: Any) -> None:
+    remote = put(prompts())
+    remote.free()
+    with pytest.raises(ray.exceptions.RayTaskError, match="Freed") as caught:
+        group.forward(remote)
+    assert isinstance(caught.value.cause, DataplaneError)
+
+
+def test_workers_that_die_leave_what_they_put(group: Any) -> None:
+    """The bytes are the node's; a result outlives the worker that made it. Last: it ends the workers."""
+    got = group.forward(put(prompts()))
+    for worker in group.workers:
+        ray.kill(worker)
+    assert got.get().batch["values"].tolist() == prompts().batch["input_ids"].float().mean(-1).tolist()

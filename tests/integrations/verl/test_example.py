@@ -1,0 +1,28 @@
+"""`examples.verl_rollout`, small: by reference it learns what it learns by value, and moves next to nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("verl", reason="needs verl: make test-integrations")
+from examples.verl_rollout.__main__ import run, text
+from examples.verl_rollout.trainer import Job
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # verl's and Ray's own
+]
+
+
+def test_a_step_by_reference_is_the_step_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    small = {"prompts": 4, "responses": 2, "steps": 2, "rollout_workers": 1}
+    plain, remote = run(Job(plain=True, **small)), run(Job(**small))
+    assert [step["reward"] for step in remote.steps] == [step["reward"] for step in plain.steps]
+    for by_reference, by_value in zip(remote.steps, plain.steps, strict=True):
+        assert by_reference["loss"] == pytest.approx(by_value["loss"], abs=1e-5)
+    image = 64 * 1176 * 4
+    assert image * 4 <= remote.stored < image * 6  # once a prompt, and not once a response
+    assert remote.passed * 100 < plain.passed
+    assert "peak of controller" in text(remote)
