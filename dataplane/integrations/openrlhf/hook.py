@@ -84,14 +84,22 @@ def _group() -> Any:
 
 def _init(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        _begin()
+        original(self, *arguments, **options)
+
+    return __init__
+
+
+def _begin() -> None:
+    """Have a node on each Ray node, with the settings that `install` was given, and this process connected."""
+    global _config
+    with _lock:
         if _config is not None and environment().address is None:
             from dataplane.integrations import ray as door
 
             door.up(_config)
+            _config = None
         process.plane()
-        original(self, *arguments, **options)
-
-    return __init__
 
 
 def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
