@@ -1,7 +1,8 @@
 """Stands in for vLLM, DeepSpeed and flash-attention, which need CUDA, while OpenRLHF is imported on a CPU.
 
-Nothing here is ever computed with: generation and the optimizer step are the example's own (`workers`). Everything else
-of OpenRLHF is what is installed. Afterwards the names are gone again, so that nobody takes these packages for installed.
+Nothing here is ever computed with: generation and the optimizer step are the example's own (`workers`). Everything
+else of OpenRLHF is what is installed. Afterwards the names are gone again, so that nobody takes these packages for
+installed.
 """
 
 from __future__ import annotations

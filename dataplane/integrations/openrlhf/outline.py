@@ -132,7 +132,7 @@ class Outliner:
     def _inputs(self, path: str, value: Any) -> Outline:
         if isinstance(value, LazyRow) and value.column is None:  # of several columns: it is small as it is
             return Plain(object, _Once(value))
-        name = self._name(path, Inputs)
+        name = self._name(path, _look(value))
         self.found[-1].append(Found(name, 1, value))
         return self._shared(Inputs(name))
 
@@ -236,6 +236,14 @@ def _encodes(value: Any) -> bool:
     except SchemaMismatch:
         return False
     return True
+
+
+def _look(inputs: Any) -> tuple[Any, ...]:
+    """What the rows of one column have in common, of inputs or a handle to them: keys, dtypes and dimensions."""
+    if isinstance(inputs, LazyRow):
+        ((_, field),) = inputs.ref.schema.items()
+        return tuple([(key, own.kind, own.dtype, len(own.shape)) for key, own in field.children])
+    return tuple([(key, value.dtype, value.ndim) for key, value in inputs.items() if is_plain_tensor(value)])
 
 
 def _has_tensor(value: dict[Any, Any]) -> bool:

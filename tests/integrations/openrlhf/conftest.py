@@ -1,0 +1,36 @@
+"""OpenRLHF as it is installed, and a node of this process."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane.integrations import process
+
+if importlib.util.find_spec("openrlhf") is not None:
+    from examples.openrlhf_rollout.absent import stood_in
+
+    with stood_in(), warnings.catch_warnings(action="ignore"):  # torch's own
+        import openrlhf.trainer.ppo_utils.samples_generator
+        import openrlhf.trainer.ray.launcher  # noqa: F401
+
+SMALL = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
+
+
+@pytest.fixture
+def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The plane of this process, with a node of its own."""
+    from dataplane.integrations.openrlhf import freeing
+
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    process.close()
+    gc.collect()  # what tests before have left to be freed was of their nodes
+    freeing._noted.clear()
+    yield process.start(SMALL)
+    process.close()
