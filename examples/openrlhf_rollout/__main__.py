@@ -31,7 +31,9 @@ def main() -> None:
 
     root = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=512 * MIB, log_to_driver=False)
+    ray.init(
+        "local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=512 * MIB, log_to_driver=False
+    )
     try:
         from examples.openrlhf_rollout.job import Size, run  # OpenRLHF takes seconds to import
 

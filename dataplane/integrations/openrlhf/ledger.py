@@ -49,7 +49,6 @@ class Ledger:
         self._remembers = remembers
         self._options: dict[str, Any] = {"scope": scope, "timeout": timeout}
         self._known: dict[int, _Known] = {}
-        self._node = ""
 
     def place(self, found: Sequence[Sequence[Found]], values: Sequence[Any]) -> dict[str, BatchRef]:
         """The columns of what was `found` in each of these values: of each, a reference to all its rows in order.
@@ -144,10 +143,7 @@ class Ledger:
         return refs[0] if refs and all(ref is refs[0] for ref in refs) else None
 
     def _forget(self) -> None:
-        """Tensors that are gone, and all if the node that had them is: another answers at its place."""
-        node = self.plane.stats().node
-        if node != self._node:
-            self._known, self._node = {}, node
+        """Tensors that are gone."""
         self._known = {key: known for key, known in self._known.items() if known.tensor() is not None}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,10 @@ if importlib.util.find_spec("openrlhf") is not None:
     with stood_in(), warnings.catch_warnings(action="ignore"):  # torch's own
         import openrlhf.trainer.ppo_utils.samples_generator
         import openrlhf.trainer.ray.launcher  # noqa: F401
+
+#: Ray's workers import theirs by name, and to them `tests` may be the package of something that is installed.
+HERE = Path(__file__).parent
+sys.path.append(str(HERE))
 
 SMALL = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
 

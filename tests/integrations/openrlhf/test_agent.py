@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from openrlhf_workers import Engine, LazyExecutor
 from PIL import Image
 
 import dataplane as dp
@@ -24,7 +25,6 @@ from dataplane.integrations.openrlhf import LazyInputs, freeing
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.openrlhf.samples import same
-from tests.integrations.openrlhf.workers import Engine, LazyExecutor
 
 pytestmark = [
     pytest.mark.timeout(120),

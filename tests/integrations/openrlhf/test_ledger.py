@@ -12,11 +12,9 @@ pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import torch
 
 import dataplane as dp
-from dataplane.integrations import process
 from dataplane.integrations.openrlhf import freeing
 from dataplane.integrations.openrlhf.ledger import Ledger
 from dataplane.integrations.openrlhf.remote import RemoteList
-from tests.integrations.openrlhf.conftest import SMALL
 from tests.integrations.openrlhf.samples import experience, inputs, same
 
 pytestmark = [
@@ -95,14 +93,6 @@ def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> Non
     gc.collect()
     freeing.now(plane)
     assert plane.stats().memory_used == 0
-
-
-def test_a_node_that_was_replaced_gets_everything_again(plane: dp.Plane) -> None:
-    ledger, tensor = Ledger(plane), torch.rand(3, 3)
-    RemoteList.of("x", [tensor], ledger)
-    process.close()
-    ledger.plane = process.start(SMALL)
-    assert same(RemoteList.of("x", [tensor], ledger)[0], tensor)
 
 
 def test_one_tensor_twice_in_a_list_is_put_once(plane: dp.Plane) -> None:

@@ -25,7 +25,6 @@ class EchoWorker(BaseModelActor):
     def init_model_from_pretrained(self) -> None:
         self.strategy = SimpleNamespace(is_rank_0=lambda: False)
         self.kept: list[Any] = []
-        self.kinds: set[str] = set()
 
     def forward(self, **received: Any) -> Any:
         return self._read(received)
@@ -43,9 +42,6 @@ class EchoWorker(BaseModelActor):
     def merged(self, mm_train_inputs_list: Any) -> Any:
         return {name: value.clone() for name, value in merge_mm_train_inputs(mm_train_inputs_list, "cpu").items()}
 
-    def seen(self) -> set[str]:
-        return self.kinds
-
     def pinned(self) -> int:
         return process.plane().stats().pinned_bytes
 
@@ -57,7 +53,6 @@ class EchoWorker(BaseModelActor):
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, LazyRow):
-            self.kinds.add("handle")
             return value.read()
         if isinstance(value, list):
             return [self._read(each) for each in value]
@@ -65,7 +60,6 @@ class EchoWorker(BaseModelActor):
             return {key: self._read(each) for key, each in value.items()}
         if isinstance(value, Experience):
             return Experience(**{key: self._read(each) for key, each in value.__dict__.items()})
-        self.kinds.add(type(value).__name__)
         return value
 
 
