@@ -25,9 +25,7 @@ from typing import Any
 import xxhash
 
 from dataplane.batch.tensors import host_bits, is_tensor
-from dataplane.integrations.openrlhf import freeing
 from dataplane.integrations.openrlhf.owned import OwnedRow
-from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.rows import LazyRow, put_rows
 
 
@@ -110,9 +108,7 @@ class _Shared:
 
 
 def _put(inputs: dict[str, Any]) -> LazyRow:
-    plane = plane_of_process()
-    freeing.now(plane)
-    (row,) = put_rows([inputs], plane=plane)
+    (row,) = put_rows([inputs])
     assert row is not None, "inputs are no None"
     return row
 

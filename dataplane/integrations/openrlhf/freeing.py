@@ -1,53 +1,80 @@
-"""References whose last user in this process has gone, and who frees them.
+"""What was put for tensors and handles of this process is freed once they are gone.
 
-What lies in a column is freed once the tensors that it was put for, or the handles that own it, are gone here. That is
-told by their finalizers, which run wherever Python likes, also in the middle of a call to the plane: so they only note
-the reference, and the next call that puts or sends something frees what was noted (`now`).
+That they are gone is told by their finalizers, which run wherever Python likes, also in the middle of a call to the
+plane or of the garbage collector. So they only note it, in a queue that may be used there (`queue.SimpleQueue`), and a
+thread of this module frees what was noted.
+
+What always holds: nothing is freed that a user of it still has here. Where the node has gone, so has what was noted.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from dataplane.batch.ref import BatchRef
-from dataplane.client.sync import Plane
-from dataplane.errors import Lost
+from dataplane.errors import DataplaneError
+from dataplane.integrations.process import plane as plane_of_process
 
-_noted: deque[BatchRef] = deque()
+_queue: SimpleQueue[BatchRef | threading.Event] = SimpleQueue()
+_starting = threading.Lock()
+_runs_in = 0  # the process that has the thread
 
 
-class Held:
-    """What is freed once all of `users` are gone."""
+class Watch:
+    """Frees `ref` once all of `users` are gone."""
 
     def __init__(self, ref: BatchRef, users: Iterable[Any]) -> None:
+        _start()
         self._ref = ref
-        self._left = 1
-        for user in users:
-            self._left += 1
-            weakref.finalize(user, self._gone).atexit = False
-        self._gone()
+        self._finalizers = [weakref.finalize(user, self._gone) for user in users]
+        self._left = len(self._finalizers)
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it is to free something."""
+        return any(finalizer.alive for finalizer in self._finalizers)
+
+    def cancel(self) -> None:
+        """It is somebody else's to free. Idempotent."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
 
     def _gone(self) -> None:
         self._left -= 1
         if not self._left:
-            later(self._ref)
+            _queue.put(self._ref)
 
 
-def later(ref: BatchRef) -> None:
-    """Have it freed by the next `now`. May be called anywhere."""
-    _noted.append(ref)
+def settle(timeout: float = 30.0) -> bool:
+    """Wait until everything that is noted now is freed; whether it was in time."""
+    done = threading.Event()
+    _start()
+    _queue.put(done)
+    return done.wait(timeout)
 
 
-def now(plane: Plane) -> None:
-    """Free what was noted. Raises PeerUnavailable where the node has gone; what was noted is forgotten then."""
+def _start() -> None:
+    global _runs_in
+    with _starting:
+        if _runs_in != os.getpid():  # a forked child has no threads
+            _runs_in = os.getpid()
+            threading.Thread(target=_run, name="dataplane-openrlhf-freeing", daemon=True).start()
+
+
+def _run() -> None:
     while True:
-        try:
-            ref = _noted.popleft()
-        except IndexError:
-            return
-        with suppress(Lost):  # its node has died: so has it
-            plane.free(ref)
+        noted = _queue.get()
+        if isinstance(noted, threading.Event):
+            noted.set()
+            continue
+        with suppress(DataplaneError):  # its node has gone, and it with that
+            plane_of_process().free(noted)
+        del noted

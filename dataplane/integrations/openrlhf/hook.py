@@ -19,7 +19,7 @@ a group raises what to do about it, before any model is loaded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dataplane.client.sync import Plane
@@ -104,9 +104,17 @@ def _begin() -> None:
 
 def _batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def async_run_method_batch(self: Any, method_name: str, **arguments: Any) -> Any:
-        return original(self, method_name, **_sent(arguments))
+        return _Results(original(self, method_name, **_sent(arguments)), arguments)
 
     return async_run_method_batch
+
+
+class _Results(list[Any]):
+    """What is awaited of the workers. It keeps what was sent to them: what they read of it is freed with it."""
+
+    def __init__(self, results: Iterable[Any], sent: Mapping[str, Any]) -> None:
+        super().__init__(results)
+        self.sent = sent
 
 
 def _reduce(_: Callable[..., Any]) -> Callable[..., Any]:

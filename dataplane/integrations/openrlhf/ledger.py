@@ -55,9 +55,7 @@ class Ledger:
 
         Raises as `Plane.put`.
         """
-        if self._remembers:
-            freeing.now(self.plane)
-            self._forget()
+        self._forget()
         columns: dict[str, list[Any]] = {}
         for each in chain.from_iterable(found):
             columns.setdefault(each.column, []).append(each.value)
@@ -93,7 +91,7 @@ class Ledger:
         ref = self.plane.put(stored, **self._options)
         every = list(chain.from_iterable(columns.values()))
         if self._remembers:
-            freeing.Held(ref, every)
+            freeing.Watch(ref, every)
         placed: dict[int, BatchRef] = {}
         for name, tensors in columns.items():
             parts = ref.select(name).split([_rows(tensor) for tensor in tensors])
@@ -118,7 +116,7 @@ class Ledger:
         refs = [row.ref for row in rows if row is not None]
         if self._remembers:
             tensors = [[value for value in each.values() if is_plain_tensor(value)] for each in dicts]
-            freeing.Held(concat(refs), chain.from_iterable(tensors))
+            freeing.Watch(concat(refs), chain.from_iterable(tensors))
             for own, each, ref in zip(tensors, dicts, refs, strict=True):
                 if len(own) == len(each):
                     for tensor in own:
@@ -128,7 +126,7 @@ class Ledger:
     def _bytes(self, name: str, rows: Sequence[bytes], owners: Sequence[Any]) -> BatchRef:
         ref = self.plane.put({name: list(rows)}, **self._options)
         if self._remembers:
-            freeing.Held(ref, owners)
+            freeing.Watch(ref, owners)
         return ref
 
     def _lookup(self, tensor: Tensor, more: tuple[Any, ...] = ()) -> BatchRef | None:

@@ -13,9 +13,7 @@ message share one handle, as they did where they came from.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 from dataplane.batch.ref import BatchRef
 from dataplane.integrations.openrlhf import freeing
@@ -28,28 +26,27 @@ _DRAWS = "openrlhf.trainer.ppo_utils.samples_generator"
 class OwnedRow(LazyRow):
     """A handle that a rollout worker sends."""
 
-    __slots__ = ("__weakref__", "_owning")
+    __slots__ = ("__weakref__", "_watch")
 
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """As `LazyRow`; it owns nothing yet."""
         super().__init__(ref, column)
-        self._owning: Any = None
+        self._watch: freeing.Watch | None = None
 
     @property
     def owning(self) -> bool:
         """Whether what it stands for is freed when it goes."""
-        return self._owning is not None and self._owning.alive
+        return self._watch is not None and self._watch.active
 
     def own(self) -> None:
         """From now on. Idempotent."""
         if not self.owning:
-            self._owning = weakref.finalize(self, freeing.later, self.ref)
-            self._owning.atexit = False
+            self._watch = freeing.Watch(self.ref, [self])
 
     def give_away(self) -> None:
         """It is somebody else's to free. Idempotent."""
-        if self._owning is not None:
-            self._owning.detach()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def __reduce__(self) -> tuple[Callable[[bytes, str | None], OwnedRow], tuple[bytes, str | None]]:
         self.give_away()

@@ -35,8 +35,8 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from dataplane.integrations.openrlhf import freeing
 
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    process.close()
     gc.collect()  # what tests before have left to be freed was of their nodes
-    freeing._noted.clear()
+    freeing.settle()
+    process.close()
     yield process.start(SMALL)
     process.close()

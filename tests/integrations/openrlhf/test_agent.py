@@ -124,7 +124,7 @@ def test_pixels_of_a_sample_that_is_not_sent_are_freed(
     assert plane.stats().memory_used > 0
     del found
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     assert plane.stats().memory_used == 0
 
 
@@ -135,17 +135,17 @@ def test_a_handle_that_is_sent_is_the_receivers_to_free(
     message = pickle.dumps(found)
     del found
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     arrived = [each["mm_train_inputs"] for each in pickle.loads(message)]  # this process draws samples: it owns them
     assert arrived[0] is arrived[1]
     assert isinstance(arrived[0], OwnedRow)
     assert arrived[0].owning
     assert arrived.pop()["pixel_values"].numel()
-    freeing.now(plane)
+    assert freeing.settle()
     assert arrived[0]["pixel_values"].numel()
     del arrived
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     assert plane.stats().memory_used == 0
 
 
@@ -207,7 +207,7 @@ def test_an_executor_that_fails_leaves_nothing(plane: dp.Plane, processor: Proce
         answers(executor, processor, (PROMPT, [pictures[0]]))
     assert not executor._prompts._shared
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     assert plane.stats().memory_used == 0
 
 

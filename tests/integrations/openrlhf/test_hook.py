@@ -50,7 +50,7 @@ def job() -> Iterator[None]:
     os.environ.pop("DATAPLANE_ADDRESS", None)
     process.close()
     gc.collect()
-    freeing._noted.clear()
+    assert freeing.settle()
     ray.init(
         "local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False
     )
@@ -169,7 +169,7 @@ def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
     gc.collect()
 
     def empty() -> bool:
-        freeing.now(process.plane())
+        assert freeing.settle()
         return process.plane().stats().memory_used == 0
 
     eventually(empty, "memory is free")
@@ -246,7 +246,7 @@ def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, 
     kept = handles[0].ref
     del responses, handles
     gc.collect()
-    freeing.now(process.plane())
+    assert freeing.settle()
     with pytest.raises(dp.Freed):
         process.plane().get(kept)
 
@@ -264,7 +264,7 @@ def test_a_worker_that_is_killed_holds_nothing_up(hooked: Any) -> None:
     gc.collect()
 
     def empty() -> bool:
-        freeing.now(process.plane())
+        assert freeing.settle()
         return process.plane().stats().memory_used == 0
 
     eventually(empty, "what the dead one held is free")

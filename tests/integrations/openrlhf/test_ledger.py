@@ -87,11 +87,11 @@ def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> Non
     kept = given.pop()
     del given
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     assert same(there[2], there[2])  # one of a put keeps all of it
     del kept, there, more
     gc.collect()
-    freeing.now(plane)
+    assert freeing.settle()
     assert plane.stats().memory_used == 0
 
 
