@@ -32,8 +32,10 @@ class Watch:
     def __init__(self, ref: BatchRef, users: Iterable[Any]) -> None:
         _start()
         self._ref = ref
-        self._finalizers = [weakref.finalize(user, self._gone) for user in users]
-        self._left = len(self._finalizers)
+        self._made_in = os.getpid()
+        held = list(users)
+        self._left: list[None] = [None] * len(held)
+        self._finalizers = [weakref.finalize(user, self._gone) for user in held]
         for finalizer in self._finalizers:
             finalizer.atexit = False
 
@@ -48,8 +50,8 @@ class Watch:
             finalizer.detach()
 
     def _gone(self) -> None:
-        self._left -= 1
-        if not self._left:
+        self._left.pop()  # at once, whichever threads lose users at the same time
+        if not self._left and self._made_in == os.getpid():  # what a forked child loses, its parent still has
             _queue.put(self._ref)
 
 

@@ -50,23 +50,24 @@ class Ledger:
         self._options: dict[str, Any] = {"scope": scope, "timeout": timeout}
         self._known: dict[int, _Known] = {}
 
-    def place(self, found: Sequence[Sequence[Found]], values: Sequence[Any]) -> dict[str, BatchRef]:
-        """The columns of what was `found` in each of these values: of each, a reference to all its rows in order.
+    def place(self, found: Sequence[Found]) -> dict[str, BatchRef]:
+        """The columns of what was found: of each, a reference to all its rows in order.
 
         Raises as `Plane.put`.
         """
         self._forget()
-        columns: dict[str, list[Any]] = {}
-        for each in chain.from_iterable(found):
-            columns.setdefault(each.column, []).append(each.value)
+        columns: dict[str, list[Found]] = {}
+        for each in found:
+            columns.setdefault(each.column, []).append(each)
         tensors, placed = {}, {}
         for name, own in columns.items():
-            if is_plain_tensor(own[0]):
-                tensors[name] = own
-            elif isinstance(own[0], bytes):
-                placed[name] = self._bytes(name, own, values)
+            values = [each.value for each in own]
+            if is_plain_tensor(values[0]):
+                tensors[name] = values
+            elif isinstance(values[0], bytes):
+                placed[name] = self._bytes(name, values, [each.owner for each in own])
             else:
-                placed[name] = self._inputs(own)
+                placed[name] = self._inputs(values)
         return placed | self._tensors(tensors)
 
     def _tensors(self, columns: Mapping[str, Sequence[Tensor]]) -> dict[str, BatchRef]:

@@ -71,42 +71,38 @@ _COMPARED = (type(None), bool, int, str)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was taken out of a value: for which column, and how many of its rows it is."""
+    """What was taken out of a value, and for which column. `owner`: what it lives as long as, if not as itself."""
 
     column: str
-    rows: int
     value: Any
+    owner: Any = None
 
 
 class Outliner:
-    """Takes the values of one list apart. `found` is what was taken out of each, in the order of their places.
+    """Takes the values of one list apart. `found` is what was taken out of them, in the order of their places.
 
     strict: refuse what no column holds, instead of leaving it where it is.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
-        self.found: list[list[Found]] = []
+        self.found: list[Found] = []
         self._strict = strict
         self._names: dict[tuple[Any, ...], str] = {}
         self._same: dict[Outline, Outline] = {}
 
     def outline(self, path: str, value: Any) -> Outline:
-        """What stands for the value; its tensors are appended to `found`, as one more list.
+        """What stands for the value; its tensors are appended to `found`.
 
         Raises SchemaMismatch, which names the path, for what no column holds if that is to be refused.
         """
-        self.found.append([])
-        return self._of(path, value)
-
-    def _of(self, path: str, value: Any) -> Outline:
         if is_plain_tensor(value):
             return self._tensor(path, value)
         if isinstance(value, LazyRow) or (_INPUTS in path and type(value) is dict and _has_tensor(value)):
             return self._inputs(path, value)
         if type(value) is list:
-            return self._shared(Node(list, (), tuple([self._of(path, item) for item in value])))
+            return self._shared(Node(list, (), tuple([self.outline(path, item) for item in value])))
         if type(value) is dict and all(type(key) is str for key in value):
-            parts = tuple([self._of(f"{path}.{key}", item) for key, item in value.items()])
+            parts = tuple([self.outline(f"{path}.{key}", item) for key, item in value.items()])
             return self._shared(Node(dict, tuple(value), parts))
         if is_experience(value):
             return self._experience(value)
@@ -126,14 +122,14 @@ class Outliner:
     def _tensor(self, path: str, tensor: Any) -> Outline:
         rows = tensor.shape[0] if tensor.ndim else 1
         name = self._name(path, tensor.dtype, tensor.ndim > 1)
-        self.found[-1].append(Found(name, rows, tensor))
+        self.found.append(Found(name, tensor))
         return self._shared(Place(name, rows, None if 1 <= tensor.ndim <= 2 else tuple(tensor.shape)))
 
     def _inputs(self, path: str, value: Any) -> Outline:
         if isinstance(value, LazyRow) and value.column is None:  # of several columns: it is small as it is
             return Plain(object, _Once(value))
         name = self._name(path, _look(value))
-        self.found[-1].append(Found(name, 1, value))
+        self.found.append(Found(name, value))
         return self._shared(Inputs(name))
 
     def _experience(self, value: Any) -> Outline:
@@ -144,7 +140,7 @@ class Outliner:
             if _is_bare(own):
                 rest[field.name] = own
             else:
-                kept[field.name] = self._of(field.name, own)
+                kept[field.name] = self.outline(field.name, own)
         try:
             (row,) = encode_rows(REST, [rest])
         except SchemaMismatch:  # pictures, dates and the like: what each of the fields holds is told by itself
@@ -152,7 +148,7 @@ class Outliner:
             kept |= {name: self._plain(name, own) for name, own in unfit.items()}
             (row,) = encode_rows(REST, [{name: own for name, own in rest.items() if name not in unfit}])
         name = self._name(REST, REST)
-        self.found[-1].append(Found(name, 1, row))
+        self.found.append(Found(name, row, value))
         return self._shared(Node(type(value), (*kept, REST), (*kept.values(), Place(name, 1))))
 
     def _name(self, path: str, *look: Any) -> str:

@@ -45,7 +45,7 @@ class RemoteList(Sequence[Any]):
         """
         outliner = Outliner(strict=strict)
         outlines = [outliner.outline(name, item) for item in items]
-        return cls(outlines, ledger.place(outliner.found, items))
+        return cls(outlines, ledger.place(outliner.found))
 
     @property
     def refs(self) -> list[BatchRef]:

@@ -110,6 +110,11 @@ def test_what_no_column_holds_stays_in_the_list(plane: dp.Plane, odd: Any) -> No
     assert there[0] is odd or same(there[0], odd)
 
 
+def test_experiences_in_lists_go_too(plane: dp.Plane) -> None:
+    given = [[experience(2, mm_train_inputs=[])], [], [experience(1, mm_train_inputs=[]), None]]
+    assert same(list(RemoteList.of("x", given, Ledger(plane))), given)
+
+
 def test_slices_are_of_the_same_items(plane: dp.Plane) -> None:
     given = [experience(1 + i % 3, 5 + i, seed=i) for i in range(7)]
     there = RemoteList.of("experience", given, Ledger(plane))
