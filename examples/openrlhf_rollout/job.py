@@ -19,6 +19,7 @@ import ray
 import torch
 from PIL import Image
 
+from dataplane.integrations import process
 from examples.openrlhf_rollout.absent import stood_in
 from examples.openrlhf_rollout.meter import Meter
 from examples.openrlhf_rollout.vision import WORDS, Processor, make_model
@@ -139,7 +140,8 @@ def run(size: Size, where: Path, *, lazy: bool) -> Report:
             weights.append(sum(each["weights"] for each in status))
             rewards.append(float(torch.cat([each.info["reward"] for each in experiences]).mean()))
             del samples, experiences
-    peaks = {name: ray.get(worker.measured.remote())[0] for name, worker in workers.items()}
-    return Report(
-        losses, weights, rewards, step_s, meter.seconds, meter.moved, {"driver": driver.measured()[0], **peaks}
-    )
+    peaks = {"driver": driver.measured()[0]}
+    peaks |= {name: ray.get(worker.measured.remote())[0] for name, worker in workers.items()}
+    if lazy:
+        peaks["the node's memory"] = process.plane().stats().memory_peak
+    return Report(losses, weights, rewards, step_s, meter.seconds, meter.moved, peaks)
