@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run(*options: str) -> list[str]:
-    """What it prints."""
+    """What it prints, after what OpenRLHF logs."""
     small = ["--prompts", "2", "--answers", "2", "--side", "112", "--steps", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
     done = subprocess.run(
@@ -30,7 +30,8 @@ def run(*options: str) -> list[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    return lines[next(number for number, line in enumerate(lines) if line.startswith("by ")) :]
 
 
 def put_mib(lines: list[str]) -> float:
