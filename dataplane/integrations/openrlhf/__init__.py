@@ -1,0 +1,13 @@
+"""OpenRLHF: what its controller hands to its workers goes by reference, and pixels leave the rollout once.
+
+`install` hooks the groups of workers (`hook`), `LazyInputs` goes before an agent executor (`agent`), and `put`, `get`
+and `free` take an Experience (`experience`). Importing this imports neither OpenRLHF nor Ray nor torch.
+"""
+
+from dataplane.integrations.openrlhf.agent import LazyInputs as LazyInputs
+from dataplane.integrations.openrlhf.experience import RemoteExperience as RemoteExperience
+from dataplane.integrations.openrlhf.experience import free as free
+from dataplane.integrations.openrlhf.experience import get as get
+from dataplane.integrations.openrlhf.experience import put as put
+from dataplane.integrations.openrlhf.hook import install as install
+from dataplane.integrations.openrlhf.hook import uninstall as uninstall

@@ -1,0 +1,170 @@
+"""Pixels leave the rollout worker once: as handles, one a prompt.
+
+    # agent.py, for --train.agent_func_path agent.py
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from dataplane.integrations.openrlhf import LazyInputs
+
+    class AgentExecutor(LazyInputs, SingleTurnAgentExecutor):
+        pass
+
+OpenRLHF asks an executor for n samples of a prompt at once. It would run the processor for each, and send its tensors
+to the controller n times. Before any executor of yours, `LazyInputs` has the processor run once for equal text and
+pictures, puts what it made once, and returns a handle in its place (`mm_train_inputs`), the same one for all samples
+whose inputs are equal.
+
+What always holds: a processor's call with other text, pictures or options is made; what a call made is remembered only
+while a sample of the prompt is being made; pixels of which no sample came to be are freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from dataplane.batch.tensors import host_bits, is_tensor
+from dataplane.integrations.openrlhf.owned import OwnedRow
+from dataplane.integrations.rows import LazyRow, put_rows
+
+
+class LazyInputs:
+    """Comes before an `AgentExecutorBase`: `class AgentExecutor(LazyInputs, YourExecutor)`. One event loop uses it."""
+
+    async def execute(
+        self,
+        prompt: Any,
+        label: Any,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Any = None,
+    ) -> Any:
+        """What the executor behind it returns, with handles for inputs. Raises as it does, and as `Plane.put`."""
+        execute = super().execute  # type: ignore[misc]  # of the executor that it is mixed into
+        if not images:
+            return await execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images)
+        shared = self._prompts.enter((prompt, _spelled(images), id(hf_tokenizer)), hf_tokenizer)
+        try:
+            response = await execute(prompt, label, sampling_params, max_length, shared.processor, llm_engine, images)
+            inputs = response.get("mm_train_inputs")
+            if isinstance(inputs, Mapping) and not isinstance(inputs, LazyRow):
+                response = {**response, "mm_train_inputs": await shared.handle(inputs)}
+            return response
+        finally:
+            self._prompts.leave(shared)
+
+    @property
+    def _prompts(self) -> _Prompts:
+        """Those in the making. Made here, since executors are not asked to call `super().__init__()`."""
+        prompts: _Prompts = self.__dict__.setdefault("_prompts_in_the_making", _Prompts())
+        return prompts
+
+
+class _Prompts:
+    """What the samples of each prompt share, for as long as one is being made."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Any, _Shared] = {}
+
+    def enter(self, key: Any, processor: Any) -> _Shared:
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(key, processor)
+        shared.samples += 1
+        return shared
+
+    def leave(self, shared: _Shared) -> None:
+        shared.samples -= 1
+        if not shared.samples:
+            del self._shared[shared.key]
+
+
+class _Shared:
+    """What the samples of a prompt share: what the processor gave, and the handles to what was put."""
+
+    def __init__(self, key: Any, processor: Any) -> None:
+        self.key = key
+        self.samples = 0
+        self.processor = _Processor(processor)
+        self._handles: dict[bytes, OwnedRow] = {}
+        self._digests: dict[Any, tuple[bytes, Any]] = {}  # by identity, of what is kept alive here
+        self._putting = asyncio.Lock()
+
+    async def handle(self, inputs: Mapping[str, Any]) -> OwnedRow:
+        """The handle to inputs equal to these, put if none is. Raises as `Plane.put`."""
+        async with self._putting:
+            same = tuple([(key, id(value)) for key, value in inputs.items()])
+            if same not in self._digests:
+                self._digests[same] = await asyncio.to_thread(_content, dict(inputs)), inputs
+            digest, _ = self._digests[same]
+            if digest not in self._handles:
+                row = await asyncio.to_thread(_put, dict(inputs))
+                self._handles[digest] = OwnedRow(row.ref, row.column)
+                self._handles[digest].own()  # until it is sent
+            return self._handles[digest]
+
+
+def _put(inputs: dict[str, Any]) -> LazyRow:
+    (row,) = put_rows([inputs])
+    assert row is not None, "inputs are no None"
+    return row
+
+
+class _Processor:
+    """A processor whose calls with equal text, pictures and options are made once."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._made: dict[bytes, Any] = {}
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if options.get("images") is None or arguments:
+            return self._processor(*arguments, **options)
+        key = _content(options)
+        if key not in self._made:
+            self._made[key] = self._processor(**options)
+        return self._made[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_processor":  # a copy in the making
+            raise AttributeError(name)
+        return getattr(self._processor, name)
+
+
+def _spelled(images: Any) -> Any:
+    """References to pictures, as something to look up: what is no text is itself."""
+    several = images if isinstance(images, list) else [images]
+    return tuple([each if isinstance(each, str | bytes | None) else id(each) for each in several])
+
+
+def _content(value: Any) -> bytes:
+    """What equals that of another value where the contents are equal: text, pictures, tensors, options."""
+    digest = xxhash.xxh3_128()
+    _feed(digest, value)
+    return digest.digest()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    digest.update(f"{type(value).__qualname__}:".encode())
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            digest.update(f"{key!r}=".encode())
+            _feed(digest, item)
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)}:".encode())
+        for item in value:
+            _feed(digest, item)
+    elif is_tensor(value):
+        name, bits = host_bits("inputs", value)
+        digest.update(f"{name}{bits.shape}:".encode())
+        digest.update(bits.tobytes() if not bits.flags.c_contiguous else bits.data)
+    elif hasattr(value, "tobytes"):  # a picture, an array
+        digest.update(
+            f"{getattr(value, 'mode', '')}{getattr(value, 'size', '')}{getattr(value, 'dtype', '')}:".encode()
+        )
+        digest.update(value.tobytes())
+    else:
+        digest.update(f"{value!r};".encode())

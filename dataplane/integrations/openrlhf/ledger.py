@@ -1,0 +1,171 @@
+"""Which tensors of this process are in the plane already, so that each is put once, in whichever phase it is met first.
+
+OpenRLHF hands the same tensors to one phase after the other: sequences and masks to reward, actor, critic and reference
+model, and then, with what these computed, to `append`. They are known again by being the same object with the same
+contents: torch counts the writes to a tensor. What was put for tensors is freed once the last of them is gone.
+
+What always holds: a reference means what its tensor held as `place` was called; a tensor that was written to, resized
+or bound to other memory since is put anew. Not seen is a write past torch, as through the NumPy array of a tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from dataplane.batch.concat import concat
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane
+from dataplane.integrations.openrlhf import freeing
+from dataplane.integrations.openrlhf.outline import Found, is_plain_tensor
+from dataplane.integrations.rows import LazyRow, put_rows
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor, how it looked, and where it is."""
+
+    tensor: weakref.ref[Any]
+    look: tuple[Any, ...]
+    ref: BatchRef
+
+
+class Ledger:
+    """What tensors of this process are in this plane. To be used by one thread at a time.
+
+    remembers: whether what was put is known again, and freed with its tensors. Otherwise each call puts all, and
+        whoever called frees it.
+    """
+
+    def __init__(
+        self, plane: Plane, *, remembers: bool = True, scope: str | None = None, timeout: float = 60.0
+    ) -> None:
+        self.plane = plane
+        self._remembers = remembers
+        self._options: dict[str, Any] = {"scope": scope, "timeout": timeout}
+        self._known: dict[int, _Known] = {}
+
+    def place(self, found: Sequence[Found]) -> dict[str, BatchRef]:
+        """The columns of what was found: of each, a reference to all its rows in order.
+
+        Raises as `Plane.put`.
+        """
+        self._forget()
+        columns: dict[str, list[Found]] = {}
+        for each in found:
+            columns.setdefault(each.column, []).append(each)
+        tensors, placed = {}, {}
+        for name, own in columns.items():
+            values = [each.value for each in own]
+            if is_plain_tensor(values[0]):
+                tensors[name] = values
+            elif isinstance(values[0], bytes):
+                placed[name] = self._bytes(name, values, [each.owner for each in own])
+            else:
+                placed[name] = self._inputs(values)
+        return placed | self._tensors(tensors)
+
+    def _tensors(self, columns: Mapping[str, Sequence[Tensor]]) -> dict[str, BatchRef]:
+        here: dict[int, BatchRef | None] = {}  # by identity: all live as long as the caller's lists
+        new: dict[int, dict[str, list[Tensor]]] = {}  # by rows: the columns of one put are equally long
+        for name, tensors in columns.items():
+            unknown = []
+            for tensor in tensors:
+                if id(tensor) not in here:
+                    here[id(tensor)] = self._lookup(tensor)
+                    if here[id(tensor)] is None:
+                        unknown.append(tensor)
+            if unknown:
+                new.setdefault(sum(map(_rows, unknown)), {})[name] = unknown
+        for group in new.values():
+            here |= self._put(group)
+        return {name: concat([_called(name, here[id(tensor)]) for tensor in own]) for name, own in columns.items()}
+
+    def _put(self, columns: Mapping[str, Sequence[Tensor]]) -> dict[int, BatchRef]:
+        """Put tensors; where each is, by its identity."""
+        stored = {name: _column(tensors) for name, tensors in columns.items()}
+        ref = self.plane.put(stored, **self._options)
+        every = list(chain.from_iterable(columns.values()))
+        if self._remembers:
+            freeing.Watch(ref, every)
+        placed: dict[int, BatchRef] = {}
+        for name, tensors in columns.items():
+            parts = ref.select(name).split([_rows(tensor) for tensor in tensors])
+            placed |= {id(tensor): part for tensor, part in zip(tensors, parts, strict=True)}
+        if self._remembers:
+            for tensor in every:
+                self._known[id(tensor)] = _Known(weakref.ref(tensor), _look(tensor), placed[id(tensor)])
+        return placed
+
+    def _inputs(self, several: Sequence[Any]) -> BatchRef:
+        """Handles, and dicts of inputs, each equal one put once."""
+        dicts = [(i, each) for i, each in enumerate(several) if not isinstance(each, LazyRow)]
+        refs = [self._lookup_all(each) if isinstance(each, dict) else each.ref for each in several]
+        new = [each for i, each in dicts if refs[i] is None]
+        handles = iter(self._put_inputs(new))
+        return concat([next(handles) if ref is None else ref for ref in refs])
+
+    def _put_inputs(self, dicts: Sequence[dict[str, Any]]) -> list[BatchRef]:
+        if not dicts:
+            return []
+        rows = put_rows(dicts, repeated=True, plane=self.plane, **self._options)
+        refs = [row.ref for row in rows if row is not None]
+        if self._remembers:
+            tensors = [[value for value in each.values() if is_plain_tensor(value)] for each in dicts]
+            freeing.Watch(concat(refs), chain.from_iterable(tensors))
+            for own, each, ref in zip(tensors, dicts, refs, strict=True):
+                if len(own) == len(each):
+                    for tensor in own:
+                        self._known[id(tensor)] = _Known(weakref.ref(tensor), (*_look(tensor), tuple(each)), ref)
+        return refs
+
+    def _bytes(self, name: str, rows: Sequence[bytes], owners: Sequence[Any]) -> BatchRef:
+        ref = self.plane.put({name: list(rows)}, **self._options)
+        if self._remembers:
+            freeing.Watch(ref, owners)
+        return ref
+
+    def _lookup(self, tensor: Tensor, more: tuple[Any, ...] = ()) -> BatchRef | None:
+        known = self._known.get(id(tensor))
+        if known is None or known.tensor() is not tensor or known.look != (*_look(tensor), *more):
+            return None
+        return known.ref
+
+    def _lookup_all(self, inputs: dict[str, Any]) -> BatchRef | None:
+        """Where inputs are, whose every tensor is known as one of them."""
+        refs = [self._lookup(value, (tuple(inputs),)) for value in inputs.values()]
+        return refs[0] if refs and all(ref is refs[0] for ref in refs) else None
+
+    def _forget(self) -> None:
+        """Tensors that are gone."""
+        self._known = {key: known for key, known in self._known.items() if known.tensor() is not None}
+
+
+def _look(tensor: Tensor) -> tuple[Any, ...]:
+    """What differs once a tensor was written to or bound to other memory; in any case where torch does not count."""
+    version = object() if tensor.is_inference() else tensor._version
+    return version, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _rows(tensor: Tensor) -> int:
+    return int(tensor.shape[0]) if tensor.ndim else 1
+
+
+def _column(tensors: Sequence[Tensor]) -> Any:
+    """The rows of all as a column takes them: of [rows] numbers, else each row flat."""
+    import torch
+
+    if tensors[0].ndim <= 1:
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return [row for tensor in tensors for row in tensor.reshape(tensor.shape[0], -1).unbind()]
+
+
+def _called(name: str, ref: BatchRef | None) -> BatchRef:
+    assert ref is not None, "what was not known has been put"
+    (own,) = ref.columns
+    return ref if own == name else ref.rename({own: name})

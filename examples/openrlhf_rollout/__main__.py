@@ -1,0 +1,61 @@
+"""Run the steps, and print what they moved: `python -m examples.openrlhf_rollout --help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+import dataplane as dp
+from dataplane.integrations import openrlhf as door
+
+if TYPE_CHECKING:
+    from examples.openrlhf_rollout.job import Report
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.openrlhf_rollout", description=__doc__)
+    parser.add_argument("--plain", action="store_true", help="without the plane")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts a step, each with a picture")
+    parser.add_argument("--answers", type=int, default=8, help="answers a prompt")
+    parser.add_argument("--side", type=int, default=224, help="a picture's pixels in each direction")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="workers that learn")
+    options = parser.parse_args()
+
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        "local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=512 * MIB, log_to_driver=False
+    )
+    try:
+        from examples.openrlhf_rollout.job import Size, run  # OpenRLHF takes seconds to import
+
+        if not options.plain:
+            door.install(dp.NodeConfig(memory="512MiB", spill="1GiB"))
+        size = Size(options.prompts, options.answers, options.side, options.steps, options.ranks)
+        with tempfile.TemporaryDirectory() as where:
+            show(run(size, Path(where), lazy=not options.plain), plain=options.plain)
+        door.uninstall()
+    finally:
+        ray.shutdown()
+
+
+def show(report: Report, *, plain: bool) -> None:
+    print("by value" if plain else "by reference")
+    for number, (loss, reward, seconds) in enumerate(zip(report.losses, report.rewards, report.step_s, strict=True)):
+        print(f"  step {number}: loss {loss:+.6f}, reward {reward:.4f}, {seconds:.2f} s")
+    put, got = report.moved_bytes["put"] / MIB, report.moved_bytes["got"] / MIB
+    print(f"  the driver put {put:.2f} MiB into Ray and got {got:.2f} MiB from it, in {report.moving_s:.3f} s")
+    for name, peak in report.peaks.items():
+        print(f"  {name}: at most {peak / MIB:.0f} MiB more than before the first step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""OpenRLHF's own Experience into the plane and back."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from PIL import Image
+
+import dataplane as dp
+from dataplane.integrations import process
+from dataplane.integrations.openrlhf import free, get, put
+from dataplane.integrations.rows import LazyRow
+from tests.integrations.openrlhf.samples import experience, inputs, same
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
+    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
+]
+
+
+def back(there: Any, **how: Any) -> Any:
+    """What comes back of what another process would get."""
+    return get(pickle.loads(pickle.dumps(there)), **how)
+
+
+def test_every_field_comes_back_as_it_was(plane: dp.Plane) -> None:
+    given = experience()
+    assert same(back(put(given)), given)
+
+
+def test_several_of_different_widths_come_back_as_they_were(plane: dp.Plane) -> None:
+    given = [experience(4, 9), experience(2, 30, seed=1), experience(1, 2, seed=2)]
+    assert same(back(put(given)), given)
+
+
+def test_what_a_rollout_made_comes_back(plane: dp.Plane) -> None:
+    sample = Experience(
+        sequences=torch.arange(5)[None],
+        attention_mask=torch.ones(1, 5, dtype=torch.long),
+        prompts=["a"],
+        images=[None],
+        mm_train_inputs=[None],
+        info={"response_clip_ratio": torch.tensor([False]), "length": torch.tensor(7), "note": "x", "scale": 0.1},
+    )
+    assert same(back(put(sample)), sample)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sequences": torch.empty(0, 7, dtype=torch.long)},
+        {"sequences": torch.empty(3, 0), "rewards": torch.empty(0)},
+        {"values": torch.rand(2, 3, 4), "rewards": torch.tensor(1.5), "info": {}},
+        {"sequences": torch.arange(12).view(3, 4).t(), "rewards": torch.arange(6.0)[::2]},
+        {"info": {"nested": {"kl": torch.rand(2)}, "list": [torch.rand(1), None, 3], "flag": True, "one": 1}},
+        {"mm_train_inputs": [inputs(), None, {"pixel_values": torch.rand(2, 3).half(), "sizes": [[1, 2]]}]},
+        {"mm_train_inputs": [{"a": torch.rand(2, 2)}, {"a": torch.ones(2, 2, dtype=torch.long)}]},
+    ],
+    ids=["nothing", "no rows", "no columns", "3-d and 0-d", "strides", "info", "inputs", "dtypes of inputs"],
+)
+def test_odd_ones_come_back(plane: dp.Plane, fields: dict[str, Any]) -> None:
+    given = [Experience(**fields), experience(1)]
+    assert same(back(put(given)), given)
+
+
+def test_what_openrlhf_does_with_experiences_it_does_with_these(plane: dp.Plane) -> None:
+    given = experience()
+    for it in (given, there := get(put(given))):
+        it.info = dict(it.info)
+    assert same(
+        make_experience_batch(split_experience_batch(there)), make_experience_batch(split_experience_batch(given))
+    )
+
+
+def test_tensors_are_private_to_who_reads_them(plane: dp.Plane) -> None:
+    there = put(experience())
+    get(there).sequences.fill_(-1)
+    assert same(get(there), experience())
+
+
+def test_equal_pixels_are_stored_once(plane: dp.Plane) -> None:
+    put([experience(8, seed=0), experience(8, seed=1)])
+    pixels = inputs()["pixel_values"].nbytes
+    assert 2 * pixels <= plane.stats().put_bytes < 2.2 * pixels
+
+
+def test_only_the_fields_that_are_asked_for_are_read(plane: dp.Plane) -> None:
+    big = torch.rand(4, 200_000)
+    given = experience(action_log_probs=big)
+    there = put(given)
+    read = get(there, fields=["rewards", "index"])
+    assert same(read.rewards, given.rewards)
+    assert same(read.index, given.index)
+    assert read.action_log_probs is None
+    assert plane.stats().pinned_bytes < big.nbytes
+
+
+def test_inputs_may_stay_where_they_are(plane: dp.Plane) -> None:
+    given = experience()
+    read = get(put(given), lazy=True)
+    assert all(isinstance(each, LazyRow) for each in read.mm_train_inputs)
+    assert plane.stats().pinned_bytes < inputs()["pixel_values"].nbytes
+    merged = merge_mm_train_inputs(read.mm_train_inputs, "cpu")
+    assert same(merged, merge_mm_train_inputs(given.mm_train_inputs, "cpu"))
+
+
+def test_handles_among_inputs_come_back_as_handles(plane: dp.Plane) -> None:
+    first = get(put(experience()), lazy=True)
+    again = back(put(first), lazy=True)
+    assert again.mm_train_inputs == first.mm_train_inputs
+
+
+def test_a_handle_is_small_whatever_it_stands_for(plane: dp.Plane) -> None:
+    there = put([experience(16, 100) for _ in range(8)])
+    assert sum(ref.nbytes for ref in there.refs) > 8 * 16 * inputs()["pixel_values"].nbytes
+    assert len(pickle.dumps(there)) < 4096
+
+
+def test_what_is_freed_is_gone_and_what_was_read_stays(plane: dp.Plane) -> None:
+    there = put(experience())
+    read = get(there)
+    free(there)
+    free(there)
+    assert same(read, experience())
+    with pytest.raises(dp.Freed):
+        get(there)
+    del read
+    gc.collect()
+    assert plane.stats().memory_used == 0
+
+
+def test_it_is_freed_with_its_scope(plane: dp.Plane) -> None:
+    put(experience(), scope="step 1")
+    plane.free(scope="step 1")
+    assert plane.stats().memory_used == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"images": [Image.new("RGB", (2, 2))]}, "images"),
+        ({"rewards": torch.rand(2, requires_grad=True)}, "rewards"),
+        ({"info": {"kl": torch.rand(2, requires_grad=True)}}, "info.kl"),
+        ({"values": torch.rand(2, 2).to_sparse()}, "values"),
+        ({"prompts": ["a", {1, 2}]}, "prompts"),
+    ],
+)
+def test_what_no_column_holds_is_refused_by_name(plane: dp.Plane, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(dp.SchemaMismatch, match=named):
+        put(experience(**fields))
+    assert plane.stats().put_bytes == 0
+
+
+@pytest.mark.parametrize("value", [None, {"sequences": torch.rand(2)}, [torch.rand(2)]])
+def test_other_things_are_refused(plane: dp.Plane, value: Any) -> None:
+    with pytest.raises(dp.Misuse, match="an openrlhf Experience"):
+        put(value)
+
+
+def test_without_a_node_the_error_has_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    process.close()
+    with pytest.raises(dp.Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
+        put(experience())

@@ -1,0 +1,288 @@
+"""The hook on OpenRLHF's own RayActorGroup, with real Ray actors: with it and without, workers receive the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
+import ray
+import torch
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from openrlhf_workers import ControllerWorker, EchoWorker, RolloutWorker
+from PIL import Image
+
+import dataplane as dp
+from dataplane.integrations import process
+from dataplane.integrations.openrlhf import freeing, hook, install, uninstall
+from dataplane.integrations.openrlhf.owned import OwnedRow
+from examples.openrlhf_rollout.meter import Meter
+from examples.openrlhf_rollout.vision import Processor
+from tests.integrations.openrlhf.conftest import HERE, SMALL
+from tests.integrations.openrlhf.samples import experience, inputs, same
+from tests.processes import eventually
+
+pytestmark = [
+    pytest.mark.timeout(600),  # each worker imports OpenRLHF, torch and transformers
+    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
+]
+
+ROOT = Path(__file__).parents[3]
+Echo = ray.remote(num_gpus=1)(EchoWorker)
+Controller = ray.remote(num_cpus=0)(ControllerWorker)
+Rollout = ray.remote(num_cpus=0)(RolloutWorker)
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[None]:
+    """Ray, with places for workers, and no node yet."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [before["PYTHONPATH"]])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    process.close()
+    gc.collect()
+    assert freeing.settle()
+    ray.init(
+        "local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False
+    )
+    yield
+    process.close()
+    ray.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.fixture(scope="module")
+def group(job: None) -> Any:
+    """Two workers, and nodes, which came with them."""
+    install(SMALL)
+    group = RayActorGroup(1, 2, Echo, num_gpus_per_actor=0.2)
+    ray.get(group.async_init_model_from_pretrained())
+    return group
+
+
+@pytest.fixture
+def hooked(group: Any) -> Iterator[Any]:
+    install()
+    yield group
+    ray.get([worker.clear.remote() for worker in group._actor_handlers])
+    uninstall()
+
+
+def phases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """What OpenRLHF's controller sends, phase by phase."""
+    given = [experience(4, 9 + i, seed=i) for i in range(5)]
+    reward = {
+        "sequences": [each.sequences for each in given],
+        "attention_mask": [each.attention_mask for each in given],
+    }
+    forward = reward | {"action_mask": [each.action_mask for each in given]}
+    return {
+        "reward": ("forward", reward | {"pad_sequence": [True] * 5}),
+        "actor": ("forward", forward | {"mm_train_inputs_list": [each.mm_train_inputs for each in given]}),
+        "critic": ("forward", forward),
+        "append": ("append", {"experience": given}),
+    }
+
+
+def gathered(group: Any, method: str, arguments: dict[str, Any]) -> list[Any]:
+    return [each for part in ray.get(group.async_run_method_batch(method, **arguments)) for each in part]
+
+
+def test_a_worker_without_a_node_is_told_the_line_to_write(job: None) -> None:
+    def work() -> str:
+        try:
+            process.plane()
+        except dp.PeerUnavailable as error:
+            return str(error)
+        return ""
+
+    assert "dataplane.integrations.ray.up()" in ray.get(ray.remote(num_cpus=0)(work).remote(), timeout=60)
+
+
+@pytest.mark.parametrize("phase", ["reward", "actor", "critic"])
+def test_workers_receive_what_they_did_without_it(hooked: Any, phase: str) -> None:
+    method, arguments = phases()[phase]
+    by_reference = gathered(hooked, method, arguments)
+    uninstall()
+    by_value = gathered(hooked, method, arguments)
+    assert same(by_reference, by_value)
+    names = list(arguments)
+    assert same(by_value, [dict(zip(names, each, strict=True)) for each in zip(*arguments.values(), strict=True)])
+
+
+def test_appended_experiences_are_those_that_were_sent(hooked: Any) -> None:
+    method, arguments = phases()["append"]
+    assert gathered(hooked, method, arguments) == ["Experience"] * 5
+    kept = [each for part in ray.get([worker.appended.remote() for worker in hooked._actor_handlers]) for each in part]
+    assert same(kept, arguments["experience"])
+
+
+def test_handles_give_the_tensors_that_dicts_give(hooked: Any) -> None:
+    given = [experience(3, seed=i).mm_train_inputs for i in range(3)]
+    merged = gathered(hooked, "merged", {"mm_train_inputs_list": given})
+    assert same(merged, [merge_mm_train_inputs(each, "cpu") for each in given])
+
+
+def test_only_references_pass_through_the_controller(hooked: Any) -> None:
+    sent: dict[str, int] = {}
+    all_of_them = phases()
+    pixels = inputs()["pixel_values"].nbytes
+    for phase, (method, arguments) in all_of_them.items():
+        with Meter() as meter:
+            hooked.async_run_method_batch(method, **arguments)
+        sent[phase] = meter.moved["put"]
+    assert max(sent[phase] for phase in ("reward", "actor", "critic")) < 2 * 1536  # two slices, with what Ray adds
+    assert sent["append"] < 2 * 2560
+    uninstall()
+    with Meter() as meter:
+        hooked.async_run_method_batch(*all_of_them["actor"][:1], **all_of_them["actor"][1])
+    assert meter.moved["put"] > 5 * 4 * pixels
+
+
+def test_what_a_phase_does_not_look_at_is_not_read(hooked: Any) -> None:
+    given = [experience(2, mm_train_inputs=[inputs(seed, 2048)] * 2) for seed in range(2)]
+    pixels = given[0].mm_train_inputs[0]["pixel_values"].nbytes
+    gathered(hooked, "append", {"experience": given})
+    worker = hooked._actor_handlers[0]
+    assert ray.get(worker.pinned.remote()) < pixels
+    gathered(hooked, "merged", {"mm_train_inputs_list": [each.mm_train_inputs for each in given]})
+    eventually(lambda: ray.get(worker.pinned.remote()) < pixels, "what was merged is let go")
+
+
+def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
+    for method, arguments in phases().values():
+        gathered(hooked, method, arguments)
+    del arguments
+    ray.get([worker.clear.remote() for worker in hooked._actor_handlers])
+    gc.collect()
+
+    def empty() -> bool:
+        assert freeing.settle()
+        return process.plane().stats().memory_used == 0
+
+    eventually(empty, "memory is free")
+
+
+def test_the_hook_goes_where_a_group_goes(hooked: Any) -> None:
+    controller = Controller.remote(hooked)
+    _, arguments = phases()["critic"]
+    installed, found = ray.get(controller.call.remote("forward", **arguments))
+    assert installed
+    assert same(found, gathered(hooked, "forward", arguments))
+    ray.kill(controller)
+    uninstall()
+    plain = Controller.remote(hooked)
+    installed, found = ray.get(plain.call.remote("forward", **arguments))
+    assert not installed
+    ray.kill(plain)
+
+
+def test_it_leaves_openrlhf_as_it_was(job: None) -> None:
+    uninstall()
+    before = dict(vars(RayActorGroup))
+    install()
+    install()
+    assert vars(RayActorGroup)["async_run_method_batch"] is not before["async_run_method_batch"]
+    uninstall()
+    uninstall()
+    assert dict(vars(RayActorGroup)) == before
+    assert not hook.installed()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"a": [1, 2], "b": [1]}, {"a": []}, {"a": [1]}, {"a": 3}],
+    ids=["lengths", "nothing", "fewer than workers", "no list"],
+)
+def test_what_openrlhf_refuses_it_still_refuses(hooked: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"length|iterable|Insufficient"):
+        hooked.async_run_method_batch("forward", **arguments)
+
+
+def test_what_no_column_holds_travels_as_before(hooked: Any) -> None:
+    picture = Image.new("RGB", (4, 4), (1, 2, 3))
+    given = [experience(2, images=[picture, None], info={"odd": {1, 2}, "kl": torch.rand(2)}) for _ in range(2)]
+    gathered(hooked, "append", {"experience": given})
+    (kept,) = ray.get(hooked._actor_handlers[0].appended.remote())
+    assert kept.images[0].tobytes() == picture.tobytes()
+    assert kept.info["odd"] == {1, 2}
+    assert same(kept.info["kl"], given[0].info["kl"])
+
+
+def test_a_worker_that_raises_is_heard(hooked: Any) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        gathered(hooked, "append", {"wrong": [torch.rand(2), torch.rand(2)]})
+
+
+def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (56, 56), (200, 100, 50)).save(path)
+    rollout, processor = Rollout.remote(), Processor(56)
+    prompt = "<vision> <image> </vision> w1"
+    responses = ray.get(rollout.generate_responses.remote(prompt, processor, [str(path)], 4))
+    handles = [each["mm_train_inputs"] for each in responses]
+    assert all(isinstance(each, OwnedRow) and each.owning for each in handles)
+    expected = processor(text=prompt, images=[Image.open(path)])
+    del expected["input_ids"]
+    merged = gathered(hooked, "merged", {"mm_train_inputs_list": [handles[:2], handles[2:]]})
+    assert same(merged, [merge_mm_train_inputs([[expected] * 2], "cpu")] * 2)
+    ray.kill(rollout)  # what it put stays
+    gathered(hooked, "append", {"experience": [experience(2, mm_train_inputs=handles[:2])] * 2})
+    assert handles[0].owning
+    assert same(ray.get(hooked._actor_handlers[1].appended.remote())[0].mm_train_inputs, [expected] * 2)
+    ray.get([worker.clear.remote() for worker in hooked._actor_handlers])
+    kept = handles[0].ref
+    del responses, handles
+    gc.collect()
+    assert freeing.settle()
+    with pytest.raises(dp.Freed):
+        process.plane().get(kept)
+
+
+def test_a_worker_that_is_killed_holds_nothing_up(hooked: Any) -> None:
+    lone = RayActorGroup(1, 1, Echo, num_gpus_per_actor=0.2)
+    ray.get(lone.async_init_model_from_pretrained())
+    given = [experience(2, seed=i) for i in range(2)]
+    gathered(lone, "append", {"experience": given})
+    with pytest.raises(ray.exceptions.RayActorError):
+        gathered(lone, "die", {"wait": [given[0].sequences, given[1].sequences]})
+    assert len(gathered(hooked, "append", {"experience": given})) == 2
+    ray.get([worker.clear.remote() for worker in hooked._actor_handlers])
+    del given
+    gc.collect()
+
+    def empty() -> bool:
+        assert freeing.settle()
+        return process.plane().stats().memory_used == 0
+
+    eventually(empty, "what the dead one held is free")
+
+
+def test_a_node_that_dies_is_an_error_and_never_a_hang_and_nothing_runs_after_the_job(group: Any) -> None:
+    install()
+    given = [experience(2, seed=i) for i in range(2)]
+    sent = {"sequences": [each.sequences for each in given]}
+    assert same(gathered(group, "forward", sent), [{"sequences": each.sequences} for each in given])
+    node = process.plane().stats().pid
+    pids = [node, *ray.get([worker.pid.remote() for worker in group._actor_handlers])]
+    os.kill(node, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.RayTaskError, match="has gone"):  # by a worker
+        ray.get(group.async_run_method_batch("forward", **sent), timeout=60)
+    with pytest.raises(dp.PeerUnavailable, match="has gone"):  # by the controller
+        group.async_run_method_batch("forward", sequences=[torch.rand(2, 2), torch.rand(2, 2)])
+    uninstall()
+    process.close()
+    ray.shutdown()
+    eventually(lambda: not any(map(psutil.pid_exists, pids)), "the node and the workers have ended", timeout_s=60)

@@ -1,0 +1,136 @@
+"""What is handed to one phase after the other is put once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
+import torch
+
+import dataplane as dp
+from dataplane.integrations.openrlhf import freeing
+from dataplane.integrations.openrlhf.ledger import Ledger
+from dataplane.integrations.openrlhf.remote import RemoteList
+from tests.integrations.openrlhf.samples import experience, inputs, same
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
+    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
+]
+
+
+def put_bytes(plane: dp.Plane, work: Callable[[], Any]) -> int:
+    """How many bytes are put by it."""
+    before = plane.stats().put_bytes
+    work()
+    return plane.stats().put_bytes - before
+
+
+def test_what_several_phases_get_is_put_once(plane: dp.Plane) -> None:
+    ledger, given = Ledger(plane), [experience(4, 9 + i, seed=i) for i in range(4)]
+    sequences, pixels = [each.sequences for each in given], [each.mm_train_inputs for each in given]
+    first = RemoteList.of("sequences", sequences, ledger)
+    RemoteList.of("mm_train_inputs_list", pixels, ledger)
+    assert put_bytes(plane, lambda: RemoteList.of("sequences", sequences, ledger)) == 0
+    assert put_bytes(plane, lambda: RemoteList.of("mm_train_inputs_list", pixels, ledger)) == 0
+    new = put_bytes(plane, lambda: RemoteList.of("experience", given, ledger))
+    assert 0 < new < inputs()["pixel_values"].nbytes / 10  # what was not there yet
+    assert same(list(first), sequences)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensor: tensor.add_(1),
+        lambda tensor: tensor.view(-1)[0].fill_(7),
+        lambda tensor: setattr(tensor, "data", torch.ones(3, 3)),
+        lambda tensor: tensor.t_(),
+        lambda tensor: tensor.resize_(2, 2),
+    ],
+    ids=["in place", "through a view", "other memory", "transposed", "resized"],
+)
+def test_a_tensor_that_was_written_to_is_put_anew(plane: dp.Plane, write: Callable[[Any], Any]) -> None:
+    ledger, tensor = Ledger(plane), torch.arange(9.0).view(3, 3)
+    before, kept = RemoteList.of("x", [tensor], ledger), tensor.clone()
+    write(tensor)
+    after = RemoteList.of("x", [tensor], ledger)
+    assert same(before[0], kept)
+    assert same(after[0], tensor.contiguous())
+
+
+def test_a_pixel_that_was_written_to_is_put_anew(plane: dp.Plane) -> None:
+    ledger, given = Ledger(plane), inputs()
+    RemoteList.of("mm_train_inputs_list", [[given]], ledger)
+    given["pixel_values"][0] = 0
+    assert same(RemoteList.of("mm_train_inputs_list", [[given]], ledger)[0][0].read(), given)
+
+
+def test_tensors_of_inference_mode_are_put_each_time(plane: dp.Plane) -> None:
+    ledger = Ledger(plane)
+    with torch.inference_mode():
+        tensor = torch.rand(2, 3)
+        RemoteList.of("x", [tensor], ledger)
+        tensor.fill_(1)  # which torch does not count
+        assert RemoteList.of("x", [tensor], ledger)[0].tolist() == tensor.tolist()
+
+
+def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> None:
+    ledger, given = Ledger(plane), [experience(seed=i) for i in range(3)]
+    there = RemoteList.of("experience", given, ledger)
+    more = RemoteList.of("mm_train_inputs_list", [each.mm_train_inputs for each in given], ledger)
+    assert plane.stats().memory_used > 0
+    kept = given.pop()
+    del given
+    gc.collect()
+    assert freeing.settle()
+    assert same(there[2], there[2])  # one of a put keeps all of it
+    del kept, there, more
+    gc.collect()
+    assert freeing.settle()
+    assert plane.stats().memory_used == 0
+
+
+def test_one_tensor_twice_in_a_list_is_put_once(plane: dp.Plane) -> None:
+    tensor = torch.rand(100, 1000)
+    there = RemoteList.of("x", [tensor, tensor[:2], tensor], Ledger(plane))
+    assert same(list(there), [tensor, tensor[:2], tensor])
+    assert plane.stats().put_bytes < 1.2 * tensor.nbytes
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.rand(2, requires_grad=True), torch.rand(2).to_sparse(), torch.empty(0, 3), {1}, 1]
+)
+def test_what_no_column_holds_stays_in_the_list(plane: dp.Plane, odd: Any) -> None:
+    there = RemoteList.of("x", [odd, torch.rand(2)], Ledger(plane))
+    assert there[0] is odd or same(there[0], odd)
+
+
+def test_experiences_in_lists_go_too(plane: dp.Plane) -> None:
+    given = [[experience(2, mm_train_inputs=[])], [], [experience(1, mm_train_inputs=[]), None]]
+    assert same(list(RemoteList.of("x", given, Ledger(plane))), given)
+
+
+def test_slices_are_of_the_same_items(plane: dp.Plane) -> None:
+    given = [experience(1 + i % 3, 5 + i, seed=i) for i in range(7)]
+    there = RemoteList.of("experience", given, Ledger(plane))
+    for start, stop in ((0, 7), (2, 5), (6, 9), (3, 3), (-2, None)):
+        read = list(there[start:stop])
+        for each in read:
+            each.mm_train_inputs = [row.read() for row in each.mm_train_inputs]
+        assert same(read, given[start:stop])
+    assert same(there[1:6][2:3][0].sequences, given[3].sequences)
+    with pytest.raises(IndexError):
+        there[7]
+    with pytest.raises(dp.Misuse):
+        there[::2]
+
+
+def test_true_is_not_one(plane: dp.Plane) -> None:
+    given = [True, 1, 1.0, 0, False, "1", None, [True], [1], -0.0, 0.0]
+    assert same(list(RemoteList.of("x", given, Ledger(plane))), given)
+    assert str(list(RemoteList.of("x", given, Ledger(plane)))) == str(given)
