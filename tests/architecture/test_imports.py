@@ -45,15 +45,13 @@ IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "t
 #: Optional, heavy, or both: imported where they are used, never where a module is.
 LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "nixl_cu12", "nixl_cu13", "aiohttp", "uvloop", "matplotlib"}
 
-#: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
-INSIDE = {"dataplane.integrations.verl.entries", "dataplane.integrations.verl.storage"}
-
 #: What derives from classes of those, and is itself imported where it is used.
 DERIVED = {"dataplane.integrations.transfer_queue.streaming"}
 
 #: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
 INSIDE = {
-    f"dataplane.integrations.verl.{name}" for name in ("dispatch", "equal", "proto", "reading", "storing", "views")
+    f"dataplane.integrations.verl.{name}"
+    for name in ("dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views")
 }
 
 #: What unpickles does what the bytes tell it to.
