@@ -13,7 +13,8 @@ from dataplane.errors import Backpressure, DataplaneError, Freed, Rejected, Sche
 
 
 def subclasses(root: type[DataplaneError]) -> list[type[DataplaneError]]:
-    return [root, *(found for child in root.__subclasses__() for found in subclasses(child))]
+    own = [child for child in root.__subclasses__() if child.__module__ == errors.__name__]  # doors have more of theirs
+    return [root, *(found for child in own for found in subclasses(child))]
 
 
 EVERY = subclasses(DataplaneError)
@@ -21,7 +22,7 @@ every = pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
 
 
 def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
-    tree = {root.__name__: sorted(leaf.__name__ for leaf in root.__subclasses__()) for root in EVERY}
+    tree = {root.__name__: sorted(leaf.__name__ for leaf in EVERY if leaf.__bases__[0] is root) for root in EVERY}
     assert {root: leaves for root, leaves in tree.items() if leaves} == {
         "DataplaneError": ["Lost", "Misuse", "Rejected", "Retryable"],
         "Retryable": ["Backpressure", "LeaseExpired", "NotReady", "PeerUnavailable"],

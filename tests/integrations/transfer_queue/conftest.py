@@ -14,7 +14,7 @@ import dataplane as dp
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a node, which the environment names while the tests run."""
     from dataplane.integrations import process
@@ -32,7 +32,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         os.environ["DATAPLANE_ADDRESS"] = before
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def theirs() -> Iterator[Any]:
     """TransferQueue, started on a Ray of its own."""
     ray = pytest.importorskip("ray", reason="needs Ray and TransferQueue: make test-integrations")

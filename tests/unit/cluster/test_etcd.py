@@ -21,7 +21,7 @@ from tests.unit.wire.test_peer import strays
 
 pytestmark = [needs_etcd, pytest.mark.timeout(60)]
 
-BEAT_S = 0.05
+BEAT_S = 0.1
 LEASE_S = 2.0
 ONE, TWO, THREE = b"one.....", b"two.....", b"three..."
 NODES = "/dataplane/test/nodes/"
