@@ -161,7 +161,7 @@ async def test_one_that_was_killed_goes_from_etcd_with_its_lease(start: Start, e
     await two.end(kindly=False)
     await until(lambda: one.sees == {ONE})
     await until(lambda: etcd.count(NODES) == 1)
-    assert two.me.address not in one.membership._greetings._named
+    await until(lambda: two.me.address not in one.membership._greetings._named)
 
 
 # etcd comes and goes
