@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing as mp
 import os
 import time
@@ -30,11 +29,11 @@ from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import Settings
+from dataplane.workloads import generate
 
 RUNS = 7
 BLOCK = 1024
 _BLOCKS = 60
-_WORKLOADS = Path(__file__).parents[2] / "shared" / "workloads" / "rlvr_tasks.json"
 
 
 class _Books:
@@ -170,10 +169,10 @@ async def _waits(stream: Any) -> None:
 
 def balance(scratch: Path) -> list[Row]:
     """512 rows from 64 groups of 8 over 64 ranks, by tokens."""
-    task = json.loads(_WORKLOADS.read_text())["code_14b"]
     ratios = []
     for seed in range(RUNS):
-        lengths = workload.lengths(task, 64, 8, seed)
+        (step,) = generate("code_14b", prompts=64, samples=8, steps=1, seed=seed).steps
+        lengths = step.turn_output_tokens  # one turn each
         totals = [int(lengths[rows].sum()) for rows in balanced(lengths, 64)]
         ratios.append(max(totals) / (sum(totals) / len(totals)))
     return [row("512 rows to 64 ranks: most over mean tokens", ratios, at_most=1.05, unit="x")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -42,17 +41,6 @@ def nbytes(columns: dict[str, Any]) -> int:
         else:
             total += values.nbytes
     return total
-
-
-def lengths(task: dict[str, Any], groups: int, size: int, seed: int) -> Any:
-    """Response lengths in tokens, int64 [groups * size], as in a task of `rlvr_tasks.json`: its quantiles, and answers
-    to one prompt as much alike as they were measured to be (a Gaussian copula with those two spreads)."""
-    source = np.random.default_rng(seed)
-    between, within = task["output_log_std_between_prompts"], task["output_log_std_within_prompt"]
-    score = between * source.standard_normal((groups, 1)) + within * source.standard_normal((groups, size))
-    share = [NormalDist(0, (between**2 + within**2) ** 0.5).cdf(x) * 100 for x in score.ravel().tolist()]
-    quantiles = {float(at): value for at, value in task["output_tokens"].items()}
-    return np.interp(share, list(quantiles), list(quantiles.values())).astype(np.int64)
 
 
 class WarmCopy:
