@@ -87,7 +87,7 @@ def _serve(backend: str) -> None:
 
     import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
 
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
     try:
         settings = {"storage_backend": backend, "Dataplane": {"memory": "1GiB", "spill": 0}}
         tq.init(OmegaConf.create({"backend": settings}))

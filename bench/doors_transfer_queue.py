@@ -171,7 +171,7 @@ def main() -> int:
     from dataplane.integrations import ray as nodes
 
     os.environ["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=8, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
     try:
         nodes.up(dp.NodeConfig(memory="2GiB", spill=0))
         transfer_queue.init()

@@ -121,7 +121,7 @@ def measure(prompts: int, runs: int, *, queue: bool) -> dict[str, list[dict[str,
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.pop("DATAPLANE_ADDRESS", None)
     # verl's own actor asks for a processor; so do TransferQueue's
-    ray.init(num_cpus=workers + (8 if queue else 1), include_dashboard=False, object_store_memory=room)
+    ray.init("local", num_cpus=workers + (8 if queue else 1), include_dashboard=False, object_store_memory=room)
     try:
         nodes.up(dp.NodeConfig(memory=BUDGET))
         if queue:

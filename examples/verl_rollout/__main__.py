@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(job: Job, memory: str = "256MiB") -> Report:
     """Start Ray and, unless it is plain, the plane; run the job; end both."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(num_cpus=job.cpus, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=job.cpus, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
     try:
         if not job.plain:
             nodes.up(dp.NodeConfig(memory=memory))

@@ -22,6 +22,8 @@ from tests.processes import eventually
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 from dataplane.integrations import ray as door  # noqa: E402
 
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
+
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),

@@ -38,7 +38,7 @@ def theirs() -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason="needs Ray and TransferQueue: make test-integrations")
     real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
     before = os.environ.pop("DATAPLANE_ADDRESS", None)
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
     if before is not None:
         os.environ["DATAPLANE_ADDRESS"] = before
     real.init()

@@ -27,7 +27,7 @@ from tensordict import TensorDict
 from verl.utils import transferqueue_utils
 
 assert tq is ours
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
 import dataplane as dp
 from dataplane.integrations import ray as nodes
 nodes.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))

@@ -45,7 +45,7 @@ def group() -> Iterator[Any]:
     os.environ.pop("DATAPLANE_ADDRESS", None)
     process.close()
     # a CPU more than workers: verl has an actor of its own beside them
-    ray.init(num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     nodes.up(dp.NodeConfig(memory="128MiB", spill=0, prewarm=0))
     for module in (protos, workers):  # another package of this environment is called `tests` too
         ray.cloudpickle.register_pickle_by_value(module)
