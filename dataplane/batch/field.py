@@ -24,7 +24,7 @@ MAX_NDIM = 32
 MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero dimensions counted as one
 
 
-class Field(msgspec.Struct, frozen=True, array_like=True):
+class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a row of a column is. `shape` is that of one row, None where rows differ.
 
     `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.layout import check_contents, checked
+from dataplane.batch.alike import checked
+from dataplane.batch.layout import check_contents
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
