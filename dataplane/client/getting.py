@@ -6,7 +6,7 @@ lives, also when the plane is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,11 @@ from dataplane.client.memory import HeldShard
 from dataplane.client.opening import Held, Opening
 from dataplane.errors import Freed
 from dataplane.wire import messages as m
+
+
+_TOGETHER = 256 << 10
+"""Bytes of small shards that share a pin, as the columns of one put share a shard: to drop a pin is a message, and a few
+hundred of those take longer than reading what they held."""
 
 
 class Getter:
@@ -45,10 +50,11 @@ class Getter:
             except BaseException:
                 self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
                 raise
-            for number, segment, offset, size, _, _ in reply.shards:
-                pin = self._connection.pins.hold(number)
-                shard = HeldShard(self._connection.segments[segment], offset, size, pin)
-                held[named[number]] = Held(shard, size, layouts[number])
+            for together in _together(reply.shards):
+                pin = self._connection.pins.hold(*[number for number, *_ in together])
+                for number, segment, offset, size, _, _ in together:
+                    shard = HeldShard(self._connection.segments[segment], offset, size, pin)
+                    held[named[number]] = Held(shard, size, layouts[number])
         opening = Opening(held)
         return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 
@@ -76,6 +82,18 @@ class Getter:
         found = await self._connection.request(request, m.Found, timeout)
         copies = dict(zip(others, found.shards, strict=True))
         return [copies.get(key, key[1]) for key in keys]
+
+
+def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
+    """The shards in the runs that share a pin."""
+    start, nbytes = 0, 0
+    for at, (_, _, _, size, _, _) in enumerate(shards):
+        if at > start and nbytes + size > _TOGETHER:
+            yield shards[start:at]
+            start, nbytes = at, 0
+        nbytes += size
+    if shards:
+        yield shards[start:]
 
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[tuple[bytes, int, list[Any]]]:
