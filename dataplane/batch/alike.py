@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dataplane.batch import form
 from dataplane.batch.field import MAX_BYTES, unit_bound
 from dataplane.batch.form import Form, Numbers, Outline
-from dataplane.batch.layout import ALIGNMENT, ShardLayout, buffer_sizes, check
+from dataplane.batch.layout import ALIGNMENT, Bytes, ShardLayout, buffer_sizes, check, check_contents
 
 _MOST = 1 << 40
 """Rows up to which no size that is computed here passes 63 bits. Of more, `check` decides, which has no such bound."""
@@ -29,6 +29,21 @@ class Laid:
     def __init__(self, outline: Outline, numbers: Numbers) -> None:
         self.outline = outline
         self.numbers = numbers
+
+    @property
+    def rows(self) -> int:
+        """How many rows each column has."""
+        return int(self.numbers[0])
+
+    @property
+    def claimed(self) -> int:
+        """The bytes of all buffers, those twice that two columns have."""
+        return int(self.numbers[_rules(self.outline).buffers + 1].sum())
+
+    def check_contents(self, memory: Bytes) -> None:
+        """`layout.check_contents`, for all columns at once where each has one row. Raises as that does."""
+        if len(memory) % 8 or not _rules(self.outline).one_row(self.numbers, memory):
+            check_contents(self.layout, memory)
 
     @cached_property
     def layout(self) -> ShardLayout:
@@ -80,12 +95,17 @@ class _Rules:
         self._sizes: list[tuple[int, int, int, int, bool]] = []  # a buffer: size by stored row, by row, plus; unit; any
         self._offsets: list[int] = []
         self._of: list[int] = []  # of each buffer: its column's rows
+        self._tables: list[tuple[int, int, int]] = []  # of each column that has offsets: its number, unit, most items
+        self._flags: list[tuple[int, int]] = []  # of each key of a struct: where its flags are, and its rows
+        self._plain = True  # no shapes, and no index
         for (_, each), start in zip(outline.columns, outline.starts, strict=True):
             self._add(each, start)
         self._top = np.array(outline.starts)
-        self._columns, self._buffers = np.array(self._rows), np.array(self._offsets, np.int64)
+        self._columns, self.buffers = np.array(self._rows), np.array(self._offsets, np.int64)
         self._owners = np.array(self._of, np.int64)
         self._children, self._parents = np.array(self._inner, np.int64).reshape(-1, 2).T
+        self._starts, self._units, self._items = np.array(self._tables, np.int64).reshape(-1, 3).T
+        self._where, self._held = np.array(self._flags, np.int64).reshape(-1, 2).T
         self._bounds, self._index = np.array(self._most), np.array(self._indexed)
         self._stored, self._row, self._plus, self._unit, self._any = np.array(self._sizes, np.int64).reshape(-1, 5).T
 
@@ -105,10 +125,27 @@ class _Rules:
             else:
                 self._sizes.append((by_stored - plus, by_row - plus, plus, 1, False))
         end = start + 2 + 2 * each.buffers
-        for child in each.children:
+        self._plain &= not each.indexed and own.varying < 2
+        if own.kind not in ("dense", "struct"):
+            bound = unit_bound(own) if own.dtype else 1
+            self._tables.append((start, own.item_nbytes, MAX_BYTES // bound))
+        for at, child in enumerate(each.children):
             self._inner.append((end, start + 1))
+            self._flags.append((start + 2 + 2 * at, end))
             end = self._add(child, end)
         return end
+
+    def one_row(self, numbers: Numbers, memory: Bytes) -> bool:
+        """Whether each column stores one row, and what the bytes say of it is true."""
+        if not self._plain or not (numbers[self._columns + 1] == 1).all():
+            return False
+        words = memory.view(np.int64)
+        begin = numbers[self._starts + 2] >> 3
+        last = words[begin + 1]
+        fit = (words[begin] == 0) & (last >= 0) & (last <= self._items)
+        fit &= last * self._units == numbers[self._starts + 5]
+        flags = memory[numbers[self._where]]
+        return bool(fit.all() and (flags == 1).all() and (numbers[self._held] == 1).all())
 
     def kept(self, table: Numbers, sizes: Numbers) -> npt.NDArray[np.bool_]:
         """Which rows of the table, the numbers of a layout each, keep to them in extents of these bytes."""
@@ -118,7 +155,7 @@ class _Rules:
         kept: npt.NDArray[np.bool_] = np.logical_and.reduce(fit, axis=1)
         kept &= (table[:, self._top] == table[:, self._top[:1]]).all(axis=1)
         kept &= (table[:, self._children] <= table[:, self._parents]).all(axis=1)
-        offset, size = table[:, self._buffers], table[:, self._buffers + 1]
+        offset, size = table[:, self.buffers], table[:, self.buffers + 1]
         lie = (offset >= 0) & (size >= 0) & (offset % ALIGNMENT == 0) & (offset <= sizes[:, None] - size)
         needed = self._stored * table[:, self._owners + 1] + self._row * table[:, self._owners] + self._plus
         lie &= np.where(self._any, size % self._unit == 0, size == needed)

@@ -21,10 +21,9 @@ from dataplane.client.opening import Held, Opening
 from dataplane.errors import Freed
 from dataplane.wire import messages as m
 
-
 _TOGETHER = 256 << 10
-"""Bytes of small shards that share a pin, as the columns of one put share a shard: to drop a pin is a message, and a few
-hundred of those take longer than reading what they held."""
+"""Bytes of small shards that share a pin, as the columns of one put share a shard: to drop a pin is a message, and
+a few hundred of those take longer than reading what they held."""
 
 
 class Getter:
