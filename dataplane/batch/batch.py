@@ -43,10 +43,15 @@ class Column:
 
     def __init__(self, name: str, field: Field, pieces: Sequence[Piece], order: Index | None = None) -> None:
         selections = opened(name, field, tuple(pieces))
-        count = sum(len(selection.rows) for selection in selections)
-        if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
-            raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
+        _check_order(name, order, sum(len(selection.rows) for selection in selections))
         self._bind(name, field, selections, order)
+
+    @classmethod
+    def of(cls, name: str, field: Field, selections: Sequence[Selection], order: Index | None = None) -> Column:
+        """The column of rows that are opened already. Raises Corrupt as the constructor does."""
+        count = sum(len(selection.rows) for selection in selections)
+        _check_order(name, order, count)
+        return cls.__new__(cls)._bind(name, field, tuple(selections), order)
 
     def _bind(self, name: str, field: Field, selections: tuple[Selection, ...], order: Index | None) -> Column:
         self.name = name
@@ -192,6 +197,11 @@ def _within(rows: range, start: int, stop: int) -> range:
     part = ascending[low:high]
     part = range(part.start - start, part.stop - start, part.step)
     return part if rows.step > 0 else part[::-1]
+
+
+def _check_order(name: str, order: Index | None, count: int) -> None:
+    if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
+        raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
 
 
 class Batch:

@@ -22,13 +22,16 @@ from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes,
 from dataplane.batch.dedupe import distinct
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text
 from dataplane.batch.infer import infer
-from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout, aligned
+from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned
 from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
 from dataplane.errors import Corrupt, SchemaMismatch
 
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
+
+
+_PADDING = bytes(ALIGNMENT)
 
 
 class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
@@ -76,6 +79,21 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
             if padding := aligned(nbytes) - nbytes:  # else a reader would see what another shard has left there
                 small.append(partial(memory[offset + nbytes : offset + nbytes + padding].fill, 0))
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
+
+    def payload(self) -> Iterator[Any]:
+        """The same bytes in runs, one behind another: for a message, which is not worth jobs."""
+        for buffer in self.buffers:
+            nbytes = buffer.nbytes
+            if isinstance(buffer, Rectangle) and buffer.array.flags.c_contiguous:
+                yield as_bytes(buffer.array)
+            elif isinstance(buffer, np.ndarray):
+                yield buffer
+            else:
+                run = np.empty(nbytes, np.uint8)
+                for job in buffer.jobs(run, nbytes or 1):
+                    job()
+                yield run
+            yield _PADDING[: aligned(nbytes) - nbytes]
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):

@@ -8,6 +8,7 @@ So the fields of two parts of one column may differ in how many dimensions vary 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import msgspec
@@ -24,7 +25,10 @@ MAX_NDIM = 32
 MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero dimensions counted as one
 
 
-class Field(msgspec.Struct, frozen=True, array_like=True):
+_FEW = 8  # keys of a struct up to which it is remembered that there is nothing false in it
+
+
+class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a row of a column is. `shape` is that of one row, None where rows differ.
 
     `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a
@@ -84,6 +88,13 @@ def unit_bound(field: Field) -> int:
 
 def check_field(name: str, field: Field) -> None:
     """Raises Corrupt where this is no field that a column can have."""
+    if len(field.children) <= _FEW and not any(child.children for _, child in field.children):
+        _check_small(name, field)
+    else:
+        _check(name, field)
+
+
+def _check(name: str, field: Field) -> None:
     # With a list of what is left instead of recursion: the field comes from elsewhere, and may be deep.
     left, count = [(name, field, 0)], 0
     while left:
@@ -93,6 +104,9 @@ def check_field(name: str, field: Field) -> None:
             raise refuse(name, f"more than {MAX_COLUMNS} keys, or {MAX_DEPTH} structs in each other")
         _check_one(path, part)
         left += [(f"{path}.{key}", child, depth + 1) for key, child in part.children]
+
+
+_check_small = lru_cache(maxsize=1024)(_check)
 
 
 def _check_one(name: str, field: Field) -> None:

@@ -29,17 +29,18 @@ This module is what a node needs to know of columns, so it imports neither pyarr
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import form
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, check_field, refuse, unit_bound
 from dataplane.batch.field import Field as Field
-from dataplane.errors import Corrupt, ProtocolMismatch
+from dataplane.batch.form import Form, Outline
+from dataplane.errors import Corrupt
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
@@ -48,7 +49,7 @@ Read = Callable[[int, int], Bytes]
 ALIGNMENT = 64  # a cache line, and what Arrow asks of its buffers
 
 
-class ColumnLayout(msgspec.Struct, frozen=True, array_like=True):
+class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a column of `rows` rows lies. `buffers` are (offset, nbytes) in the extent, in the kind's order."""
 
     field: Field
@@ -59,30 +60,52 @@ class ColumnLayout(msgspec.Struct, frozen=True, array_like=True):
     indexed: bool = False
 
 
-class ShardLayout(msgspec.Struct, frozen=True, array_like=True):
+class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The columns of a shard, each with its name."""
 
     columns: tuple[tuple[str, ColumnLayout], ...]
 
     def encode(self) -> bytes:
-        """The layout as MessagePack."""
-        return _ENCODER.encode(self)
+        """The layout as bytes: see `batch.form`."""
+        numbers: list[int] = []
+        columns = [(name, _form(column, numbers)) for name, column in self.columns]
+        return form.join(columns, numbers)
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> ShardLayout:
         """What `encode` gave. Raises ProtocolMismatch for anything that has not its types; believe it after `check`."""
-        try:
-            return _DECODER.decode(data)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise ProtocolMismatch(f"not the layout of a shard: {error}") from error
+        return cls.of(*form.split(data))
+
+    @classmethod
+    def of(cls, outline: Outline, numbers: form.Numbers) -> ShardLayout:
+        """The layout that an outline and its numbers are."""
+        listed = numbers.tolist()
+        pairs = zip(outline.columns, outline.starts, strict=True)
+        return cls(tuple([(name, _column(each, listed, start)[0]) for (name, each), start in pairs]))
 
     def column(self, name: str) -> ColumnLayout | None:
         """The column called `name`, or None."""
         return next((layout for known, layout in self.columns if known == name), None)
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(ShardLayout)
+def _form(column: ColumnLayout, numbers: list[int]) -> Form:
+    """The column without its numbers, which are put behind the others."""
+    numbers += (column.rows, column.stored)
+    for buffer in column.buffers:
+        numbers += buffer
+    children = tuple([_form(child, numbers) for child in column.children])
+    return Form(column.field, len(column.buffers), children, column.indexed)
+
+
+def _column(each: Form, numbers: list[int], start: int) -> tuple[ColumnLayout, int]:
+    """The column whose numbers begin at `start`, and where they end."""
+    end = start + 2 + 2 * each.buffers
+    buffers, children = form.buffers(numbers, start, each.buffers), []
+    for child in each.children:
+        column, end = _column(child, numbers, end)
+        children.append(column)
+    rows, stored = numbers[start], numbers[start + 1]
+    return ColumnLayout(each.field, rows, stored, buffers, tuple(children), each.indexed), end
 
 
 def aligned(nbytes: int) -> int:
@@ -100,22 +123,6 @@ def check(layout: ShardLayout, nbytes: int) -> None:
     count = 0
     for name, column in layout.columns:
         count = check_column(name, column, nbytes, count)
-
-
-def checked(encoded: bytes, nbytes: int) -> ShardLayout:
-    """The layout that `encode` gave, if it is that of a shard in an extent of `nbytes` bytes; else as `decode` and
-    `check` raise. Small ones are remembered: the rows of a stream lie alike."""
-    return _checked_small(encoded, nbytes) if len(encoded) <= _SMALL else _checked(encoded, nbytes)
-
-
-def _checked(encoded: bytes, nbytes: int) -> ShardLayout:
-    layout = ShardLayout.decode(encoded)
-    check(layout, nbytes)
-    return layout
-
-
-_SMALL = 1024  # bytes
-_checked_small = lru_cache(maxsize=1024)(_checked)
 
 
 def check_column(name: str, layout: ColumnLayout, nbytes: int, count: int = 0, depth: int = 0) -> int:
@@ -196,7 +203,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
         _check_offsets(name, offsets, layout.buffers[1][1], field)
         if field.varying > 1:
             shapes = table(2).reshape(layout.stored, len(field.shape))
-            _check_shapes(name, shapes, offsets, field)
+            check_shapes(name, shapes, offsets, field)
     index = table(len(layout.buffers) - 1) if layout.indexed else None
     if index is not None and len(index) and not (int(index.min()) >= 0 and int(index.max()) < layout.stored):
         raise refuse(name, f"the index names a row beyond the {layout.stored} stored")
@@ -236,7 +243,8 @@ def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None
         raise refuse(name, f"row offsets end at {last} items of {unit} bytes, the values at {nbytes}")
 
 
-def _check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None:
+def check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None:
+    """Raises Corrupt where these are no shapes of rows with these offsets."""
     if not len(shapes):
         return
     fixed = field.shape[field.varying :]

@@ -86,8 +86,7 @@ def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> 
         _check(name, layout)
         if len(rows) and rows.stop > layout.rows:
             raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
-        if layout.field is not field and not _fits(layout.field, field):
-            raise refuse(name, f"a shard holds {layout.field!r} where {field!r} was put")
+        check_fits(name, layout.field, field)
         selections.append(Selection(Stored(name, layout, memory), rows))
     return tuple(selections)
 
@@ -96,6 +95,12 @@ def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> 
 def _check(name: str, layout: ColumnLayout) -> None:
     """`check_column`, remembered: the rows of a stream lie alike."""
     check_column(name, layout, MAX_BYTES)
+
+
+def check_fits(name: str, part: Field, whole: Field) -> None:
+    """Raises Corrupt where rows of `part` are no rows of `whole`."""
+    if part is not whole and not _fits(part, whole):
+        raise refuse(name, f"a shard holds {part!r} where {whole!r} was put")
 
 
 def _fits(part: Field, whole: Field) -> bool:

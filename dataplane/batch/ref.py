@@ -440,8 +440,9 @@ class BatchRef:
         return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin)
 
 
-#: Also what a pickle names, so that it is short.
-decode = BatchRef.decode
+def decode(encoded: bytes) -> BatchRef:
+    """What a pickle names: a plain function, since cloudpickle sends the code of a class's method with each."""
+    return BatchRef.decode(encoded)
 
 
 def _pieces(parts: Iterable[Part], slot: int) -> tuple[Piece, ...]:

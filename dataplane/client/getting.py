@@ -6,20 +6,24 @@ lives, also when the plane is closed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dataplane.batch.batch import Batch, Column, Piece
-from dataplane.batch.field import Field
-from dataplane.batch.layout import ShardLayout, checked
+from dataplane.batch.alike import Laid, laid
+from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
 from dataplane.client.memory import HeldShard
-from dataplane.errors import Freed, Misuse
+from dataplane.client.opening import Held, Opening
+from dataplane.errors import Freed
 from dataplane.wire import messages as m
+
+_TOGETHER = 256 << 10
+"""Bytes of small shards that share a pin, as the columns of one put share a shard: to drop a pin is a message, and
+a few hundred of those take longer than reading what they held."""
 
 
 class Getter:
@@ -31,24 +35,27 @@ class Getter:
     async def get(self, ref: BatchRef, timeout: float) -> Batch:
         """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
         keys = ref.shards()
-        held: dict[ShardKey, tuple[HeldShard, ShardLayout]] = {}
+        held: dict[ShardKey, Held] = {}
         if keys:
             numbers = await self._numbers(ref, keys, timeout)
             named = dict(zip(numbers, keys, strict=True))
             reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
             try:
-                layouts = {number: checked(layout, size) for number, _, _, size, layout, _ in reply.shards}
+                encoded, sizes = [shard[4] for shard in reply.shards], [shard[3] for shard in reply.shards]
+                layouts = dict(zip([shard[0] for shard in reply.shards], laid(encoded, sizes), strict=True))
                 live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
                 if live:
                     _check_live(ref, live, {named[number]: layout for number, layout in layouts.items()})
             except BaseException:
                 self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
                 raise
-            for number, segment, offset, size, _, _ in reply.shards:
-                pin = self._connection.pins.hold(number)
-                shard = HeldShard(self._connection.segments[segment], offset, size, pin)
-                held[named[number]] = shard, layouts[number]
-        return Batch({name: _column(ref, name, field, held) for name, field in ref.schema.items()})
+            for together in _together(reply.shards):
+                pin = self._connection.pins.hold(*[number for number, *_ in together])
+                for number, segment, offset, size, _, _ in together:
+                    shard = HeldShard(self._connection.segments[segment], offset, size, pin)
+                    held[named[number]] = Held(shard, size, layouts[number])
+        opening = Opening(held)
+        return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
         """As `prefetch`, where some of it is on other hosts."""
@@ -76,29 +83,30 @@ class Getter:
         return [copies.get(key, key[1]) for key in keys]
 
 
+def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
+    """The shards in the runs that share a pin."""
+    start, nbytes = 0, 0
+    for at, (_, _, _, size, _, _) in enumerate(shards):
+        if at > start and nbytes + size > _TOGETHER:
+            yield shards[start:at]
+            start, nbytes = at, 0
+        nbytes += size
+    if shards:
+        yield shards[start:]
+
+
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[tuple[bytes, int, list[Any]]]:
     """What of these shards the reference means."""
     footprint = ref.footprint() if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
-def _column(ref: BatchRef, name: str, field: Field, held: Mapping[ShardKey, tuple[HeldShard, ShardLayout]]) -> Column:
-    sources, order = ref.sources(name)
-    pieces = []
-    for source in sources:
-        memory, layout = held[source.node, source.shard]
-        if source.ordinal >= len(layout.columns):
-            raise Misuse(f"the reference means column {source.ordinal} of a shard that has {len(layout.columns)}")
-        pieces.append(Piece(layout.columns[source.ordinal][1], memory, source.rows))
-    return Column(name, field, pieces, order)
-
-
-def _check_live(ref: BatchRef, live: Mapping[ShardKey, bytes], layouts: Mapping[ShardKey, ShardLayout]) -> None:
+def _check_live(ref: BatchRef, live: Mapping[ShardKey, bytes], layouts: Mapping[ShardKey, Laid]) -> None:
     """Raises Freed where a row that the reference means was freed by itself."""
     for key, selected in ref.footprint().items():
         if key not in live:
             continue
-        columns = layouts[key].columns
+        columns = layouts[key].layout.columns
         rows = columns[0][1].rows
         bits = np.unpackbits(np.frombuffer(live[key], dtype=np.uint8), count=len(columns) * rows)
         alive = bits.reshape(len(columns), rows).astype(np.bool_)

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dataplane.wire import messages as m
@@ -33,12 +33,12 @@ def let_go(connected: socket.socket) -> None:
 
 
 class Pin:
-    """One hold on one shard, dropped with the object."""
+    """One hold on each of some shards, dropped with the object."""
 
-    __slots__ = ("__weakref__", "shard")
+    __slots__ = ("__weakref__", "shards")
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shards: Sequence[int]) -> None:
+        self.shards = shards
 
 
 class Pins:
@@ -56,11 +56,11 @@ class Pins:
         self._unsent = b""
         _all.add(self)
 
-    def hold(self, shard: int) -> Pin:
-        """A pin for a hold that the node has granted."""
-        pin, token = Pin(shard), next(self._tokens)
+    def hold(self, *shards: int) -> Pin:
+        """A pin for holds that the node has granted, which are dropped together."""
+        pin, token = Pin(shards), next(self._tokens)
         self._live.add(token)
-        weakref.finalize(pin, self._drop, shard, token).atexit = False
+        weakref.finalize(pin, self._drop, shards, token).atexit = False
         return pin
 
     @property
@@ -68,15 +68,16 @@ class Pins:
         """How many pins there are."""
         return len(self._live)
 
-    def _drop(self, shard: int, token: int) -> None:
+    def _drop(self, shards: Sequence[int], token: int) -> None:
         if self._abandoned:
             return
         with self._lock:
             self._live.discard(token)
-            self._dropped.append(shard)
+            first = not self._dropped
+            self._dropped += shards
             if self._socket is not None:
                 self._send()
-            elif len(self._dropped) == 1:
+            elif first:
                 self._flush()
 
     @property

@@ -39,6 +39,17 @@ class Table:
         """Rows with these columns; their numbers. See `AsyncTable.write`."""
         return self._wait(self._inner.write(rows, columns, tags=tags, timeout=timeout))
 
+    def put(
+        self,
+        rows: Named,
+        columns: Any = None,
+        *,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        timeout: float = tables.TIMEOUT_S,
+    ) -> tuple[Rows, list[str]]:
+        """As `write`; what is known of these rows then, and which columns there are. See `AsyncTable.put`."""
+        return self._wait(self._inner.put(rows, columns, tags=tags, timeout=timeout))
+
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows of these keys. See `AsyncTable.numbers`."""
         return self._wait(self._inner.numbers(keys, create=create))

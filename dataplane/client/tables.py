@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -91,6 +92,29 @@ class AsyncTable:
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
+        return _joined([_numbers(reply.rows) for reply in await self._write(rows, columns, tags, timeout, m.Numbered)])
+
+    async def put(
+        self,
+        rows: Named,
+        columns: Any = None,
+        *,
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> tuple[Rows, list[str]]:
+        """As `write`; what is known of these rows then, of all columns of the table, and which those are. One message,
+        where to write, to ask for the schema and to look would be three."""
+        replies = await self._write(rows, columns, tags, timeout, m.Looked)
+        if not replies:
+            return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
+        names = replies[-1].columns
+        seen = [msgspec.structs.replace(reply, have=_widened(reply, len(names))) for reply in replies]
+        return _rows(seen, len(names)), names
+
+    async def _write(
+        self, rows: Named, columns: Any, tags: Sequence[Mapping[str, Any]] | None, timeout: float, kind: type[R]
+    ) -> list[R]:
+        """Write, in as many steps as it takes; what each is answered."""
         deadline = Deadline.after(arguments.seconds(timeout))
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
@@ -103,11 +127,11 @@ class AsyncTable:
         elif ref is not None:
             _check_rows(len(ref), count)
         if not count:
-            return numbers
+            return []
         try:
             if staged:
                 ref = await self._writer.write(planned, staged, deadline.remaining_s)
-            found = []
+            found: list[R] = []
             for start, stop in stretches(count, keys, tagged):
                 last = stop == count
                 request = m.WriteRows(
@@ -119,13 +143,14 @@ class AsyncTable:
                     keys[start:stop],
                     numbers[start:stop].tobytes(),
                     tagged[start:stop],
+                    look=kind is m.Looked,
                 )
-                found.append(_numbers((await self._ask(request, m.Numbered)).rows))
+                found.append(await self._ask(request, kind))
         except BaseException:
             if staged:
                 self._unstage(staged)
             raise
-        return _joined(found)
+        return found
 
     def _unstage(self, staged: str) -> None:
         """What was staged is not written. Says so without waiting; the connection's end says it too."""
@@ -367,7 +392,16 @@ def _numbers(packed: bytes) -> Index:
 
 
 def _joined(several: list[Index]) -> Index:
+    if not several:
+        return np.empty(0, np.int64)
     return several[0] if len(several) == 1 else np.concatenate(several)
+
+
+def _widened(reply: m.Looked, columns: int) -> bytes:
+    """Its `have`, for so many columns: those that another writer has made meanwhile, it lacks."""
+    numbers, wide = len(reply.rows) // 8, (columns + 7) // 8
+    had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
+    return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
 def _rows(replies: list[m.Looked], columns: int) -> Rows:

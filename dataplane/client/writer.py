@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
 from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
@@ -97,11 +95,8 @@ class Writer:
         return BatchRef.of(self._connection.welcome.node, planned.rows, columns)
 
     async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float) -> int:
-        payload = np.zeros(sum(column.nbytes for column in group), dtype=np.uint8)
-        layout, jobs = _laid_out(group, payload)
-        for job in jobs:
-            job()
-        request = m.Put(self._connection.next_id(), payload.tobytes(), layout, scope, timeout)
+        payload = b"".join([run for column in group for run in column.payload()])
+        request = m.Put(self._connection.next_id(), payload, _layout_of(group), scope, timeout)
         return (await self._connection.request(request, m.Stored, timeout)).shard
 
     async def _put_shared(self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float) -> list[int]:
@@ -158,9 +153,17 @@ def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
 def _laid_out(group: Sequence[PlannedColumn], memory: Any, piece: int = _LEAST_PIECE) -> tuple[bytes, list[Job]]:
     """The encoded layout of columns one after another in `memory`, and the jobs that write them there, each of about
     `piece` bytes."""
-    layouts, jobs, base = [], [], 0
+    jobs, base = [], 0
     for column in group:
-        layouts.append((column.name, column.layout(base)))
         jobs += column.jobs(memory[base : base + column.nbytes], piece)
         base += column.nbytes
-    return ShardLayout(tuple(layouts)).encode(), jobs
+    return _layout_of(group), jobs
+
+
+def _layout_of(group: Sequence[PlannedColumn]) -> bytes:
+    """The encoded layout of columns one after another."""
+    layouts, base = [], 0
+    for column in group:
+        layouts.append((column.name, column.layout(base)))
+        base += column.nbytes
+    return ShardLayout(tuple(layouts)).encode()

@@ -226,7 +226,16 @@ class Tabling:
             self._streams.kept(request.staged, ref)
         self._tables.thinned(over)
         self._tables.changed(request.table)
-        return self._numbered(request, numbers)
+        return self._seen(request, table, numbers) if request.look else self._numbered(request, numbers)
+
+    def _seen(self, request: m.WriteRows, table: Table, numbers: Index) -> m.Reply:
+        """What is known of these rows, which are of one write, and what columns there are."""
+        names = list(table.schema)
+        seen = table.look(numbers, names)
+        have = np.packbits(seen.have, axis=1).tobytes() if names else b""
+        return m.Looked(
+            request.id, self._tables.node, table.changes, numbers.tobytes(), seen.keys, seen.tags, have, False, names
+        )
 
     def _tag_bytes(self, table: Table, rows: Any, tags: list[dict[str, Any]]) -> Index:
         """How large these tags are. Raises LimitExceeded where those of a row come to be too many."""

@@ -14,13 +14,13 @@ While `moving` is set it is being written or read, and neither field changes unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.alike import Laid
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
@@ -32,19 +32,15 @@ _LAYOUT = 16 << 10  # bytes of layout, and
 _CELLS = 1 << 20  # columns times rows, that even the smallest shard may have
 
 
-def check_cost(layout: ShardLayout, encoded: bytes, size: int) -> None:
+def check_cost(layout: Laid, encoded: bytes, size: int) -> None:
     """Raises Corrupt or LimitExceeded for a shard that would cost a node more, in work or memory, than its extent of
     `size` bytes justifies: columns over the same bytes, a layout or a number of rows out of all proportion."""
-    if _claimed(column for _, column in layout.columns) > size:
+    if layout.claimed > size:
         raise Corrupt(f"the columns of a shard claim more bytes than the {size} that it has")
-    cells = sum(column.rows for _, column in layout.columns)
+    cells = layout.rows * len(layout.outline.columns)
     for what, asked, limit in (("layout", len(encoded), max(_LAYOUT, size)), ("rows", cells, max(_CELLS, size))):
         if asked > limit:
             raise LimitExceeded(f"the {what} of a shard of {size} bytes", what=what, asked=asked, limit=limit)
-
-
-def _claimed(columns: Iterable[ColumnLayout]) -> int:
-    return sum(sum(size for _, size in column.buffers) + _claimed(column.children) for column in columns)
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.layout import check_contents, checked
+from dataplane.batch.alike import checked, laid
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
@@ -182,14 +182,14 @@ class Store:
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
         try:
-            layout = checked(encoded, extent.size)
+            (layout,) = laid([encoded], [extent.size])
         except ProtocolMismatch as error:  # the message is well formed, so it fails alone
             raise Corrupt(str(error), shard=number) from None
         check_cost(layout, encoded, extent.size)
         with self.arena.view(extent) as view:
-            check_contents(layout, np.frombuffer(view, dtype=np.uint8))
-        rows, columns = layout.columns[0][1].rows if layout.columns else 0, len(layout.columns)
-        return Shard(number, extent.size, rows, columns, encoded, holder, scope, 0, extent)
+            layout.check_contents(np.frombuffer(view, dtype=np.uint8))
+        columns = len(layout.outline.columns)
+        return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
 
     def _add(self, shard: Shard) -> None:
         self._shards[shard.number] = shard
@@ -233,9 +233,9 @@ class Store:
         """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
         have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
         ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
-        described = checked(layout, size)
+        (described,) = laid([layout], [size])
         check_cost(described, layout, size)
-        if pages(size) != size or (rows, columns) != (described.columns[0][1].rows, len(described.columns)):
+        if pages(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
             raise Corrupt("a shard that is described falsely")
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
         if live:
@@ -244,7 +244,7 @@ class Store:
             bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
             shard.live = bits.reshape(columns, rows).astype(np.bool_)
         if payload and len(payload) == size:
-            check_contents(described, np.frombuffer(payload, np.uint8))
+            described.check_contents(np.frombuffer(payload, np.uint8))
             if self.budget.try_reserve(size):
                 self._residency.fill(shard, payload)
         self._shards[shard.number] = shard

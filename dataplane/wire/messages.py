@@ -9,7 +9,7 @@ Descriptors travel beside a message: one for each `Grant` in it, in order.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -467,7 +467,7 @@ class WriteRows(Message, frozen=True, tag="write-rows"):
     """Rows by key, made where they are not there, or by number: columns in place of those that they had, none where
     `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. `held`: which other nodes than the
     home keep what of the columns they store, for which node and under which of its numbers. Answered by
-    `Numbered`."""
+    `Numbered`; with `look` by `Looked`, of all columns of the table."""
 
     id: int
     table: str
@@ -478,6 +478,7 @@ class WriteRows(Message, frozen=True, tag="write-rows"):
     rows: bytes
     tags: list[dict[str, Any]]
     held: list[tuple[bytes, bytes, int]] = []
+    look: bool = False
 
 
 class ReadRows(Message, frozen=True, tag="read-rows"):
@@ -700,11 +701,14 @@ class Stored(Message, frozen=True, tag="stored"):
     shard: int
 
 
+HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
+
+
 class Held(Message, frozen=True, tag="held"):
     """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`."""
 
     id: int
-    shards: list[tuple[int, int, int, int, bytes, bytes]]
+    shards: list[HeldOne]
     grants: list[Grant]
 
 
@@ -858,7 +862,8 @@ class Referred(Message, frozen=True, tag="referred"):
 
 class Looked(Message, frozen=True, tag="looked"):
     """What is known of rows: `have` is, row by row, a bit for each column asked for. `changes` is for the next `since`;
-    nothing is said of rows where it is that of the last. `more` as in `Numbered`."""
+    nothing is said of rows where it is that of the last. `more` as in `Numbered`. `columns`: those of the table, where
+    nobody named any."""
 
     id: int
     home: bytes
@@ -868,6 +873,7 @@ class Looked(Message, frozen=True, tag="looked"):
     tags: list[dict[str, Any]]
     have: bytes
     more: bool
+    columns: list[str] = []
 
 
 class Given(Message, frozen=True, tag="given"):

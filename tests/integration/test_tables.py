@@ -52,6 +52,46 @@ def rows(count: int, first: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("empty")
+def test_a_put_says_what_a_look_would(plane: Any) -> None:
+    table = plane.table("partition")
+    seen, names = table.put(["a", "b"], rows(2), tags=[{"n": 0}, {"n": 1}])
+    assert (seen.numbers.tolist(), names, seen.have.all()) == ([0, 1], ["x", "ids", "answer", "extra"], True)
+    seen, names = table.put(["b", "c"], {"reward": np.zeros(2)})
+    looked = table.look(["b", "c"], columns=names)
+    assert (seen.keys, seen.tags, seen.have.tolist()) == (looked.keys, looked.tags, looked.have.tolist())
+    assert names == [*rows(0), "reward"]
+    assert not seen.have.all()
+    assert seen.changes == looked.changes
+    seen, names = table.put([], None)
+    assert (len(seen), names) == (0, [])
+    many = [f"row {i}" for i in range(70_000)]
+    seen, names = table.put(many, {"x": np.arange(70_000)})
+    assert seen.keys == many
+    assert seen.have[:, names.index("x")].all()
+    assert not seen.have[:, names.index("reward")].any()
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
+    table, keys = plane.table("partition"), [f"k{i}" for i in range(40)]
+    for i, key in enumerate(keys):
+        table.write([key], rows(1, i))
+    order = np.random.default_rng(7).permutation(40).tolist()
+    batch = plane.get(table.read([keys[i] for i in order]))
+    expected = [rows(1, i) for i in order]
+    assert batch["x"].to_list() == order
+    assert [ids.tolist() for ids in batch["ids"].numpy()] == [each["ids"][0].tolist() for each in expected]
+    assert batch["answer"].to_list() == [each["answer"][0] for each in expected]
+    assert batch["extra"].to_list() == [each["extra"][0] for each in expected]
+    table.clear(keys[:20])
+    assert batch["x"].to_list() == order  # which are held
+    assert plane.get(table.read(keys[20:]))["x"].to_list() == list(range(20, 40))
+    del batch
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
 def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> None:
     table = plane.table("partition")
     assert table.write(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]

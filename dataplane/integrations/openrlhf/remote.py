@@ -93,8 +93,8 @@ class RemoteList(Sequence[Any]):
     def __reduce__(self) -> tuple[Callable[..., RemoteList], tuple[Any, ...]]:
         inputs = {place.column for each in set(self._outlines) for place in places(each) if isinstance(place, Inputs)}
         merged = _merged({name: ref for name, ref in self._columns.items() if name not in inputs})
-        named = [(name, self._columns[name].encode()) for name in sorted(inputs & self._columns.keys())]
-        return _arrived, (self._outlines, [ref.encode() for ref in merged], named)
+        named = {name: self._columns[name] for name in sorted(inputs & self._columns.keys())}
+        return _arrived, (self._outlines, merged, named)
 
     def _fetch(self, names: set[str]) -> None:
         """Have these columns here: one request for all that are equally long."""
@@ -120,9 +120,9 @@ class RemoteList(Sequence[Any]):
         return RemoteList(self._outlines[chosen.start : chosen.stop], columns)
 
 
-def _arrived(outlines: Sequence[Outline], merged: Sequence[bytes], inputs: Sequence[tuple[str, bytes]]) -> RemoteList:
-    columns = {name: ref.select(name) for ref in map(BatchRef.decode, merged) for name in ref.columns}
-    return RemoteList(outlines, columns | {name: BatchRef.decode(ref) for name, ref in inputs})
+def _arrived(outlines: Sequence[Outline], merged: Sequence[BatchRef], inputs: Mapping[str, BatchRef]) -> RemoteList:
+    columns = {name: ref.select(name) for ref in merged for name in ref.columns}
+    return RemoteList(outlines, columns | dict(inputs))
 
 
 def _merged(columns: Mapping[str, BatchRef]) -> list[BatchRef]:

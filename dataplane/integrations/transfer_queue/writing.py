@@ -75,9 +75,7 @@ def by_key(
         have = table.look(numbers, columns=list(table.schema()))
         if not have.have.any():  # rows that have nothing yet are new
             tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-    numbers = table.write(keys, columns, tags=tags)
-    names = list(table.schema())
-    rows = table.look(numbers, columns=names)
+    rows, names = table.put(keys, columns, tags=tags)
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
 
 

@@ -616,3 +616,20 @@ def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
 def test_mistakes_are_misuse_and_not_errors_of_pythons(mistake: Any) -> None:
     with pytest.raises(Misuse):
         mistake(one(3))
+
+
+class TestSize:
+    """What travels is what `encode` gives, whatever pickles it."""
+
+    MORE = 100  # bytes
+
+    def test_a_pickle_is_little_more_than_the_encoded_reference(self) -> None:
+        ref = one()
+        assert len(pickle.dumps(ref)) < len(ref.encode()) + self.MORE
+
+    def test_and_so_is_a_pickle_of_ray(self) -> None:
+        cloudpickle = pytest.importorskip("ray.cloudpickle")
+        ref = one()
+        dumped = cloudpickle.dumps(ref)
+        assert len(dumped) < len(ref.encode()) + self.MORE
+        assert pickle.loads(dumped) == ref

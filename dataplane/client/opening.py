@@ -1,0 +1,97 @@
+"""Shards that are held, put together as columns: piece by piece, or many small ones in one pass (`batch.stacks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from dataplane.batch import ref as refs
+from dataplane.batch.alike import Laid
+from dataplane.batch.batch import Column, Piece
+from dataplane.batch.field import Field
+from dataplane.batch.pieces import Selection, check_fits, opened
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.rows import Rows
+from dataplane.batch.stacks import Stack
+from dataplane.client.memory import HeldShard
+from dataplane.errors import Misuse
+
+_LEAST = 8
+"""Pieces of a column from which on they are read in one pass."""
+
+_MOST = 256 << 10
+"""Bytes of a piece up to which that is faster than to look at each where it is."""
+
+
+class Held(NamedTuple):
+    """A shard that this process holds: its memory, how many bytes that is, and its layout."""
+
+    memory: HeldShard
+    size: int
+    laid: Laid
+
+
+class Opening:
+    """Columns over these shards."""
+
+    def __init__(self, held: Mapping[ShardKey, Held]) -> None:
+        self._held = held
+        self._stacks: dict[tuple[ShardKey, ...], Stack] = {}
+
+    def column(self, ref: BatchRef, name: str, field: Field) -> Column:
+        """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
+        sources, order = ref.sources(name)
+        selections: list[Selection] = []
+        for (_, ordinal), several in groupby(sources, self._alike):
+            selections += self._opened(name, field, ordinal, list(several))
+        return Column.of(name, field, selections, order)
+
+    def _alike(self, piece: refs.Piece) -> tuple[int, int]:
+        """The same for pieces that lie alike: in shards of one outline, in the same column."""
+        return id(self._held[piece.node, piece.shard].laid.outline), piece.ordinal
+
+    def _opened(
+        self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]
+    ) -> Sequence[Selection] | Iterator[Selection]:
+        columns = self._held[pieces[0].node, pieces[0].shard].laid.outline.columns
+        if ordinal >= len(columns):
+            raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
+        if len(pieces) >= _LEAST and not columns[ordinal][1].indexed:
+            stacked = self._stacked(name, field, ordinal, pieces)
+            if stacked is not None:
+                return [stacked]
+        held = [self._held[piece.node, piece.shard] for piece in pieces]
+        layouts = [each.laid.layout.columns[ordinal][1] for each in held]
+        rows = zip(layouts, held, pieces, strict=True)
+        return opened(name, field, [Piece(layout, each.memory, piece.rows) for layout, each, piece in rows])
+
+    def _stacked(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Selection | None:
+        """The pieces as one; None where they are large, or so little of them is wanted that it is not worth it."""
+        stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
+        rows, wanted = stack.rows, sum(len(piece.rows) for piece in pieces)
+        total = int(rows.sum())
+        if stack.nbytes(ordinal) > _MOST * len(pieces) or 2 * wanted < total:
+            return None
+        ends = np.cumsum(rows)
+        stacked = stack.column(name, ordinal)
+        check_fits(name, stacked.layout.field, field)
+        if any(piece.rows.stop > own for piece, own in zip(pieces, rows.tolist(), strict=True)):
+            return None  # which `opened` refuses
+        whole = wanted == total and all(piece.rows.slice is not None for piece in pieces)
+        if whole:
+            return Selection(stacked, Rows.range(0, total))
+        starts = (ends - rows).tolist()
+        chosen = [piece.rows.array() + start for piece, start in zip(pieces, starts, strict=True)]
+        return Selection(stacked, Rows.index(np.concatenate(chosen)))
+
+    def _stack(self, keys: tuple[ShardKey, ...]) -> Stack:
+        stack = self._stacks.get(keys)
+        if stack is None:
+            held = [self._held[key] for key in keys]
+            table = np.array([each.laid.numbers for each in held])
+            shards = [each.memory.read(0, each.size) for each in held]
+            stack = self._stacks[keys] = Stack(held[0].laid.outline, table, shards)
+        return stack

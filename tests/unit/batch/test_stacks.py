@@ -1,0 +1,155 @@
+"""Many shards that lie alike: checked together, read in one pass, as strictly as one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.alike import Laid, checked, laid
+from dataplane.batch.batch import Column
+from dataplane.batch.columns import plan
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout, check_contents
+from dataplane.batch.local import local_batch
+from dataplane.batch.pieces import Selection
+from dataplane.batch.rows import Rows
+from dataplane.batch.stacks import Stack
+from dataplane.errors import Corrupt
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def columns(i: int) -> dict[str, Any]:
+    """A batch of one to three rows, of every kind."""
+    rows = 1 + i % 3
+    return {
+        "dense": np.full((rows, 2), i, np.float32),
+        "ragged": [np.arange(i + row, dtype=np.int64) for row in range(rows)],
+        "text": [f"text {i}" * row for row in range(rows)],
+        "object": [{"i": i}] * rows,
+        "struct": [{"b": "y"} if row else {"a": np.arange(i), "b": "x"} for row in range(rows)],
+    }
+
+
+def stored(given: dict[str, Any]) -> tuple[bytes, np.ndarray[Any, Any]]:
+    planned = plan(given)
+    memory = np.zeros(planned.nbytes, np.uint8)
+    for job in planned.jobs(memory):
+        job()
+    return planned.layout().encode(), memory
+
+
+def stack_of(shards: list[tuple[bytes, np.ndarray[Any, Any]]]) -> tuple[Stack, list[Laid]]:
+    known = laid([layout for layout, _ in shards], [len(memory) for _, memory in shards])
+    assert len({id(each.outline) for each in known}) == 1
+    table = np.array([each.numbers for each in known])
+    return Stack(known[0].outline, table, [memory for _, memory in shards]), known
+
+
+def test_a_stack_reads_as_its_shards_do() -> None:
+    given = [columns(i) for i in range(1, 20)]
+    stack, _ = stack_of([stored(each) for each in given])
+    for ordinal, name in enumerate(given[0]):
+        stacked = stack.column(name, ordinal)
+        column = Column.of(name, stacked.layout.field, [Selection(stacked, Rows.range(0, stacked.layout.rows))])
+        expected = [row for each in given for row in local_batch(each)[name].to_list()]
+        assert column.to_list() == expected, name
+        backwards = np.arange(len(column))[::-1].copy()
+        assert Column.of(name, stacked.layout.field, column._selections, backwards).to_list() == expected[::-1], name
+
+
+def test_rows_that_vary_in_two_dimensions_are_stacked_too() -> None:
+    given = [{"x": [np.full((n, n + k, 2), n, np.int16) for k in (0, 1) for n in (1, i)]} for i in range(2, 9)]
+    stack, _ = stack_of([stored(each) for each in given])
+    stacked = stack.column("x", 0)
+    column = Column.of("x", stacked.layout.field, [Selection(stacked, Rows.range(0, stacked.layout.rows))])
+    for row, expected in zip(column.numpy(), [row for each in given for row in each["x"]], strict=True):
+        assert row.shape == expected.shape
+        assert (row == expected).all()
+
+
+def test_what_is_written_to_a_tensor_is_not_seen_in_an_array() -> None:
+    torch = pytest.importorskip("torch")
+    stack, _ = stack_of([stored({"x": np.full((1, 4), i, np.float32)}) for i in range(9)])
+    stacked = stack.column("x", 0)
+    column = Column.of("x", stacked.layout.field, [Selection(stacked, Rows.range(0, 9))])
+    column.torch()[:] = 7
+    assert (column.torch() == torch.full((9, 4), 7.0)).all()
+    assert column.numpy()[:, 0].tolist() == list(range(9))
+    assert not column.numpy().flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [(0, 1), (1, -1), (1, 1 << 61), (2, 2)], ids=["first", "falls", "far", "short"]
+)
+def test_false_offsets_in_one_of_many_are_refused(word: int, value: int) -> None:
+    shards = [stored({"x": [np.arange(2), np.arange(1)]}) for _ in range(9)]
+    shards[5][1][:24].view(np.int64)[word] = value
+    stack, known = stack_of(shards)
+    with pytest.raises(Corrupt, match="offsets"):
+        _ = stack.column("x", 0).tables
+    with pytest.raises(Corrupt, match="offsets"):
+        known[5].check_contents(shards[5][1])
+
+
+@pytest.mark.parametrize("flag", [0, 2])
+def test_false_flags_in_one_of_many_are_refused(flag: int) -> None:
+    shards = [stored({"x": [{"a": 1}]}) for _ in range(9)]
+    shards[5][1][0] = flag
+    stack, known = stack_of(shards)
+    with pytest.raises(Corrupt):
+        _ = stack.column("x", 0).tables
+    for each, (_, memory) in zip(known[4:6], shards[4:6], strict=True):
+        if memory[0] == 1:
+            each.check_contents(memory)
+        else:
+            with pytest.raises(Corrupt):
+                each.check_contents(memory)
+
+
+@pytest.mark.parametrize("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
+def test_no_number_is_believed_that_check_refuses(value: int) -> None:
+    """Each number of a layout in turn is made false, where a good one of its outline came before."""
+    encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
+    (good,) = laid([encoded], [len(memory)])
+    for at in range(len(good.numbers)):
+        numbers = good.numbers.copy()
+        numbers[at] = value
+        layout = ShardLayout.of(good.outline, numbers)
+        alone = _refused(layout, len(memory))
+        if alone:
+            with pytest.raises(Corrupt):
+                laid([encoded, layout.encode()], [len(memory)] * 2)
+        else:
+            laid([encoded, layout.encode()], [len(memory)] * 2)
+
+
+def _refused(layout: ShardLayout, nbytes: int) -> bool:
+    from dataplane.batch.layout import check
+
+    try:
+        check(layout, nbytes)
+    except Corrupt:
+        return True
+    return False
+
+
+def test_sizes_that_wrap_around_are_not_believed() -> None:
+    rows = 1 << 61
+    false = ColumnLayout(Field("text"), rows, rows, ((0, 8), (64, 0)))
+    with pytest.raises(Corrupt):
+        checked(ShardLayout((("x", false),)).encode(), 4096)
+    good = ColumnLayout(Field("text"), 0, 0, ((0, 8), (64, 0)))
+    laid([ShardLayout((("x", good),)).encode()], [4096])
+    with pytest.raises(Corrupt):
+        checked(ShardLayout((("x", false),)).encode(), 4096)
+
+
+def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
+    for i in range(1, 6):
+        encoded, memory = stored({name: values[:1] for name, values in columns(i).items()})
+        (known,) = laid([encoded], [len(memory)])
+        known.check_contents(memory)
+        check_contents(known.layout, memory)
