@@ -170,12 +170,24 @@ def _bytes(hosts: list[Host]) -> dict[str, float]:
     return {name: sorted(each[1:])[1] / (_BULK / 1e9) for name, each in rates.items()}
 
 
+async def _gets(hosts: list[Host], calls: int = 300) -> list[float]:
+    """Microseconds that a small shard of another host takes of its reader's node, and of its owner's."""
+    async with dp.aio.connect(hosts[0].address) as ours, dp.aio.connect(hosts[1].address) as theirs:
+        refs = [await ours.put({"x": np.full((8, 256), number, np.float32)}) for number in range(calls)]
+        before = [spent(host.process.pid) for host in hosts]
+        for ref in refs:
+            await theirs.get(ref)
+        owner, reader = (spent(host.process.pid) - then for host, then in zip(hosts, before, strict=True))
+    return [reader / calls * 1e6, owner / calls * 1e6]
+
+
 def measure() -> tuple[Costs, dict[str, Any]]:
     """The costs, and what they were made of."""
     with tempfile.TemporaryDirectory() as scratch:
         with loopback(2, Path(scratch), memory="1GiB") as hosts:
             _together(hosts)
             two, size = asyncio.run(_calls(hosts)), _bytes(hosts)
+            two["gets"] = asyncio.run(_gets(hosts))
         with loopback(5, Path(scratch)) as hosts:
             _together(hosts)
             five = asyncio.run(_calls(hosts))
@@ -235,6 +247,8 @@ def _costs(two: dict[str, Any], five: dict[str, Any], size: dict[str, float], by
         ask_ack=less(line("there", "ack", 1), Line(answer, 0.0)),
         home_ack=less(home_ack, asked),
         settle=Line(ask + answer, ack.each / 2),
+        read_shard=two["gets"][0],
+        send_shard=two["gets"][1],
         greet=Line(by_members["greet"].base + greet_wire.base, by_members["greet"].each),
         greeted=Line(by_members["greeted"].base + greet_wire.base, by_members["greeted"].each),
         member_look=Line(0.0, by_members["member_look"].each),

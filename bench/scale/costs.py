@@ -77,6 +77,10 @@ class Costs:
     """By members: a part finds out what it is to tell the keeper."""
     greeted_bytes: Line
     """By members: how long an answer to a greeting is."""
+    read_shard: float
+    """A small shard of another host: what reading it costs the reader's node."""
+    send_shard: float
+    """And its owner's."""
     put_s_gb: float
     get_s_gb: float
     link_s_gb: float
