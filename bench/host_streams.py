@@ -44,9 +44,9 @@ def bookkeeping(scratch: Path) -> list[Row]:
     ratios, shares, four_costs, one_costs, messages = [], [], [], [], []
     for _ in range(RUNS):
         with switch(4) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
-            four = _flow([host.address for host in hosts])
+            four = flow([host.address for host in hosts])
         with dp.connect(config=dp.NodeConfig(memory="256MiB", spill=0, prewarm=0)) as plane:
-            one = _flow([plane.address])
+            one = flow([plane.address])
         ratios.append(four["rows_s"] / one["rows_s"])
         shares.append(max(four["messages"]) / (sum(four["messages"]) / 4))
         messages.append(sum(four["messages"]) / 2 / (_WORKERS * BLOCKS))  # each is one's question and another's answer
@@ -65,33 +65,33 @@ def bookkeeping(scratch: Path) -> list[Row]:
     ]
 
 
-def _flow(addresses: list[str]) -> dict[str, Any]:
-    """The figures of one run: four producers and consumers, over these nodes."""
+def flow(addresses: list[str], workers: int = _WORKERS) -> dict[str, Any]:
+    """The figures of one run: so many producers and consumers, over these nodes."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(address)) for address in addresses]
         if len(planes) > 1:
             together(planes)
         pids = [plane.stats().pid for plane in planes]
         stream = planes[0].stream("flow", tasks=[_TASK])
-        workers = [_Worker(addresses[number % len(addresses)], number) for number in range(_WORKERS)]
-        for worker in workers:
+        working = [_Worker(addresses[number % len(addresses)], number) for number in range(workers)]
+        for worker in working:
             worker.hear()
         before = [_spent(pid) for pid in pids], _counted(planes)
         began = time.perf_counter()
-        for worker in workers:
+        for worker in working:
             worker.tell("go")
-        for worker in workers:
+        for worker in working:
             worker.hear()
         stream.close()
-        told = [json.loads(worker.hear()) for worker in workers]
+        told = [json.loads(worker.hear()) for worker in working]
         took = time.perf_counter() - began
-        rows = _WORKERS * BLOCKS * BLOCK
+        rows = workers * BLOCKS * BLOCK
         spent = [_spent(pid) - each for pid, each in zip(pids, before[0], strict=True)]
         messages = [now - then for now, then in zip(_counted(planes), before[1], strict=True)]
         delivered = stream.stats()["task"][_TASK]["delivered"]
         stream.drop()
         assert sum(each["rows"] for each in told) == rows, "each was given once"
-        for worker in workers:
+        for worker in working:
             worker.end()
     return {
         "rows_s": rows / took,

@@ -26,8 +26,8 @@ class Cluster:
     def __init__(self, job: Job, costs: Costs) -> None:
         self.job, self.costs, self.loop = job, costs, Loop()
         count = 2 * job.hosts
-        self.processors = Processors(count) if job.cores is None else Shared(count, job.cores)
-        self.links = Links(job.hosts, job.link_bytes_s, job.latency_s)
+        self.processors = Processors(self.loop, count) if job.cores is None else Shared(self.loop, count, job.cores)
+        self.links = Links(self.loop, job.hosts, job.link_bytes_s, job.latency_s)
         self.nodes = np.arange(job.hosts)
         self.random = np.random.default_rng(job.seed)
         names = [self.random.bytes(8) for _ in range(job.hosts)]
@@ -53,19 +53,20 @@ class Cluster:
         self.spent[what][host] += cost
         return self.processors.one(host, when, cost)
 
-    def ask(self, host: int, homes: Index, when: float, ask: float, costs: Floats | float, what: str) -> float:
-        """A node asks others, each of which does what costs so much; when it has all answers. Half of what asking
+    def ask(self, host: int, homes: Index, ask: float, costs: Floats | float, what: str) -> Process:
+        """A node asks others, each of which does what costs so much; ends when it has all answers. Half of what asking
         costs is before the question and half after the answer."""
         if not len(homes):
-            return when
+            return
         self.messages[what] += len(homes)
         each = ask + 3 * self.look
-        done = self.node(host, when, each / 2 * len(homes), what)
+        done = self.node(host, self.loop.now, each / 2 * len(homes), what)
         sent = done - each / 2 * np.arange(len(homes) - 1, -1, -1.0)
         costs = costs + 2 * self.look
         self.spent[what][homes] += costs
         answered = self.processors.many(homes, sent + self.job.latency_s, costs)
-        return self.node(host, float(answered.max()) + self.job.latency_s, each / 2 * len(homes), what)
+        yield float(answered.max()) + self.job.latency_s
+        yield self.node(host, self.loop.now, each / 2 * len(homes), what)
 
     def each(self, nodes: Index, when: float, costs: Floats, what: str) -> float:
         """These nodes, which may be named more than once, each do something; when the last is done."""

@@ -70,45 +70,51 @@ class Loop:
 
 
 class Processors:
-    """Processes of one thread each, which have a core each."""
+    """Processes of one thread each, which have a core each.
 
-    def __init__(self, count: int) -> None:
+    What comes in a moment is planned now: it counts as work from now on, and is not done before it could be. So no time
+    is lost between now and then, in which other work may come.
+    """
+
+    def __init__(self, loop: Loop, count: int) -> None:
         self.free = np.zeros(count)
         self.busy = np.zeros(count)
+        self._loop = loop
 
     def one(self, process: int, when: float, cost: float) -> float:
-        """The process does what came then; when it is done."""
-        done: float = max(when, float(self.free[process])) + cost
-        self.free[process] = done
+        """The process does what comes then; when it is done."""
+        free = max(float(self.free[process]), self._loop.now)
+        self.free[process] = free + cost
         self.busy[process] += cost
-        return done
+        return max(when, free) + cost
 
     def many(self, processes: Index, when: Floats | float, costs: Floats | float) -> Floats:
         """As `one`, of different processes."""
-        done: Floats = np.maximum(when, self.free[processes]) + costs
-        self.free[processes] = done
+        free = np.maximum(self.free[processes], self._loop.now)
+        self.free[processes] = free + costs
         self.busy[processes] += costs
+        done: Floats = np.maximum(when, free) + costs
         return done
 
 
 class Shared(Processors):
     """Processes of one thread each, which share fewer cores."""
 
-    def __init__(self, count: int, cores: int) -> None:
-        super().__init__(count)
+    def __init__(self, loop: Loop, count: int, cores: int) -> None:
+        super().__init__(loop, count)
         self._cores = [0.0] * cores
 
     def one(self, process: int, when: float, cost: float) -> float:
-        ready = max(when, float(self.free[process]))
-        free = [core for core in range(len(self._cores)) if self._cores[core] <= ready]
+        now = self._loop.now
+        ready = max(float(self.free[process]), now)
+        cores = range(len(self._cores))
+        free = [core for core in cores if self._cores[core] <= ready]
         # Of the cores that are idle then, the one that has been so for the least time: no time of others is lost.
-        chosen = max(free, key=self._cores.__getitem__) if free else min(
-            range(len(self._cores)), key=self._cores.__getitem__
-        )
-        done = max(ready, self._cores[chosen]) + cost
-        self._cores[chosen] = self.free[process] = done
+        chosen = max(free, key=self._cores.__getitem__) if free else min(cores, key=self._cores.__getitem__)
+        begins = max(ready, self._cores[chosen])
+        self._cores[chosen] = self.free[process] = begins + cost
         self.busy[process] += cost
-        return done
+        return max(when, begins) + cost
 
     def many(self, processes: Index, when: Floats | float, costs: Floats | float) -> Floats:
         whens = np.broadcast_to(np.asarray(when, float), processes.shape)
@@ -119,10 +125,10 @@ class Shared(Processors):
 class Links:
     """A link of each host, both ways at once, of so many bytes a second, and the time that a message is under way."""
 
-    def __init__(self, hosts: int, bytes_s: float, latency_s: float) -> None:
+    def __init__(self, loop: Loop, hosts: int, bytes_s: float, latency_s: float) -> None:
         self.latency_s = latency_s
         self.bytes_s = bytes_s
-        self.out, self.into = Processors(hosts), Processors(hosts)
+        self.out, self.into = Processors(loop, hosts), Processors(loop, hosts)
 
     def bring(self, source: int, target: int, when: float, nbytes: float) -> float:
         """Bytes go from one host to another; when the last has come."""

@@ -74,18 +74,17 @@ class Stream:
         yield cluster.client(host, self.loop.now, costs.client_append(job.block)) + job.local_s
         if job.limited:
             yield from self._admit(host)
-        done = cluster.node(host, self.loop.now, costs.front_append(job.block), "append")
+        yield cluster.node(host, self.loop.now, costs.front_append(job.block), "append")
         shares = self._shares(host, number)
         homes = np.fromiter(shares, np.int64, len(shares))
         away = homes[homes != host]
         counts = np.array([len(shares[home]) for home in away.tolist()], float)
         ask = costs.ask_append.base + costs.ask_append.each * (counts.mean() if len(away) else 0.0)
         at_home = (costs.home_append.base + costs.home_append.each * counts) * 1e-6
-        done = cluster.ask(host, away, done, ask * 1e-6, at_home, "append")
+        yield from cluster.ask(host, away, ask * 1e-6, at_home, "append")
         if host in shares:
             own = costs.home_append(len(shares[host])) - costs.home_watch * 1e-6
-            done = cluster.node(host, done, max(0.0, own), "append")
-        yield done
+            yield cluster.node(host, self.loop.now, max(0.0, own), "append")
         for home, rows in shares.items():
             self.homes.bring(home, rows)
         self._wake()
@@ -114,14 +113,15 @@ class Stream:
 
     def _admit(self, host: int) -> Process:
         cost = self.costs.keeper_admits(self.job.hosts)
-        yield self._ask_keeper(host, cost + self.costs.home_watch * 1e-6)
-        self._ask_keeper(host, self.costs.home_watch * 1e-6)  # what was admitted has come: told, not waited for
+        yield from self._ask_keeper(host, cost + self.costs.home_watch * 1e-6)
+        # What was admitted has come: told, and not waited for.
+        self.loop.start(self._ask_keeper(host, self.costs.home_watch * 1e-6), self.loop.now)
 
-    def _ask_keeper(self, host: int, cost: float) -> float:
-        cluster, now = self.cluster, self.loop.now
+    def _ask_keeper(self, host: int, cost: float) -> Process:
         if host == self._keeper:
-            return cluster.node(host, now, cost, "limits")
-        return cluster.ask(host, np.array([self._keeper]), now, self.costs.ask_watch * 1e-6, cost, "limits")
+            yield self.cluster.node(host, self.loop.now, cost, "limits")
+        else:
+            yield from self.cluster.ask(host, np.array([self._keeper]), self.costs.ask_watch * 1e-6, cost, "limits")
 
     def _tell_keeper(self, homes: Index) -> None:
         if not self.job.limited:
@@ -137,7 +137,7 @@ class Stream:
             self._changed[home] = False
             yield self.cluster.node(home, self.loop.now, self.costs.holds(self.job.hosts), "limits")
             told = self.costs.keeper_told(self.job.hosts) + self.costs.home_watch * 1e-6
-            yield self._ask_keeper(home, told)
+            yield from self._ask_keeper(home, told)
         self._telling[home] = False
 
     # consuming
@@ -157,7 +157,7 @@ class Stream:
             rows = Rows.together([each for _, each in told])
             yield cluster.client(host, self.loop.now + job.local_s, costs.client_consume.each * len(rows) * 1e-6)
             if job.row_bytes:
-                yield self._read(host, rows)
+                yield from self._read(host, rows)
             self.delivered.append((began, self.loop.now, len(rows)))
             yield from self._ack(host, told, rows)
 
@@ -178,8 +178,9 @@ class Stream:
         job, costs, cluster, first = self.job, self.costs, self.cluster, True
         others = cluster.others(host)
         while True:
-            own = cluster.node(host, self.loop.now, costs.gather_look(job.hosts) + cluster.look * job.hosts, "watch")
-            yield self._watch(host, others, own)
+            looks = costs.gather_look(job.hosts) + cluster.look * job.hosts
+            yield cluster.node(host, self.loop.now, looks, "watch")
+            yield from self._watch(host, others)
             ready = self.homes.ready.copy()
             if int(ready.sum()) >= job.least:
                 told = yield from self._collect(host, ready)
@@ -187,20 +188,19 @@ class Stream:
                     return told
                 continue
             short = -(-(job.least - int(ready.sum())) // job.hosts)
-            yield self._watch(host, others, self.loop.now)
+            yield from self._watch(host, others)
             if int(self.homes.ready.sum()) < int(ready.sum()) + short:
                 signal, self._numbers = Signal(), self._numbers + 1
                 heapq.heappush(self._waiting, (int(ready.sum()) + short, self._numbers, signal))
                 yield signal
             half = np.full(len(others), costs.home_watch / 2 * 1e-6)  # nobody waits any more: told to all
-            yield cluster.ask(host, others, self.loop.now, costs.ask_watch / 2 * 1e-6, half, "watch")
+            yield from cluster.ask(host, others, costs.ask_watch / 2 * 1e-6, half, "watch")
 
-    def _watch(self, host: int, others: Index, when: float) -> float:
+    def _watch(self, host: int, others: Index) -> Process:
         """All homes say how many rows they would give."""
         shown = np.minimum(self.homes.ready[others], WINDOW) * self.costs.shown.each
-        return self.cluster.ask(
-            host, others, when, self.costs.ask_watch * 1e-6, (self.costs.home_watch + shown) * 1e-6, "watch"
-        )
+        at_home = (self.costs.home_watch + shown) * 1e-6
+        yield from self.cluster.ask(host, others, self.costs.ask_watch * 1e-6, at_home, "watch")
 
     def _wake(self) -> None:
         total = int(self.homes.ready.sum())
@@ -227,7 +227,7 @@ class Stream:
             return told
         for home, given in told:
             cost = self.costs.home_ack(len(given))
-            yield self.cluster.ask(host, np.array([home]), self.loop.now, self.costs.ask_ack(0), cost, "take")
+            yield from self.cluster.ask(host, np.array([home]), self.costs.ask_ack(0), cost, "take")
             self.homes.take_back(home, given)
         self._wake()
         return []
@@ -251,12 +251,12 @@ class Stream:
             cost = self.costs.home_take(rows) if rows else self.costs.home_watch * 1e-6
             cost += self.costs.shown(max(0, min(left, WINDOW) - rows))
             ask = self.costs.ask_take(rows)
-            yield self.cluster.ask(host, np.array([home]), self.loop.now, ask, cost, "take")
+            yield from self.cluster.ask(host, np.array([home]), ask, cost, "take")
         return given
 
     # payload, and the end
 
-    def _read(self, host: int, rows: Rows) -> float:
+    def _read(self, host: int, rows: Rows) -> Process:
         """The columns of these rows come here from where they are; when the last is there."""
         job, costs, cluster, now = self.job, self.costs, self.cluster, self.loop.now
         done = [now + costs.get_s_gb * len(rows) * job.row_bytes / 1e9]
@@ -266,26 +266,25 @@ class Stream:
             each = len(shards) / len(owners)
             cluster.messages["read"] += 2.0 * len(shards) - len(owners)
             send = np.full(len(owners), each * costs.send_shard * 1e-6)
-            asked = cluster.ask(host, owners, now, each * costs.read_shard * 1e-6, send, "read")
+            yield from cluster.ask(host, owners, each * costs.read_shard * 1e-6, send, "read")
             done += [
-                cluster.links.bring(int(owner), host, asked, float(count) * job.row_bytes)
+                cluster.links.bring(int(owner), host, self.loop.now, float(count) * job.row_bytes)
                 for owner, count in zip(owners, counts, strict=True)
             ]
-        return max(done)
+        yield max(done)
 
     def _ack(self, host: int, told: Granted, rows: Rows) -> Process:
         job, costs, cluster = self.job, self.costs, self.cluster
         yield cluster.client(host, self.loop.now, costs.client_ack(len(rows))) + job.local_s
         away = [(home, given) for home, given in told if home != host]
-        done = self.loop.now
         if len(away) < len(told):
-            done = cluster.node(host, done, costs.ack(sum(len(g) for h, g in told if h == host)), "ack")
+            own = sum(len(given) for home, given in told if home == host)
+            yield cluster.node(host, self.loop.now, costs.ack(own), "ack")
         if away:
             homes = np.array([home for home, _ in away])
             at_home = np.array([costs.home_ack(len(given)) for _, given in away])
-            done = cluster.ask(host, homes, done, costs.ask_ack(0), at_home, "ack")
-        done = self._settle(told, done)
-        yield done
+            yield from cluster.ask(host, homes, costs.ask_ack(0), at_home, "ack")
+        yield self._settle(told, self.loop.now)
         self.homes.ack(rows)
         self.loop.raise_signal(self._acked)
         if job.limited:
