@@ -65,15 +65,18 @@ def bookkeeping(scratch: Path) -> list[Row]:
     ]
 
 
-def flow(addresses: list[str], workers: int = _WORKERS) -> dict[str, Any]:
-    """The figures of one run: so many producers and consumers, over these nodes."""
+def flow(
+    addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, first: str = ""
+) -> dict[str, Any]:
+    """The figures of one run: so many producers and consumers, of so many blocks each, over these nodes. `first`: what their processes do
+    before anything else."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(address)) for address in addresses]
         if len(planes) > 1:
             together(planes)
         pids = [plane.stats().pid for plane in planes]
         stream = planes[0].stream("flow", tasks=[_TASK])
-        working = [_Worker(addresses[number % len(addresses)], number) for number in range(workers)]
+        working = [_Worker(addresses[number % len(addresses)], number, blocks, first) for number in range(workers)]
         for worker in working:
             worker.hear()
         before = [_spent(pid) for pid in pids], _counted(planes)
@@ -85,7 +88,7 @@ def flow(addresses: list[str], workers: int = _WORKERS) -> dict[str, Any]:
         stream.close()
         told = [json.loads(worker.hear()) for worker in working]
         took = time.perf_counter() - began
-        rows = workers * BLOCKS * BLOCK
+        rows = workers * blocks * BLOCK
         spent = [_spent(pid) - each for pid, each in zip(pids, before[0], strict=True)]
         messages = [now - then for now, then in zip(_counted(planes), before[1], strict=True)]
         delivered = stream.stats()["task"][_TASK]["delivered"]
@@ -119,8 +122,9 @@ def _spent(pid: int) -> float:
 class _Worker:
     """A process that produces and consumes, told so over its standard input."""
 
-    def __init__(self, address: str, number: int) -> None:
-        command = [sys.executable, "-c", "from bench.host_streams import work; work()", address, str(number)]
+    def __init__(self, address: str, number: int, blocks: int, first: str) -> None:
+        script = f"{first}; from bench.host_streams import work; work()".removeprefix("; ")
+        command = [sys.executable, "-c", script, address, str(number), str(blocks)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def hear(self) -> str:
@@ -137,10 +141,10 @@ class _Worker:
 
 def work() -> None:
     """What a worker's process does."""
-    asyncio.run(_work(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(_work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 
 
-async def _work(address: str, number: int) -> None:
+async def _work(address: str, number: int, blocks: int) -> None:
     async with dp.aio.connect(address) as plane:
         stream = await plane.stream("flow")
         columns = {"x": np.zeros(BLOCK, np.float32)}
@@ -150,8 +154,8 @@ async def _work(address: str, number: int) -> None:
 
         async def produce() -> float:
             waited = 0.0
-            for block in range(BLOCKS):
-                first = (number * BLOCKS + block) * (BLOCK // GROUP)
+            for block in range(blocks):
+                first = (number * blocks + block) * (BLOCK // GROUP)
                 groups = np.repeat(np.arange(first, first + BLOCK // GROUP), GROUP).tolist()
                 since = time.perf_counter()
                 await stream.append(columns, group=groups)

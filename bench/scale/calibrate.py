@@ -22,6 +22,7 @@ import dataplane as dp
 from bench.namespaces import Host, nodes, together
 from bench.scale import parts
 from bench.scale.costs import Costs, Line
+from bench.scale.still import still
 from dataplane.cluster.placement import Placement
 from dataplane.stream.choosing import _WINDOW
 
@@ -37,7 +38,8 @@ Found = dict[str, list[float]]
 
 def loopback(count: int, directory: Path, memory: str = "256MiB") -> Any:
     """So many nodes on this machine's loopback, with a key, as they would be started on hosts."""
-    return nodes([("", "127.0.0.1")] * count, directory, memory=memory, options=_SMALL)
+    ends = [("", "127.0.0.1")] * count
+    return nodes(ends, directory, memory=memory, options=_SMALL, command="bench.scale.still")
 
 
 def spent(pid: int) -> float:
@@ -183,6 +185,7 @@ async def _gets(hosts: list[Host], calls: int = 300) -> list[float]:
 
 def measure() -> tuple[Costs, dict[str, Any]]:
     """The costs, and what they were made of."""
+    still()
     with tempfile.TemporaryDirectory() as scratch:
         with loopback(2, Path(scratch), memory="1GiB") as hosts:
             _together(hosts)

@@ -20,7 +20,11 @@ from bench.scale.job import Job
 from bench.scale.streams import Stream
 
 HOSTS = (1, 2, 4, 8)
+_BLOCKS = {1: 400, 2: 240, 4: 150, 8: 100}
+"""Of each process: long enough that starting does not count."""
+
 _RUNS = 3
+_FIRST = "from bench.scale.still import still; still()"
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ class Compared:
 def real(hosts: int) -> dict[str, Any]:
     """One run of real nodes."""
     with tempfile.TemporaryDirectory() as scratch, loopback(hosts, Path(scratch)) as nodes:
-        return host_streams.flow([node.address for node in nodes], workers=hosts)
+        return host_streams.flow([node.address for node in nodes], hosts, _BLOCKS[hosts], _FIRST)
 
 
 def modelled(hosts: int, costs: Costs, cores: int) -> dict[str, float]:
     """The same in simulated time."""
-    job = Job(hosts, appends=host_streams.BLOCKS, ahead=1 << 20, cores=cores, latency_s=0.0, seconds=3600)
+    job = Job(hosts, appends=_BLOCKS[hosts], ahead=1 << 20, cores=cores, latency_s=0.0, seconds=3600)
     stream = Stream(job, costs)
     while not stream.over:
         stream.loop.run(stream.loop.now + 0.01)
@@ -73,7 +77,7 @@ def compare(costs: Costs, cores: int = 2) -> list[Compared]:
         used = statistics.median(run["cores_used"] for run in runs)
         rows_s = statistics.median(run["rows_s"] for run in runs)
         asked = statistics.median(sum(run["messages"]) / 2 for run in runs)
-        rows = hosts * host_streams.BLOCKS * host_streams.BLOCK
+        rows = hosts * _BLOCKS[hosts] * host_streams.BLOCK
         modelled_cores = model["us"] * model["rows_s"] / 1e6
         found.append(
             Compared(
