@@ -37,7 +37,9 @@ class Controller:
     def capacity_rows_s(self) -> float:
         """Rows a second beyond which it does not keep up, whatever the hosts: of its processor and of its link."""
         job, costs = self.job, self.costs
-        each = (costs.home_append(job.block) + costs.home_ack(job.block)) / job.block + costs.home_take(job.want) / job.want
+        each = (costs.home_append(job.block) + costs.home_ack(job.block)) / job.block + costs.home_take(
+            job.want
+        ) / job.want
         nbytes = job.row_bytes if self.payload else 0.0
         each += nbytes / 1e9 * (costs.put_s_gb + costs.get_s_gb)
         return min(1 / each, job.link_bytes_s / nbytes if nbytes else float("inf"))

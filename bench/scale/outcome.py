@@ -49,8 +49,6 @@ class Outcome:
     delivery_ms: float
     first: str
     """What is nearest to its limit."""
-    carries_rows_s: float
-    """A host, about: where the busiest node would be full if what rows cost grew with them."""
     walls: list[str]
     controller_rows_s: float
     controller_payload_rows_s: float
@@ -88,9 +86,6 @@ def simulate(job: Job, costs: Costs) -> Outcome:
     ways = (cluster.links.out, cluster.links.into)
     link = max(float((way.busy - before).max()) for way, before in zip(ways, links, strict=True)) / took
     rows_s = (stream.homes.acked - acked) / took
-    fixed = by_kind.get("greet", 0.0)
-    with_rows = max(float(node.max()) - fixed, 1e-12)
-    offered = job.rows_s if job.rows_s is not None else rows_s / job.hosts
     return Outcome(
         job=asdict(job),
         rows_s=rows_s,
@@ -103,7 +98,6 @@ def simulate(job: Job, costs: Costs) -> Outcome:
         append_ms=_median_ms([ended - began for began, ended in stream.appended]),
         delivery_ms=_median_ms([ended - began for began, ended, _ in stream.delivered]),
         first=_first(node, client, link, by_kind),
-        carries_rows_s=max(0.0, 1 - fixed) / with_rows * offered,
         walls=walls(job.hosts),
         controller_rows_s=Controller(job, costs).capacity_rows_s(),
         controller_payload_rows_s=Controller(job, costs, payload=True).capacity_rows_s(),

@@ -197,7 +197,8 @@ class Stream:
             yield from cluster.ask(host, others, costs.ask_watch / 2 * 1e-6, half, "watch")
 
     def _watch(self, host: int, others: Index) -> Process:
-        """All homes say how many rows they would give."""
+        """All homes say how many rows they would give, the one here too."""
+        yield self.cluster.node(host, self.loop.now, self.costs.home_watch * 1e-6, "watch")
         shown = np.minimum(self.homes.ready[others], WINDOW) * self.costs.shown.each
         at_home = (self.costs.home_watch + shown) * 1e-6
         yield from self.cluster.ask(host, others, self.costs.ask_watch * 1e-6, at_home, "watch")
