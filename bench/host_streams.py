@@ -66,8 +66,8 @@ def bookkeeping(scratch: Path) -> list[Row]:
 
 
 def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, first: str = "") -> dict[str, Any]:
-    """The figures of one run: so many producers and consumers, of so many blocks each, over these nodes. `first`: what their processes do
-    before anything else."""
+    """The figures of one run: so many producers and consumers, of so many blocks each, over these nodes. `first`: what
+    their processes do before anything else."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(address)) for address in addresses]
         if len(planes) > 1:

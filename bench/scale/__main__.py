@@ -1,7 +1,7 @@
 """Where more hosts meet their first bottleneck: a table, JSON and a picture; the same for the same seed and costs.
 
-`python -m bench.scale` simulates; with `--calibrate` the costs of this machine are measured first, and with `--validate`
-the model is held against real nodes here.
+`python -m bench.scale` simulates; with `--calibrate` the costs of this machine are measured, and with `--validate` the
+model is held against real nodes here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         print(f"costs written to {chosen.costs or costs.MEASURED}")
     known, of = costs.read(chosen.costs)
     print(f"costs of {of['cpu']}, {of['cores']} cores, commit {of['commit']}, {of['when']}")
-    extra = {}
+    extra: dict[str, object] = {}
     if chosen.validate:
         from bench.scale import validate
 

@@ -1,5 +1,5 @@
-"""What the model's costs are on this machine: short runs of real nodes on loopback, one client, and the processor time of
-each process that a call took part in.
+"""What the model's costs are on this machine: short runs of real nodes on loopback, one client, and the processor time
+of each process that a call took part in.
 
 Rows have their homes on the client's node, or all on the other: so what a home costs is told from what asking it does.
 Each is measured with few rows a call and with many, which gives what a call costs and what a row does.

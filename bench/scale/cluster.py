@@ -1,7 +1,7 @@
-"""The hosts of a simulation: their nodes' processors by what they are spent on, their links, what they say to each other.
+"""The hosts of a simulation: their nodes' processors by what they are spent on, their links, what they ask.
 
-A node is one thread; so is a client. What goes to many nodes at once is one event: each of them serves it in the order in
-which it comes. So is what a node has to greet in a twentieth of a second.
+A node is one thread; so is a client. What goes to many nodes at once is one event: each of them serves it in the order
+in which it comes. So is what a node has to greet in a twentieth of a second.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Cluster:
         self.messages[what] += len(homes)
         each = ask + 3 * self.look
         done = self.node(host, self.loop.now, each / 2 * len(homes), what)
-        sent = done - each / 2 * np.arange(len(homes) - 1, -1, -1.0)
+        sent: Floats = done - each / 2 * np.arange(len(homes) - 1, -1, -1, dtype=np.float64)
         costs = costs + 2 * self.look
         self.spent[what][homes] += costs
         answered = self.processors.many(homes, sent + self.job.latency_s, costs)

@@ -1,4 +1,4 @@
-"""The same job with one controller, a process that holds all metadata: every append, delivery and ack passes through it.
+"""The same job with one controller, a process that holds all metadata: every append, delivery and ack passes it.
 With `payload`, so does every byte.
 
 It is charged what a home of this library is charged for the same, so what differs is that there is one. Nothing else is

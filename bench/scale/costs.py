@@ -1,4 +1,4 @@
-"""What things cost, in microseconds of a processor unless their names say otherwise: measured by `calibrate`, kept as JSON.
+"""What things cost, in microseconds of a core unless their names say otherwise: measured by `calibrate`, kept in JSON.
 
 What always holds: a file that lacks a cost, or has one below 0, is refused with the line that measures them again.
 """

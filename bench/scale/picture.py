@@ -1,4 +1,4 @@
-"""The figures as a picture: how busy nodes are by hosts, and what of it is what; and rows a second beside a controller's."""
+"""The figures as a picture: how busy nodes are, by hosts, and rows a second beside a controller's."""
 
 from __future__ import annotations
 

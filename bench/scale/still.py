@@ -1,5 +1,5 @@
-"""Nodes and clients that sleep at once when they have nothing to do: `python -m bench.scale.still node ...` is `dataplane
-node`, so.
+"""Nodes and clients that sleep at once when they have nothing to do: `python -m bench.scale.still node ...` is
+`dataplane node`, so.
 
 Else a process that waits for an answer looks for it for up to 400 microseconds (`dataplane.wire.polling`), which counts
 as processor time though a busy process would have none to look in, and the sum of a call's costs would be mostly that.

@@ -1,7 +1,8 @@
-"""A stream of this library on the hosts of a simulation: appends split over homes, deliveries gathered from them, acks told
-to who stores the columns; with a limit, one node that keeps it.
+"""A stream of this library on the hosts of a simulation: appends split over homes, deliveries gathered from them, acks
+told to who stores the columns; with a limit, one node that keeps it.
 
-It does in the order of `dataplane.node` what that does, where it asks others: `bringing`, `gathering`, `telling`, `limits`.
+It does in the order of `dataplane.node` what that does, where it asks others: `bringing`, `gathering`, `telling`,
+`limits`.
 Left out: tables, extends, leases that end, rows that move, a client's own sampler.
 """
 
@@ -175,7 +176,7 @@ class Stream:
         return self.costs.take(rows) + self.costs.shown(max(0, min(ready, WINDOW) - rows))
 
     def _gather(self, host: int) -> Process:
-        job, costs, cluster, first = self.job, self.costs, self.cluster, True
+        job, costs, cluster = self.job, self.costs, self.cluster
         others = cluster.others(host)
         while True:
             looks = costs.gather_look(job.hosts) + cluster.look * job.hosts
@@ -210,7 +211,8 @@ class Stream:
 
     def _collect(self, host: int, ready: Index) -> Process:
         """Grants of enough rows or, where others were faster, none."""
-        job, told, count = self.job, [], 0
+        job, count = self.job, 0
+        told: Granted = []
         for home in self._in_order(host, ready):
             if job.want - count < job.group:
                 break
@@ -304,6 +306,6 @@ class Stream:
             return when
         cluster = self.cluster
         cluster.messages["settle"] += len(homes)
-        cost = (self.costs.settle.base + self.costs.settle.each * counts) * 5e-7
+        cost = (self.costs.settle.base + self.costs.settle.each * counts.astype(np.float64)) * 5e-7
         said = cluster.each(homes, when, cost + 3 * cluster.look, "settle")
         return cluster.each(owners, said + self.job.latency_s, cost + cluster.look, "settle") + self.job.latency_s

@@ -1,8 +1,8 @@
 """The model against real nodes: 1 to 8 of them on loopback, each with a process that appends and consumes, all on the
 cores of this machine, and the same in simulated time.
 
-What is compared is the nodes' and clients' processor time a row, which others on the machine disturb little, the requests
-between nodes, and the rows a second, with as many cores as the run was given (others may have had the rest).
+What is compared is the nodes' and clients' processor time a row, which others on the machine disturb little, the
+requests between nodes, and the rows a second, with as many cores as the run was given (others may have had the rest).
 """
 
 from __future__ import annotations

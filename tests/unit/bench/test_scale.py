@@ -1,4 +1,4 @@
-"""The model of many hosts: its queues do what is known of queues, nothing is lost in it, and it is the same each time."""
+"""The model of many hosts: its queues do what is known of queues, nothing is lost in it, and it is the same twice."""
 
 from __future__ import annotations
 
