@@ -44,9 +44,9 @@ def bookkeeping(scratch: Path) -> list[Row]:
     ratios, shares, four_costs, one_costs, messages = [], [], [], [], []
     for _ in range(RUNS):
         with switch(4) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
-            four = _flow([host.address for host in hosts])
+            four = flow([host.address for host in hosts])
         with dp.connect(config=dp.NodeConfig(memory="256MiB", spill=0, prewarm=0)) as plane:
-            one = _flow([plane.address])
+            one = flow([plane.address])
         ratios.append(four["rows_s"] / one["rows_s"])
         shares.append(max(four["messages"]) / (sum(four["messages"]) / 4))
         messages.append(sum(four["messages"]) / 2 / (_WORKERS * BLOCKS))  # each is one's question and another's answer
@@ -65,33 +65,34 @@ def bookkeeping(scratch: Path) -> list[Row]:
     ]
 
 
-def _flow(addresses: list[str]) -> dict[str, Any]:
-    """The figures of one run: four producers and consumers, over these nodes."""
+def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, first: str = "") -> dict[str, Any]:
+    """The figures of one run: so many producers and consumers, of so many blocks each, over these nodes. `first`: what
+    their processes do before anything else."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(address)) for address in addresses]
         if len(planes) > 1:
             together(planes)
         pids = [plane.stats().pid for plane in planes]
         stream = planes[0].stream("flow", tasks=[_TASK])
-        workers = [_Worker(addresses[number % len(addresses)], number) for number in range(_WORKERS)]
-        for worker in workers:
+        working = [_Worker(addresses[number % len(addresses)], number, blocks, first) for number in range(workers)]
+        for worker in working:
             worker.hear()
         before = [_spent(pid) for pid in pids], _counted(planes)
         began = time.perf_counter()
-        for worker in workers:
+        for worker in working:
             worker.tell("go")
-        for worker in workers:
+        for worker in working:
             worker.hear()
         stream.close()
-        told = [json.loads(worker.hear()) for worker in workers]
+        told = [json.loads(worker.hear()) for worker in working]
         took = time.perf_counter() - began
-        rows = _WORKERS * BLOCKS * BLOCK
+        rows = workers * blocks * BLOCK
         spent = [_spent(pid) - each for pid, each in zip(pids, before[0], strict=True)]
         messages = [now - then for now, then in zip(_counted(planes), before[1], strict=True)]
         delivered = stream.stats()["task"][_TASK]["delivered"]
         stream.drop()
         assert sum(each["rows"] for each in told) == rows, "each was given once"
-        for worker in workers:
+        for worker in working:
             worker.end()
     return {
         "rows_s": rows / took,
@@ -119,8 +120,9 @@ def _spent(pid: int) -> float:
 class _Worker:
     """A process that produces and consumes, told so over its standard input."""
 
-    def __init__(self, address: str, number: int) -> None:
-        command = [sys.executable, "-c", "from bench.host_streams import work; work()", address, str(number)]
+    def __init__(self, address: str, number: int, blocks: int, first: str) -> None:
+        script = f"{first}; from bench.host_streams import work; work()".removeprefix("; ")
+        command = [sys.executable, "-c", script, address, str(number), str(blocks)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def hear(self) -> str:
@@ -137,10 +139,10 @@ class _Worker:
 
 def work() -> None:
     """What a worker's process does."""
-    asyncio.run(_work(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(_work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 
 
-async def _work(address: str, number: int) -> None:
+async def _work(address: str, number: int, blocks: int) -> None:
     async with dp.aio.connect(address) as plane:
         stream = await plane.stream("flow")
         columns = {"x": np.zeros(BLOCK, np.float32)}
@@ -150,8 +152,8 @@ async def _work(address: str, number: int) -> None:
 
         async def produce() -> float:
             waited = 0.0
-            for block in range(BLOCKS):
-                first = (number * BLOCKS + block) * (BLOCK // GROUP)
+            for block in range(blocks):
+                first = (number * blocks + block) * (BLOCK // GROUP)
                 groups = np.repeat(np.arange(first, first + BLOCK // GROUP), GROUP).tolist()
                 since = time.perf_counter()
                 await stream.append(columns, group=groups)

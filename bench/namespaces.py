@@ -125,17 +125,24 @@ class Host:
     other nodes. It does not hear Ctrl-C: who started it does, and stops it."""
 
     def __init__(
-        self, end: End, key: Path, others: Sequence[Host] = (), memory: str = "2GiB", options: Sequence[str] = ()
+        self,
+        end: End,
+        key: Path,
+        others: Sequence[Host] = (),
+        memory: str = "2GiB",
+        options: Sequence[str] = (),
+        command: str = "dataplane.cli",
     ) -> None:
-        """Raises RuntimeError where the node does not start: with what it said."""
+        """`command`: the module that has the command `node`. Raises RuntimeError where the node does not start: with
+        what it said."""
         self.name, self.ip = end
-        command = [*inside(self.name), sys.executable, "-m", "dataplane.cli", "node", "--memory", memory]
-        command += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
+        started = [*inside(self.name), sys.executable, "-m", command, "node", "--memory", memory]
+        started += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
         if others:
-            command += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
+            started += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
         self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
+            self.process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
         assert self.process.stdout is not None, "it was asked for"
         self.address = self.process.stdout.readline().strip().partition("=")[2]
         if not self.address:
