@@ -89,7 +89,7 @@ def _trace(chosen: argparse.Namespace) -> Trace:
     name = {"video": "video_understanding_7b"}.get(chosen.workload, chosen.workload)
     if name in TASKS:
         return generate(
-            name, prompts=chosen.prompts or 8, samples=chosen.samples or 4, steps=chosen.steps or 3, seed=chosen.seed
+            name, prompts=chosen.prompts or 8, samples=chosen.samples or 4, steps=chosen.steps or 2, seed=chosen.seed
         )
     if not Path(name).exists():
         raise ValueError(f"{name} is no file, and none of the tasks: {', '.join(TASKS)}")
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add("workload", nargs="?", default="video_understanding_7b", help="a task, or a trace file (%(default)s)")
     add("--prompts", type=_count, help="a step, of a task (8)")
     add("--samples", type=_count, help="responses to a prompt (4; a file's own)")
-    add("--steps", type=_count, help="(3; of a file, all)")
+    add("--steps", type=_count, help="(2; of a file, all)")
     add("--seed", type=int, default=0, help="of a task's trace (%(default)s)")
     add("--mode", choices=["sync", "async", "both"], default="both", help="(%(default)s)")
     add("--max-lag", type=_count, default=1, help="asynchronous: policy versions a row may be old (%(default)s)")
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a token of a row (%(default)s)",
     )
     add("--train-token-seconds", type=_positive, default=pace.train_token_s, help="a token of a row (%(default)s)")
-    add("--speed", type=_positive, default=4.0, help="times as fast as the job (%(default)s)")
+    add("--speed", type=_positive, default=2.0, help="times as fast as the job (%(default)s)")
     add("--payload-scale", type=_positive, default=0.25, help="part of the pixels that rows carry (%(default)s)")
     add("--memory", default="1GiB", help="the node's budget (%(default)s)")
     add("--spill", help="its disk budget (four times that, at most half of what is free)")

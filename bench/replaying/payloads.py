@@ -49,7 +49,7 @@ def fill(out: npt.NDArray[Any], number: int) -> None:
 def tokens(count: int, number: int) -> npt.NDArray[np.int64]:
     """Those of prompt or row `number`."""
     begin = number * 977 % (len(_tokens()) // 2)
-    made = np.resize(_tokens()[begin:], count)
+    made = np.take(_tokens(), np.arange(begin, begin + count), mode="wrap")
     made[:1] = number
     return made
 

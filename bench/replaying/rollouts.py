@@ -124,25 +124,24 @@ class _Worker:
     async def _append(self, prompt: _Prompt) -> None:
         """The rows of a prompt, all of which are made."""
         with self._spent.on("room"):
-            columns = self._made(prompt.rows)
-            rows: dict[str, Any] | dp.BatchRef = columns
-            if prompt.stored is not None:
-                stored, columns["sums"][:, COLUMNS.index("pixel_values")] = await prompt.stored
-                made = await self._plane.put(columns, timeout=PATIENCE_S)
+            stored, of_pixels = (None, 0) if prompt.stored is None else await prompt.stored
+            rows: dict[str, Any] | dp.BatchRef = self._made(prompt.rows, of_pixels)
+            if stored is not None:
+                made = await self._plane.put(rows, timeout=PATIENCE_S)
                 rows = stored.repeat(len(prompt.rows)).union(made)
             keys = [str(row) for row in prompt.rows]
             group = f"{prompt.step}.{prompt.number}"
             await self._stream.append(rows, keys=keys, group=group, version=prompt.version, timeout=PATIENCE_S)
         self._pipe.send(Did(self._name, "rollout", prompt.rows, prompt.began, time.monotonic()))
 
-    def _made(self, rows: list[int]) -> dict[str, Any]:
-        """What is of each response: its columns, but for the pixels."""
+    def _made(self, rows: list[int], of_pixels: int) -> dict[str, Any]:
+        """What is of each response: its columns, but for the pixels; and the checksums, with theirs."""
         columns: dict[str, Any] = {
             "input_ids": [payloads.tokens(count, row) for row, count in zip(rows, self._plan.tokens[rows], strict=True)]
         }
         for name, of in (("response_ids", payloads.tokens), ("log_probs", payloads.floats)):
             columns[name] = [of(int(self._plan.response_tokens[row]), row) for row in rows]
-        sums = np.zeros((len(rows), len(COLUMNS)), np.int64)
+        sums = np.full((len(rows), len(COLUMNS)), of_pixels, np.int64)
         for name, arrays in columns.items():
             sums[:, COLUMNS.index(name)] = [payloads.checksum(array) for array in arrays]
             self._spent.written += sum(array.nbytes for array in arrays)

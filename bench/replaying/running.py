@@ -21,7 +21,7 @@ from bench.replaying import ranks, rewards, rollouts
 from bench.replaying.implied import Times
 from bench.replaying.memory import Memory
 from bench.replaying.plan import Plan
-from bench.replaying.telling import Did, Ended, Failed, Policy, Ready
+from bench.replaying.telling import Did, Failed, Policy, Ready
 
 TASKS = ("reward", "reference", "train")
 LOOK_S = 0.1  # between two looks at memory and the stream
@@ -146,7 +146,7 @@ class _Replay:
 
 
 def check(plan: Plan, found: Replayed) -> None:
-    """Each row was made once, and seen once by each task, in the trainer's by each tensor-parallel rank. Raises Broken."""
+    """Each row was made once, and seen once by each task and tensor-parallel rank. Raises Broken."""
     everyone = list(range(plan.rows))
     for task, tps in (("rollout", 0), ("reward", 0), ("reference", plan.reference.tp), ("trainer", plan.trainer.tp)):
         for tp in range(max(1, tps)):
