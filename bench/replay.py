@@ -23,7 +23,7 @@ from typing import Any
 import dataplane as dp
 from bench.measure import Row, table, write_json
 from bench.replaying import report
-from bench.replaying.fitting import why_not
+from bench.replaying.fitting import room, why_not
 from bench.replaying.implied import implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for lag in ([0] * (chosen.mode != "async") + [chosen.max_lag] * (chosen.mode != "sync"))
     ]
     for plan in plans:
-        if reason := why_not(plan, config.memory_bytes, config.spill_bytes):
+        if reason := why_not(plan, *room(config)):
             print(f"{plan.name}: {reason}", file=sys.stderr)
             return 2
     return _replay(plans, config, chosen)

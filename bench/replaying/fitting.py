@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import psutil
 
+import dataplane as dp
 from bench.replaying.plan import Plan
 from dataplane.workloads.vision import PATCH_BYTES
 
@@ -14,6 +15,12 @@ PROCESS_BYTES = 150 << 20
 """What a process may have for itself."""
 
 _USED = 0.8  # of the memory's budget by what is read and written at once: the rest is for what waits
+
+
+def room(config: dp.NodeConfig) -> tuple[int, int]:
+    """The memory and the disk of a node of these settings, the disk no more than is free."""
+    there = next(path for path in (config.spill_path, *config.spill_path.parents) if path.exists())
+    return config.memory_bytes, min(config.spill_bytes, psutil.disk_usage(str(there)).free)
 
 
 def why_not(plan: Plan, memory: int, spill: int) -> str:

@@ -113,6 +113,8 @@ def _compute(
         rows = batch["row"].to_list()
         del batch
         numbers += rows
-        with spent.on("compute"):
-            time.sleep(max(0.0, there + int(plan.tokens[rows].sum()) * token_s - time.monotonic()))
+        now = time.monotonic()
+        seconds = there + int(plan.tokens[rows].sum()) * token_s - now
+        time.sleep(max(0.0, seconds))
+        spent.paused(seconds, now)
     return numbers

@@ -55,8 +55,9 @@ async def _judge(
     seconds = plan.reward_s[rows]
     for each in np.unique(seconds):
         of = np.flatnonzero(seconds == each)
-        with spent.on("compute"):
-            await asyncio.sleep(max(0.0, began + float(each) - time.monotonic()))
+        now = time.monotonic()
+        await asyncio.sleep(max(0.0, began + float(each) - now))
+        spent.paused(began + float(each) - now, now)
         with spent.on("room"):
             rewards = np.array([payloads.reward_of(int(row)) for row in rows[of]], np.float32)
             await stream.extend(delivery.ref[of], {"reward": rewards}, timeout=PATIENCE_S)

@@ -96,8 +96,9 @@ class _Worker:
                     prompt.began, prompt.version = time.monotonic(), self._policy.version
                     if self._plan.pixels:
                         prompt.stored = self._tasks.create_task(self._store(prompt))
-            with self._spent.on("compute"):
-                await asyncio.sleep(float(self._plan.made_s[row]))  # the engine's tokens, and the tools
+            began, seconds = time.monotonic(), float(self._plan.made_s[row])
+            await asyncio.sleep(seconds)  # the engine's tokens, and the tools
+            self._spent.paused(seconds, began)
             prompt.left -= 1
             if not prompt.left:
                 await self._append(prompt)

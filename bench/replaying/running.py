@@ -69,7 +69,9 @@ class _Replay:
         self._node = plane.stats().pid
         self._deadline = time.monotonic() + patience_s
         self._looked = 0.0
-        self._waiting = self._trained = self._done = 0  # rows of the updates that are over; and with those that expired
+        self._waiting = 0  # processes that are not ready yet
+        self._trained = 0  # rows of the updates that are over
+        self._told: Policy | None = None
         self._began = 0.0
 
     def run(self) -> None:
@@ -125,9 +127,9 @@ class _Replay:
     def _tell(self) -> None:
         """Rollout workers: the newest version, and how many rows are done with."""
         expired = self._stream.stats()["task"]["train"]["expired"] if self._plan.max_lag else 0
-        if (done := self._trained + expired) != self._done or not done:
-            self._done = done
-            policy = Policy(len(self.found.times.trained), done)
+        policy = Policy(len(self.found.times.trained), self._trained + expired)
+        if policy != self._told:
+            self._told = policy
             for name in self._rollouts:
                 self._processes.tell(name, policy)
 

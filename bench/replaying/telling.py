@@ -57,8 +57,9 @@ class Policy:
 @dataclass
 class Spent:
     """Seconds of one process by what it waited for, and bytes. `rows`: for rows to be ready; `room`: for its own bytes
-    to be written, or for room for them; `bytes`: for those of others to be read; `compute`: in the place of computing.
-    """
+    to be written, or for room for them; `bytes`: for those of others to be read; `ranks`: for each other; `policy`: for
+    the trainer; `compute`: in the place of computing; `late`: how much longer than that was meant to be, which is the
+    machine's own doing."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     read: int = 0
@@ -72,6 +73,12 @@ class Spent:
             yield
         finally:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
+
+    def paused(self, meant: float, began: float) -> None:
+        """A wait of so many seconds in the place of computing, which began then, is over."""
+        took = time.monotonic() - began
+        for what, seconds in (("compute", took), ("late", took - max(0.0, meant))):
+            self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
     def told(self) -> dict[str, float]:
         """As a report has it."""

@@ -17,7 +17,7 @@ import pytest
 import dataplane as dp
 from bench import replay
 from bench.replaying import payloads, report
-from bench.replaying.fitting import why_not
+from bench.replaying.fitting import room, why_not
 from bench.replaying.implied import error, implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
@@ -157,6 +157,14 @@ def test_a_disk_that_is_too_small_is_said() -> None:
     assert why_not(plan, 2 << 30, 16 << 30) == ""
 
 
+def test_no_more_disk_is_counted_on_than_is_free(tmp_path: Path) -> None:
+    free = psutil.disk_usage(str(tmp_path)).free
+    memory, disk = room(dp.NodeConfig(memory="64MiB", spill=4 * free, spill_dir=tmp_path / "not" / "there"))
+    assert memory == 64 << 20
+    assert disk < 2 * free  # others use the disk too
+    assert room(dp.NodeConfig(memory="64MiB", spill=4096, spill_dir=tmp_path)) == (64 << 20, 4096)
+
+
 def test_more_memory_than_is_free_is_said() -> None:
     plan = a_plan(a_step(0, [10]))
     assert "GiB of memory" in why_not(plan, 1 << 50, 0)
@@ -232,6 +240,14 @@ def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path)
         assert firsts[1] > times.trained[1]
     assert found.memory.total < 1.1 * (64 << 20) + (plan.processes + 1) * (150 << 20)
     assert {row.unit for row in report.rows(plan, expected, [found], 64 << 20)} == {"%", "MiB"}
+
+
+@pytest.mark.timeout(90)
+def test_rows_without_a_token_and_prompts_without_a_pixel_are_replayed(tmp_path: Path) -> None:
+    step = a_step(0, [0, 3, 0, 0], samples=2)
+    step = replace(step, patches=np.array([0, 4]), images=np.array([0, 1]), vision_tokens=np.array([0, 1]))
+    plan = a_plan(step, pace=Pace(speed=10), slots=2)
+    check(plan, run(plan, config(tmp_path), 60))
 
 
 @pytest.mark.timeout(90)
