@@ -12,6 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class _Play:
                 _, row, rows = queue.popleft()
                 self._free[worker] -= 1
                 self._versions.setdefault(rows[0], self._version)
-                self._after(float(self._plan.made_s[row]), lambda worker=worker, row=row: self._made(worker, row))
+                self._after(float(self._plan.made_s[row]), partial(self._made, worker, row))
 
     def _made(self, worker: int, row: int) -> None:
         self._free[worker] += 1
@@ -107,7 +108,7 @@ class _Play:
         self._latest = max(self._latest, self._versions[rows[0]])
         for each in rows:
             self._times.made[each] = self._now
-            self._after(float(self._plan.reward_s[each]), lambda each=each: self._rewarded(each))
+            self._after(float(self._plan.reward_s[each]), partial(self._rewarded, each))
         self._arrived.extend(rows)
         self._refer()
 
@@ -120,7 +121,7 @@ class _Play:
             rows = [self._arrived.popleft() for _ in range(min(self._plan.delivered, len(self._arrived)))]
             self._idle -= 1
             tokens = int(self._plan.tokens[rows].sum())
-            self._after(tokens * self._plan.reference_token_s, lambda rows=rows: self._referred(rows))
+            self._after(tokens * self._plan.reference_token_s, partial(self._referred, rows))
 
     def _referred(self, rows: list[int]) -> None:
         self._idle += 1
@@ -150,9 +151,9 @@ class _Play:
         self._training = True
         self._times.began.append(self._now)
         self._times.taken.append(rows)
-        self._after(self.train_s(rows), lambda: self._trained(len(rows)))
+        self._after(self._train_s(rows), partial(self._trained, len(rows)))
 
-    def train_s(self, rows: list[int]) -> float:
+    def _train_s(self, rows: list[int]) -> float:
         """Of the most loaded rank."""
         tokens = self._plan.tokens[rows]
         shares = balanced(tokens, self._plan.trainer.dp)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane.workloads import Step, Trace
 from dataplane.workloads.trace import Floats, Ints
@@ -154,8 +156,8 @@ class Plan:
 
     def patches(self, step: Step) -> Ints:
         """Of each prompt, scaled."""
-        scaled = np.ceil(step.patches * self.payload_scale)
-        return scaled.astype(np.int64)
+        scaled: Ints = np.ceil(step.patches * self.payload_scale).astype(np.int64)
+        return scaled
 
     def groups(self, step: int, worker: int) -> list[tuple[int, list[int]]]:
         """The prompts of a step that a worker makes responses to, and the numbers of those."""
@@ -171,5 +173,5 @@ class Plan:
         return text + 64 * step.responses + PATCH_BYTES * int(self.patches(step).sum())
 
 
-def _joined(arrays: list[Ints]) -> Ints:
+def _joined(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate([np.zeros(0, arrays[0].dtype), *arrays])

@@ -88,7 +88,7 @@ def stalls(run: Replayed) -> str:
 
 def content(plan: Plan, implied: Times, found: Sequence[Replayed]) -> dict[str, Any]:
     """For the JSON: the plan, and each run's figures."""
-    settings = {name: value for name, value in vars(plan).items() if isinstance(value, int | float)}
+    settings: dict[str, Any] = {name: value for name, value in vars(plan).items() if isinstance(value, int | float)}
     settings |= {name: asdict(getattr(plan, name)) for name in ("pace", "reference", "trainer")}
     settings |= {"trace": plan.trace.name, "steps": len(plan.trace.steps), "rows": plan.rows}
     return {"plan": settings, "implied": _times(plan, implied), "runs": [_run(plan, run) for run in found]}

@@ -201,7 +201,8 @@ class _Processes:
 
     def said(self, timeout: float) -> Iterator[Any]:
         """What processes say within the timeout; for one that ended otherwise than it should, that it did."""
-        for pipe in wait(list(self._running), timeout):
+        ready: list[Any] = list(wait(list(self._running), timeout))
+        for pipe in ready:
             name, process = self._running[pipe]
             try:
                 yield pipe.recv()
