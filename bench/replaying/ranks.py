@@ -107,9 +107,10 @@ def _compute(
         there = time.monotonic()
         if following is not None:
             plane.prefetch(following)
-        spent.read += payloads.check(batch, plan.columns)
-        if also is not None:
-            also(batch)
+        with spent.on("check"):
+            spent.read += payloads.check(batch, plan.columns)
+            if also is not None:
+                also(batch)
         rows = batch["row"].to_list()
         del batch
         numbers += rows

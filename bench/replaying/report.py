@@ -20,7 +20,7 @@ ERROR = 5.3
 """Per cent: PolyTrace (arXiv 2509.25279) replays with an accuracy of 94.7 %."""
 
 _MIB = 1 << 20
-_STALLS = ("rows", "room", "bytes", "ranks", "policy", "compute", "late")
+_STALLS = ("rows", "room", "bytes", "ranks", "policy", "check", "compute", "late")
 
 
 def rows(plan: Plan, implied: Times, found: Sequence[Replayed], budget: int) -> list[Row]:

@@ -49,7 +49,8 @@ async def _judge(
     began = time.monotonic()
     with spent.on("bytes"):
         batch = await delivery.get(timeout=PATIENCE_S)
-    spent.read += payloads.check(batch, _READS)
+    with spent.on("check"):
+        spent.read += payloads.check(batch, _READS)
     rows = batch["row"].numpy().copy()
     del batch  # nothing is held while the verdicts are awaited
     seconds = plan.reward_s[rows]

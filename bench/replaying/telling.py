@@ -58,8 +58,8 @@ class Policy:
 class Spent:
     """Seconds of one process by what it waited for, and bytes. `rows`: for rows to be ready; `room`: for its own bytes
     to be written, or for room for them; `bytes`: for those of others to be read; `ranks`: for each other; `policy`: for
-    the trainer; `compute`: in the place of computing; `late`: how much longer than that was meant to be, which is the
-    machine's own doing."""
+    the trainer; `check`: while checksums were compared; `compute`: in the place of computing, beyond that; `late`: how
+    much longer than that was meant to be, which is the machine's own doing."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     read: int = 0
