@@ -36,19 +36,19 @@ def measure(system: System, chosen: list[Workload], runs: int, given: Path | Non
         where = environment(system, given)
     except Missing as error:
         return found | {"error": str(error)}
-    for workload in chosen:
-        # a server of its own for each: what one leaves behind does not weigh on the next
-        with tempfile.TemporaryDirectory(dir=scratch) as own:
+    left = list(chosen)
+    while left:  # the same processes for all, and new ones after a failure
+        with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as own:
             try:
-                with Cycle(system.name, where.python, where.env, Path(own), workload.nbytes) as cycle:
+                with Cycle(system.name, where.python, where.env, Path(own), max(w.nbytes for w in chosen)) as cycle:
                     found["versions"] = cycle.versions
-                    found["workloads"][workload.name] = cycle.measure(workload, runs)
-                print(
-                    f"{system.title:<18} {workload.name:<20} {summary(found['workloads'][workload.name])}", flush=True
-                )
+                    while left:
+                        measured = cycle.measure(left[0], runs)
+                        print(f"{system.title:<18} {left[0].name:<20} {summary(measured)}", flush=True)
+                        found["workloads"][left.pop(0).name] = measured
             except Failed as error:
-                found["errors"][workload.name] = str(error)
-                print(f"{system.title:<18} {workload.name:<20} {error}", flush=True)
+                print(f"{system.title:<18} {left[0].name:<20} {error}", flush=True)
+                found["errors"][left.pop(0).name] = str(error)
     if not found["workloads"]:
         found["error"] = next(iter(found["errors"].values()))
     return found

@@ -51,7 +51,7 @@ def made(system: System) -> bool:
 
 def environment(system: System, given: Path | None = None, limit_s: float = INSTALL_S) -> Environment:
     """The system's: the interpreter that is given, the benchmark's own, or one that is made. Raises `Missing`."""
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    path = dict(system.env) | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     if given is not None or not system.packages:
         return Environment(given or Path(sys.executable), path)
     where = cache() / system.name

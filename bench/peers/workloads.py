@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.peers.work import Share
-from dataplane.workloads import generate
+from dataplane.workloads import generate, tables
 from dataplane.workloads.trace import Step
 
 PRODUCERS = CONSUMERS = 2
@@ -49,14 +49,19 @@ def workload(name: str, scale: float) -> Workload:
         what = f"{ROWS[name]} rows of {FIELDS} fields of {WIDTH} float32"
         return Workload(name, what, (share,) * PRODUCERS, 1)
     if name == "math":
-        step = generate("math_dapo_32b", steps=1, scale=min(1.0, 8 * scale)).steps[0]
+        step = _step("math_dapo_32b", min(1.0, 8 * scale), None)
         return Workload(name, f"{step.responses} rows of text of math_dapo_32b", _shares(step), 3)
     if name not in NAMES:
         raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     samples = 8 if name == "video" else 1
-    step = generate("video_understanding_7b", steps=1, scale=scale, samples=samples).steps[0]
+    step = _step("video_understanding_7b", scale, samples)
     what = f"{step.responses} rows, {samples} a prompt, of video_understanding_7b"
     return Workload(name, what, _shares(step), 3)
+
+
+def _step(task: str, scale: float, samples: int | None) -> Step:
+    prompts = max(PRODUCERS, round(scale * tables.task(task).prompts_per_step))  # each producer has one
+    return generate(task, prompts=prompts, samples=samples, steps=1).steps[0]
 
 
 def _shares(step: Step) -> tuple[Share, ...]:
@@ -71,7 +76,7 @@ def _shares(step: Step) -> tuple[Share, ...]:
 
 def largest_scale(available: int) -> float | None:
     """The largest power of a half at which the video task fits into that much memory; None where none does."""
-    for power in range(7):
+    for power in range(6):
         if workload("video", 0.5**power).memory_needed <= available:
             return 0.5**power
     return None

@@ -53,6 +53,8 @@ class System:
     packages: tuple[str, ...]
     #: Debian packages whose libraries are unpacked into the environment.
     libraries: tuple[str, ...] = ()
+    #: Of the environment of its processes.
+    env: tuple[tuple[str, str], ...] = ()
     #: How many times less seconds a step of the video task is to take with us.
     bound: float = 1.0
 
@@ -64,6 +66,8 @@ class System:
         return "; ".join(filter(None, [pip, apt]))
 
 
+#: A cluster of this host alone, while it is measured: its drivers need no token.
+_ALONE = (("RAY_AUTH_MODE", "disabled"), ("RAY_DEDUP_LOGS", "0"))
 _IBVERBS = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 _TRANSFER_QUEUE = ("TransferQueue==0.1.11", "torch==2.13.0", "tensordict==0.10.0", "ray==2.60.0")
 
@@ -71,8 +75,8 @@ SYSTEMS = {
     system.name: system
     for system in (
         System("dataplane", "dataplane", "ours", ()),
-        System("transferqueue", "TransferQueue", "transferqueue", _TRANSFER_QUEUE, bound=10),
-        System("ray", "Ray", "ray_objects", ("ray==2.60.0",), bound=2),
+        System("transferqueue", "TransferQueue", "transferqueue", _TRANSFER_QUEUE, env=_ALONE, bound=10),
+        System("ray", "Ray", "ray_objects", ("ray==2.60.0",), env=_ALONE, bound=2),
         System("mooncake", "Mooncake Store", "mooncake_store",
                ("mooncake-transfer-engine-non-cuda==0.3.13.post1",), _IBVERBS, bound=5),
         System("flight", "Arrow Flight", "flight", ("pyarrow>=18",)),

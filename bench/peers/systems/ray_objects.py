@@ -6,7 +6,6 @@ Each door is a driver of one cluster. References pass through one named actor: a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ class Server:
         room = max(told["nbytes"] * 3 // 2, 256 << 20)
         started = ray.init(
             num_cpus=4, include_dashboard=False, object_store_memory=room, log_to_driver=False,
-            namespace="bench", _temp_dir=told["scratch"],
+            namespace="bench", _temp_dir=told["scratch"], _node_ip_address="127.0.0.1",
         )  # fmt: skip
         self._book = ray.remote(Book).options(name="book", num_cpus=0).remote()
         ray.get(self._book.names.remote())
@@ -61,7 +60,6 @@ class Door:
     """A driver of the cluster."""
 
     def __init__(self, address: dict[str, Any]) -> None:
-        os.environ["RAY_DEDUP_LOGS"] = "0"
         ray.init(address=address["address"], namespace="bench", log_to_driver=False)
         self._book = ray.get_actor("book")
 

@@ -26,7 +26,7 @@ class Server:
     def __init__(self, told: dict[str, Any]) -> None:
         started = ray.init(
             num_cpus=16, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False,
-            namespace="bench", _temp_dir=told["scratch"],
+            namespace="bench", _temp_dir=told["scratch"], _node_ip_address="127.0.0.1",
         )  # fmt: skip
         tq.init()
         self.address = {"address": started["address"] if isinstance(started, dict) else started.address_info["address"]}
