@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from fractions import Fraction
@@ -101,8 +102,10 @@ def main() -> int:
         print(
             f"a part of {Fraction(scale)} of the tasks' prompts; {asked.runs} runs after one that warms up", flush=True
         )
+        load = [os.getloadavg()[0]]
         found = {n: measure(SYSTEMS[n], chosen, asked.runs, given.get(n), Path(scratch)) for n in (OURS, *names)}
         found[OURS] = pooled(found[OURS], measure(SYSTEMS[OURS], chosen, asked.runs, None, Path(scratch)))
+        load.append(os.getloadavg()[0])
     measured = {name: of["workloads"] for name, of in found.items()}
     rows = targets(measured)
     if rows:
@@ -111,7 +114,14 @@ def main() -> int:
         if "error" in of:
             print(f"{name}: not measured: {of['error']}" + (f"\n  to get it: {of['how']}" if of["how"] else ""))
     shown = {w.name: {"what": w.what, "nbytes": w.nbytes, "reads": w.reads} for w in chosen}
-    extra = {"scale": scale, "runs": asked.runs, "workloads": shown, "systems": found, "faster": faster(measured)}
+    extra = {
+        "scale": scale,
+        "runs": asked.runs,
+        "workloads": shown,
+        "systems": found,
+        "faster": faster(measured),
+        "load": load,
+    }
     write_json(asked.json, rows, json.loads(json.dumps(extra)))
     print(f"written to {asked.json}")
     return 0 if all(row.met for row in rows) else 1
