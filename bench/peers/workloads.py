@@ -60,7 +60,8 @@ def workload(name: str, scale: float) -> Workload:
 
 
 def _step(task: str, scale: float, samples: int | None) -> Step:
-    prompts = max(PRODUCERS, round(scale * tables.task(task).prompts_per_step))  # each producer has one
+    least = PRODUCERS if samples != 1 else PRODUCERS * CONSUMERS  # each producer has a row for each consumer
+    prompts = max(least, round(scale * tables.task(task).prompts_per_step))
     return generate(task, prompts=prompts, samples=samples, steps=1).steps[0]
 
 
