@@ -9,7 +9,6 @@ not be quiet. A system that is missing or fails is reported with the reason and 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from bench.measure import table, write_json
+from bench.measure import Row, table, write_json
 from bench.peers import environments, workloads
 from bench.peers.children import Failed
 from bench.peers.cycle import Cycle, summary
@@ -99,32 +98,32 @@ def main() -> int:
         except TooLittle as error:
             print(error, file=sys.stderr)
             return 2
-        print(
-            f"a part of {Fraction(scale)} of the tasks' prompts; {asked.runs} runs after one that warms up", flush=True
-        )
+        print(f"{Fraction(scale)} of the tasks' prompts; {asked.runs} runs after one that warms up", flush=True)
         load = [os.getloadavg()[0]]
-        found = {n: measure(SYSTEMS[n], chosen, asked.runs, given.get(n), Path(scratch)) for n in (OURS, *names)}
-        found[OURS] = pooled(found[OURS], measure(SYSTEMS[OURS], chosen, asked.runs, None, Path(scratch)))
-        load.append(os.getloadavg()[0])
-    measured = {name: of["workloads"] for name, of in found.items()}
-    rows = targets(measured)
+        found: dict[str, dict[str, Any]] = {}
+        for name in (OURS, *names, OURS):
+            measured = measure(SYSTEMS[name], chosen, asked.runs, given.get(name), Path(scratch))
+            found[name] = pooled(found[name], measured) if name in found else measured
+            load.append(os.getloadavg()[0])
+            about = {"scale": scale, "runs": asked.runs, "load": load}
+            rows = _keep(
+                asked.json, chosen, found, about
+            )  # after each: what was measured stays if the rest does not end
     if rows:
         print(table(rows))
     for name, of in found.items():
         if "error" in of:
             print(f"{name}: not measured: {of['error']}" + (f"\n  to get it: {of['how']}" if of["how"] else ""))
-    shown = {w.name: {"what": w.what, "nbytes": w.nbytes, "reads": w.reads} for w in chosen}
-    extra = {
-        "scale": scale,
-        "runs": asked.runs,
-        "workloads": shown,
-        "systems": found,
-        "faster": faster(measured),
-        "load": load,
-    }
-    write_json(asked.json, rows, json.loads(json.dumps(extra)))
     print(f"written to {asked.json}")
     return 0 if all(row.met for row in rows) else 1
+
+
+def _keep(path: Path, chosen: list[Workload], found: dict[str, dict[str, Any]], about: dict[str, Any]) -> list[Row]:
+    measured = {name: of["workloads"] for name, of in found.items()}
+    rows = targets(measured)
+    shown = {w.name: {"what": w.what, "nbytes": w.nbytes, "reads": w.reads} for w in chosen}
+    write_json(path, rows, about | {"workloads": shown, "systems": found, "faster": faster(measured)})
+    return rows
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def machine(content: dict[str, Any]) -> str:
     of = content["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in of.get("versions", {}).items())
     load = content.get("load")
-    busy = f", load {' to '.join(f'{value:.1f}' for value in load)}" if load else ""
+    busy = f", load average {min(load):.1f} to {max(load):.1f}" if load else ""
     return (
         f"{of['cores']} x {of['cpu']}, {of['memory_gib']} GiB, Linux {of['kernel']}, Python {of['python']}{busy};"
         f" commit {of['commit']}, {of['when']}; {versions}"

@@ -66,7 +66,7 @@ def test_figures_have_spread_machine_commit_and_versions(results: Path) -> None:
     assert "| put \\| get | 1.5 x | at least 2 | **not met** | 1.25 to 1.75, 3 runs |" in made
     assert "| Ray | 0.5000 | 0.5000 | 1.0000 (1.0000 to 1.5000) | 2.0 | 2.0000 | 1.00 | 0.250 | 512 |" in made
     assert "commit abc1234" in made
-    assert "load 0.5 to 1.2" in made
+    assert "load average 0.5 to 1.2" in made
     assert "ray 2.60.0" in made
 
 
