@@ -58,9 +58,10 @@ demo: $(STAMP) ## run the multimodal GRPO job
 demo-hosts: $(STAMP) ## run it over three hosts, of which one is killed
 	@$(BIN)/python -m examples.multi_host --kill
 
-bench: $(STAMP) ## measure put, get, spill, memory and streams on this machine
-	@$(BIN)/python -m bench.local
-	@$(BIN)/python -m bench.stream
+bench: $(STAMP) ## measure this machine, other systems beside ours, and write the report
+	@missed=0; for what in local stream peers report; do \
+		echo "-- bench.$$what"; $(BIN)/python -m bench.$$what || missed=1; \
+	done; exit $$missed
 
 bench-hosts: $(STAMP) ## measure hosts of network namespaces, as root
 	@$(BIN)/python -m bench.hosts

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 import dataplane as dp
-from bench import peers, workload
+from bench import workload
 from bench.measure import Row, row, table, timed, write_json
+from bench.peers import inside as peers
 
 RUNS = 7
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""What users would pick instead, on the same 288 MiB: rates of put and get, in one run with ours.
+"""Ray and TransferQueue used inside the benchmark's own process: 288 MiB, rates of put and get, in one run with ours.
 
 A peer is used through its own public calls, in the environment that runs the benchmark. One that is not installed, or
 fails, is reported so.

@@ -1,0 +1,117 @@
+"""A process of a measurement, a system's server, producer or consumer: `python -m bench.peers.process KIND SYSTEM`.
+
+It is told what to do in lines of JSON on standard input, and answers each with one on what was standard output; what
+the system prints goes to standard error. It ends when it is told to, or when its input does. Times are of the clock
+that all processes of a host share. Runs in the system's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TextIO
+
+from bench.peers import systems, work
+
+Answer = dict[str, Any]
+
+
+def _measured(act: Callable[[], Any]) -> tuple[Any, Answer]:
+    began, cpu = time.monotonic(), time.process_time()
+    made = act()
+    spent = time.process_time() - cpu
+    return made, {"began": began, "ended": time.monotonic(), "cpu_s": spent}
+
+
+class Stage:
+    """A producer or a consumer: one door."""
+
+    def __init__(self, system: str, address: dict[str, Any]) -> None:
+        self._door = systems.door(system, address)
+        self._made: work.Columns = {}
+        self._got: list[work.Columns] = []
+
+    def make(self, share: dict[str, Any], seed: int, parts: int) -> Answer:
+        """The rows, before anything is measured; what each part's checksum is."""
+        self._made = work.columns(work.share_of(share), seed)
+        return {
+            "nbytes": work.nbytes(self._made),
+            "digests": [work.digest(work.part(self._made, i, parts)) for i in range(parts)],
+        }
+
+    def put(self, name: str, parts: int) -> Answer:
+        """Store what was made."""
+        tokens, measured = _measured(lambda: self._door.put(name, self._made, parts))
+        return measured | {"tokens": list(tokens)}
+
+    def get(self, tokens: list[str]) -> Answer:
+        """The rows of each token, until arrays of them are at hand."""
+
+        def act() -> None:
+            for token in tokens:
+                self._got.append(self._door.get(token))
+
+        _, measured = _measured(act)
+        return measured
+
+    def read(self) -> Answer:
+        """Every byte of what was got, and let go of it; the checksum of each."""
+        digests, measured = _measured(lambda: [work.digest(columns) for columns in self._got])
+        self._got.clear()
+        return measured | {"digests": digests}
+
+    def drop(self, tokens: list[str]) -> Answer:
+        """Forget what was put."""
+        self._door.drop(tokens)
+        return {}
+
+    def close(self) -> Answer:
+        """Leave."""
+        self._got.clear()
+        self._door.close()
+        return {}
+
+
+def _versions(system: str) -> dict[str, str]:
+    found = {}
+    for package in systems.SYSTEMS[system].packages or ("rollout-dataplane",):
+        name = package.split("==")[0].split(">=")[0]
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _told(lines: TextIO) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        yield json.loads(line)
+
+
+def main() -> int:
+    """Start, say so, and do what is told."""
+    kind, system = sys.argv[1:3]
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    told = _told(sys.stdin)
+    first = next(told)
+    if kind == "server":
+        server = systems.server(system, first)
+        out.write(json.dumps({"address": server.address, "versions": _versions(system)}) + "\n")
+        for _ in told:
+            break
+        server.close()
+        return 0
+    stage = Stage(system, first)
+    out.write("{}\n")
+    for what in told:
+        out.write(json.dumps(getattr(stage, what.pop("do"))(**what)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

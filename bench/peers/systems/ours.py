@@ -1,0 +1,54 @@
+"""dataplane: a node, and planes that are attached to it. Equal rows are stored once where the put is told to look."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import dataplane as dp
+from bench.peers.work import Columns
+
+
+class Server:
+    """One node."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        config = dp.NodeConfig(memory=max(told["nbytes"] * 3 // 2, 256 << 20), spill_dir=told["scratch"])
+        self._plane = dp.connect(config=config)
+        self.address: dict[str, Any] = {"address": self._plane.address, "pids": [self._plane.stats().pid]}
+
+    def close(self) -> None:
+        """End the node."""
+        self._plane.close()
+
+
+class Door:
+    """A plane."""
+
+    def __init__(self, address: dict[str, Any]) -> None:
+        self._plane = dp.connect(address["address"])
+        self._put: list[dp.BatchRef] = []
+
+    def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
+        """One put; the references of its parts."""
+        ref = self._plane.put(columns, dedupe=["pixel_values"] if "pixel_values" in columns else ())
+        self._put.append(ref)
+        rows = len(ref)
+        ends = [rows * i // parts for i in range(parts + 1)]
+        return [base64.b64encode(ref[a:b].encode()).decode() for a, b in pairwise(ends)]
+
+    def get(self, token: str) -> Columns:
+        """Views."""
+        batch = self._plane.get(dp.BatchRef.decode(base64.b64decode(token)))
+        return {name: batch[name].numpy() for name in batch}
+
+    def drop(self, tokens: Sequence[str]) -> None:
+        """Free what was put."""
+        while self._put:
+            self._plane.free(self._put.pop())
+
+    def close(self) -> None:
+        """Leave the node."""
+        self._plane.close()

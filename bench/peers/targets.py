@@ -1,0 +1,61 @@
+"""What is promised beside other systems, as rows; and where one of them is faster.
+
+Seconds are medians. A ratio's runs are each of the other's runs over our median. A system that was not measured has no
+row: the report says why.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from bench.measure import Row, row
+from bench.peers.systems import SYSTEMS
+
+OURS = "dataplane"
+STEP = "video"
+#: Of workloads with fewer bytes the processor time is too little to be told from noise.
+LEAST_BYTES = 100_000_000
+KINDS = {"step_s": "put and get", "read_s": "put, get and every byte read"}
+
+Measured = dict[str, dict[str, Any]]  # by system, what `Cycle.measure` gave by workload
+
+
+def targets(measured: Measured) -> list[Row]:
+    """The promises of the systems that were measured."""
+    if STEP not in measured.get(OURS, {}):
+        return []
+    ours, rows = measured[OURS][STEP], []
+    others = {name: of[STEP] for name, of in measured.items() if name != OURS and STEP in of}
+    for name, theirs in others.items():
+        ratios = [run / median(ours["step_s"]) for run in theirs["step_s"]]
+        detail = f"{median(ours['step_s']):.3f} and {median(theirs['step_s']):.3f} s"
+        title = f"a step's data moved: {SYSTEMS[name].title}'s seconds over ours"
+        rows.append(row(title, ratios, at_least=SYSTEMS[name].bound, unit="x", detail=detail))
+    if others:
+        best = min(others, key=lambda name: median(others[name]["cpu_s"]))
+        least = median(others[best]["cpu_s"])
+        gb = ours["moved_bytes"] / 1e9
+        detail = f"{median(ours['cpu_s']) / gb:.3f} and {least / gb:.3f} ({SYSTEMS[best].title}) processor s a GB"
+        ratios = [run / least for run in ours["cpu_s"]]
+        rows.append(row("processor seconds a GB, over the best other's", ratios, at_most=0.5, unit="x", detail=detail))
+    if others:
+        count = float(len({entry["workload"] for entry in faster(measured)}))
+        rows.append(Row("workloads on which another is faster", count, 0.0, "", True, [count]))
+    return rows
+
+
+def faster(measured: Measured) -> list[dict[str, Any]]:
+    """Where another's median is less than ours: workload, system, of what, and both seconds."""
+    found = []
+    for workload, ours in measured.get(OURS, {}).items():
+        for name, of in measured.items():
+            for kind, what in KINDS.items():
+                if name == OURS or workload not in of:
+                    continue
+                mine, theirs = median(ours[kind]), median(of[workload][kind])
+                if theirs < mine:
+                    found.append(
+                        {"workload": workload, "system": name, "what": what, "ours_s": mine, "theirs_s": theirs}
+                    )
+    return found

@@ -1,0 +1,111 @@
+"""The rows that are moved, made anew in each producer from a few numbers; and their checksum.
+
+What always holds: a producer's columns depend on its share and its seed alone, so every system moves the same bytes.
+Each row has memory of its own, as where a processor runs once a response: equal pixels are equal, not the same.
+Imports NumPy and xxhash alone: it runs in every system's environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+Columns = dict[str, Any]  # a dense array, or a list of an array a row
+
+#: verl's columns: three over prompt and response, six over the response, 8 bytes a token each.
+WHOLE = ("input_ids", "attention_mask", "position_ids")
+ANSWER = ("responses", "response_mask", "old_log_probs", "ref_log_probs", "advantages", "returns")
+PATCH = 1176
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one producer makes: `fields` dense columns [rows, width], or a row a response of a few prompts."""
+
+    rows: int = 0
+    fields: int = 0
+    width: int = 0
+    #: Of each prompt: tokens, patches of its video, and tokens of its responses.
+    inputs: tuple[int, ...] = ()
+    patches: tuple[int, ...] = ()
+    responses: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, each row's own."""
+        dense = self.rows * self.fields * self.width * 4
+        tokens = sum(
+            8 * (len(WHOLE) * (prompt + answer) + len(ANSWER) * answer)
+            for prompt, answers in zip(self.inputs, self.responses, strict=True)
+            for answer in answers
+        )
+        pixels = sum(
+            4 * PATCH * patches * len(answers) for patches, answers in zip(self.patches, self.responses, strict=True)
+        )
+        return dense + tokens + pixels
+
+
+def share_of(told: dict[str, Any]) -> Share:
+    """From JSON."""
+    return Share(
+        told["rows"], told["fields"], told["width"], tuple(told["inputs"]), tuple(told["patches"]),
+        tuple(tuple(answers) for answers in told["responses"]),
+    )  # fmt: skip
+
+
+def columns(share: Share, seed: int) -> Columns:
+    """The rows of a share."""
+    source = np.random.default_rng(seed)
+    if share.fields:
+        size = (share.rows, share.width)
+        return {f"field_{i}": source.random(size, dtype=np.float32) for i in range(share.fields)}
+    made: Columns = {name: [] for name in (*WHOLE, *ANSWER, "pixel_values")}
+    for prompt, patches, answers in zip(share.inputs, share.patches, share.responses, strict=True):
+        pixels = source.random((patches, PATCH), dtype=np.float32)
+        for answer in answers:
+            for name in WHOLE:
+                made[name].append(source.integers(0, 150_000, prompt + answer))
+            for name in ANSWER:
+                made[name].append(source.integers(0, 150_000, answer))
+            made["pixel_values"].append(pixels.copy())
+    if not any(share.patches):
+        del made["pixel_values"]
+    return made
+
+
+def part(whole: Columns, index: int, count: int) -> Columns:
+    """The rows that consumer `index` of `count` is to have: consecutive, views of the same memory."""
+    first, last = bounds(rows_of(whole), index, count)
+    return {name: values[first:last] for name, values in whole.items()}
+
+
+def bounds(rows: int, index: int, count: int) -> tuple[int, int]:
+    """Where a consumer's rows begin and end."""
+    return rows * index // count, rows * (index + 1) // count
+
+
+def rows_of(whole: Columns) -> int:
+    """How many."""
+    return len(next(iter(whole.values())))
+
+
+def digest(some: Columns) -> str:
+    """xxh3 of every row of every column, in the order of the columns' names: of its bytes, dtype and shape."""
+    total = xxhash.xxh3_128()
+    for name in sorted(some):
+        total.update(name.encode())
+        for row in some[name]:
+            array = np.ascontiguousarray(row)
+            total.update(f"{array.dtype.str}{array.shape}".encode())
+            total.update(array.reshape(-1).view(np.uint8))
+    return total.hexdigest()
+
+
+def nbytes(some: Columns) -> int:
+    """The bytes of the values."""
+    return sum(
+        sum(row.nbytes for row in values) if isinstance(values, list) else values.nbytes for values in some.values()
+    )

@@ -1,0 +1,83 @@
+"""Which rows are moved, and how often each is read: by name, at a scale.
+
+A step of the video task is read three times, by reference, log-prob and update, as verl's trainer does. The scale is
+the part of the task's prompts that is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.peers.work import Share
+from dataplane.workloads import generate, tables
+from dataplane.workloads.trace import Step
+
+PRODUCERS = CONSUMERS = 2
+FIELDS, WIDTH = 9, 8192
+ROWS = {"dense 1 MiB": 4, "dense 18 MiB": 64, "dense 288 MiB": 1024}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A share a producer, and how often all of it is read."""
+
+    name: str
+    what: str
+    shares: tuple[Share, ...]
+    reads: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, each as often as it is there."""
+        return sum(share.nbytes for share in self.shares)
+
+    @property
+    def memory_needed(self) -> int:
+        """Bytes that must be free: of a copy each where it is made, sent, kept and received, and of room to work."""
+        return 5 * self.nbytes + (2 << 30)
+
+
+NAMES = ("video", "video, one response", "math", *ROWS)
+
+
+def workload(name: str, scale: float) -> Workload:
+    """The workload of that name. Raises ValueError for another."""
+    if name in ROWS:
+        share = Share(ROWS[name] // PRODUCERS, FIELDS, WIDTH)
+        what = f"{ROWS[name]} rows of {FIELDS} fields of {WIDTH} float32"
+        return Workload(name, what, (share,) * PRODUCERS, 1)
+    if name == "math":
+        step = _step("math_dapo_32b", min(1.0, 8 * scale), None)
+        return Workload(name, f"{step.responses} rows of text of math_dapo_32b", _shares(step), 3)
+    if name not in NAMES:
+        raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
+    samples = 8 if name == "video" else 1
+    step = _step("video_understanding_7b", scale, samples)
+    what = f"{step.responses} rows, {samples} a prompt, of video_understanding_7b"
+    return Workload(name, what, _shares(step), 3)
+
+
+def _step(task: str, scale: float, samples: int | None) -> Step:
+    least = PRODUCERS if samples != 1 else PRODUCERS * CONSUMERS  # each producer has a row for each consumer
+    prompts = max(least, round(scale * tables.task(task).prompts_per_step))
+    return generate(task, prompts=prompts, samples=samples, steps=1).steps[0]
+
+
+def _shares(step: Step) -> tuple[Share, ...]:
+    shares = []
+    for prompts in np.array_split(np.arange(step.prompts), PRODUCERS):
+        answers = [tuple(int(n) for n in step.response_tokens[step.group == prompt]) for prompt in prompts]
+        inputs = tuple(int(n) for n in step.input_tokens[prompts])
+        patches = tuple(int(n) for n in step.patches[prompts])
+        shares.append(Share(inputs=inputs, patches=patches, responses=tuple(answers)))
+    return tuple(shares)
+
+
+def largest_scale(available: int) -> float | None:
+    """The largest power of a half at which the video task fits into that much memory; None where none does."""
+    for power in range(6):
+        if workload("video", 0.5**power).memory_needed <= available:
+            return 0.5**power
+    return None

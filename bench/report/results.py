@@ -1,0 +1,147 @@
+"""The files that benchmarks write, as they are; and what is not there, with the command that makes it.
+
+What always holds: nothing is filled in. A file that is missing, or is not what a benchmark writes, is a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+#: By the file's name, what it is about and what makes it.
+EXPECTED = {
+    "peers": ("Other systems", "python -m bench.peers"),
+    "local": ("One host", "python -m bench.local"),
+    "stream": ("Streams", "python -m bench.stream"),
+    "replay": ("A training step", "python -m bench.replay"),
+    "hosts": ("Several hosts", "make bench-hosts"),
+    "transports": ("Transports", "python -m bench.transports"),
+    "scale": ("Many hosts", "python -m bench.scale"),
+    "doors": ("TransferQueue's backend", "python -m bench.doors"),
+    "doors_transfer_queue": ("TransferQueue's calls", "python -m bench.doors_transfer_queue"),
+    "doors_verl": ("verl's DataProto", "python -m bench.doors_verl"),
+}
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was read, by name, and what is missing, as sentences."""
+
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def read(directory: Path) -> Results:
+    """Every file that is expected."""
+    files, missing = {}, []
+    for name, (title, command) in EXPECTED.items():
+        path = directory / f"{name}.json"
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            missing.append(f"{title}: there is no {path.name}; `{command}` makes it")
+            continue
+        except ValueError as error:
+            missing.append(f"{title}: {path.name} is not JSON ({error}); `{command}` makes it anew")
+            continue
+        if not isinstance(content, dict) or not {"machine", "rows"} <= content.keys():
+            missing.append(f"{title}: {path.name} has no machine and rows; `{command}` makes it anew")
+            continue
+        files[name] = content
+    return Results(files, tuple(missing))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under headings."""
+
+    headings: tuple[str, ...]
+    cells: list[tuple[str, ...]]
+
+
+def promises(content: dict[str, Any]) -> Table:
+    """The rows of a file: median, bound, whether it is kept, spread."""
+    cells = []
+    for row in content["rows"]:
+        runs = row.get("runs") or [row["value"]]
+        spread = f"{min(runs):.4g} to {max(runs):.4g}, {len(runs)} runs" if len(runs) > 1 else "1 run"
+        bound = f"{'at most' if row['below'] else 'at least'} {row['bound']:.4g}"
+        met = "met" if row["met"] else "**not met**"
+        cells.append((row["name"], f"{row['value']:.4g} {row['unit']}", bound, met, spread, row.get("detail", "")))
+    return Table(("what", "median", "target", "", "spread", "detail"), cells)
+
+
+def machine(content: dict[str, Any]) -> str:
+    """What ran it."""
+    of = content["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in of.get("versions", {}).items())
+    load = content.get("load")
+    busy = f", load average {min(load):.1f} to {max(load):.1f}" if load else ""
+    return (
+        f"{of['cores']} x {of['cpu']}, {of['memory_gib']} GiB, Linux {of['kernel']}, Python {of['python']}{busy};"
+        f" commit {of['commit']}, {of['when']}; {versions}"
+    )
+
+
+def side_by_side(peers: dict[str, Any], workload: str) -> Table:
+    """What each system did on a workload; medians, and the spread of the step."""
+    cells = []
+    ours = peers["systems"].get("dataplane", {}).get("workloads", {}).get(workload)
+    for of in peers["systems"].values():
+        measured = of.get("workloads", {}).get(workload)
+        if measured is None:
+            why = of.get("error") or of.get("errors", {}).get(workload, "not measured")
+            cells.append((of["title"], f"failed: {why}", *[""] * 7))
+            continue
+        step, gb = median(measured["step_s"]), measured["moved_bytes"] / 1e9
+        times = f"{step / median(ours['step_s']):.1f}" if ours else ""
+        cells.append((
+            of["title"], f"{median(measured['put_s']):.4f}", f"{median(measured['get_s']):.4f}",
+            f"{step:.4f} ({min(measured['step_s']):.4f} to {max(measured['step_s']):.4f})", times,
+            f"{median(measured['read_s']):.4f}", f"{gb / step:.2f}", f"{median(measured['cpu_s']) / gb:.3f}",
+            f"{measured['peak_bytes'] / 2**20:,.0f}",
+        ))  # fmt: skip
+    return Table(
+        ("", "put, s", "get, s", "put and get, s", "times ours", "and every byte read, s", "GB/s",
+         "processor s a GB", "peak memory, MiB"), cells
+    )  # fmt: skip
+
+
+def described(peers: dict[str, Any], workload: str) -> str:
+    """What a workload is."""
+    of = peers["workloads"][workload]
+    times = "once" if of["reads"] == 1 else f"{of['reads']} times"
+    return f"{of['what']}: {of['nbytes'] / 1e6:,.1f} MB put, read {times}"
+
+
+def not_measured(peers: dict[str, Any]) -> list[str]:
+    """Systems and workloads of which there is no figure: why, and how to get it."""
+    said = []
+    for of in peers["systems"].values():
+        how = f" To get it: `{of['how']}`." if of.get("how") else ""
+        if "error" in of:
+            said.append(f"{of['title']}: {of['error']}.{how}")
+            continue
+        said += [f"{of['title']}, {workload}: {why}." for workload, why in of.get("errors", {}).items()]
+    return said
+
+
+def where_faster(peers: dict[str, Any]) -> list[str]:
+    """Workloads on which another system is faster, a sentence each."""
+    return [
+        f"{entry['workload']}, {entry['what']}: {peers['systems'][entry['system']]['title']}"
+        f" {entry['theirs_s'] * 1e3:,.1f} ms, dataplane {entry['ours_s'] * 1e3:,.1f} ms"
+        for entry in peers.get("faster", [])
+    ]
+
+
+def versions(peers: dict[str, Any]) -> str:
+    """Of the systems that ran."""
+    said = []
+    for of in peers["systems"].values():
+        if of.get("versions"):
+            said.append(", ".join(f"{name} {number}" for name, number in of["versions"].items()))
+    return "; ".join(said)

@@ -1,0 +1,132 @@
+"""The report, from small files: what is in it, what is said to be missing, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report.__main__ import main
+from bench.report.markdown import BEGIN, END, NoMarkers, between, text
+from bench.report.page import html
+from bench.report.results import EXPECTED, read
+
+MACHINE = {
+    "cpu": "A processor", "cores": 2, "memory_gib": 8.0, "kernel": "6.1", "python": "3.11.7",
+    "versions": {"numpy": "2.0"}, "commit": "abc1234", "when": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+ROW = {
+    "name": "put | get", "value": 1.5, "bound": 2.0, "unit": "x", "below": False, "runs": [1.25, 1.5, 1.75],
+    "detail": "", "met": False,
+}  # fmt: skip
+
+
+def _measured(step: float) -> dict[str, Any]:
+    return {
+        "put_s": [step / 2] * 3, "get_s": [step / 2] * 3, "step_s": [step, step, step * 1.5], "read_s": [step * 2] * 3,
+        "cpu_s": [0.25] * 3, "moved_bytes": 10**9, "peak_bytes": 512 << 20, "memory": [[0.0, 1e6], [0.1, 5e8]],
+    }  # fmt: skip
+
+
+PEERS = {
+    "machine": MACHINE, "rows": [ROW], "scale": 0.03125, "runs": 3, "load": [0.5, 1.25],
+    "workloads": {
+        name: {"what": "rows", "nbytes": 10**9, "reads": 1} for name in ("video", "dense 1 MiB", "dense 18 MiB")
+    },
+    "faster": [{"workload": "dense 1 MiB", "system": "ray", "what": "put and get", "ours_s": 0.5, "theirs_s": 0.25}],
+    "systems": {
+        "dataplane": {"title": "dataplane", "versions": {"rollout-dataplane": "0.1.0"}, "how": "", "errors": {},
+                      "workloads": {"video": _measured(0.5), "dense 1 MiB": _measured(0.5)}},
+        "ray": {"title": "Ray", "versions": {"ray": "2.60.0"}, "how": "pip install ray==2.60.0",
+                "workloads": {"video": _measured(1.0), "dense 1 MiB": _measured(0.25)},
+                "errors": {"dense 18 MiB": "a producer ended: out of <memory>"}},
+        "mooncake": {"title": "Mooncake Store", "how": "apt-get install libibverbs1", "workloads": {}, "errors": {},
+                     "error": "libibverbs.so.1: cannot open shared object file"},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "peers.json").write_text(json.dumps(PEERS))
+    (tmp_path / "local.json").write_text("{ not json")
+    (tmp_path / "stream.json").write_text("[]")
+    return tmp_path
+
+
+def test_where_another_is_faster_comes_first(results: Path) -> None:
+    made = text(read(results))
+    assert made.index("dense 1 MiB, put and get: Ray 250.0 ms, dataplane 500.0 ms") < made.index("### Other systems")
+
+
+def test_figures_have_spread_machine_commit_and_versions(results: Path) -> None:
+    made = text(read(results))
+    assert "| put \\| get | 1.5 x | at least 2 | **not met** | 1.25 to 1.75, 3 runs |" in made
+    assert "| Ray | 0.5000 | 0.5000 | 1.0000 (1.0000 to 1.5000) | 2.0 | 2.0000 | 1.00 | 0.250 | 512 |" in made
+    assert "commit abc1234" in made
+    assert "load average 0.5 to 1.2" in made
+    assert "ray 2.60.0" in made
+
+
+def test_a_system_that_failed_is_there_with_the_reason_and_how_to_get_it(results: Path) -> None:
+    made = text(read(results))
+    assert "| Mooncake Store | failed: libibverbs.so.1: cannot open shared object file |" in made
+    assert "To get it: `apt-get install libibverbs1`." in made
+    assert "- Ray, dense 18 MiB: a producer ended: out of <memory>." in made
+
+
+def test_a_file_that_is_missing_or_wrong_is_said_and_nothing_invented(results: Path) -> None:
+    found = read(results)
+    assert list(found.files) == ["peers"]
+    assert len(found.missing) == len(EXPECTED) - 1
+    made = text(found)
+    assert "- A training step: there is no replay.json; `python -m bench.replay` makes it" in made
+    assert "- One host: local.json is not JSON" in made
+    assert "- Streams: stream.json has no machine and rows" in made
+    assert "### One host" not in made
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.leaks("matplotlib keeps the fonts open that it has used")
+def test_the_page_needs_no_other_file(results: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = html(read(results))
+    assert page.count("data:image/png;base64,iVBOR") == 2
+    assert "No picture: there is no replay.json" in page
+    assert "out of &lt;memory&gt;" in page
+    assert "src=" not in page.replace('src="data:', "")
+    assert "href=" not in page
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    page = f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+    once = between(page, "new")
+    assert once == f"# Title\n\n{BEGIN}\n\nnew\n\n{END}\n\nafter\n"
+    assert between(once, "new") == once
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_page_without_its_markers_is_refused(page: str) -> None:
+    with pytest.raises(NoMarkers, match="needs each of these lines once"):
+        between(page, "new")
+
+
+def test_without_any_file_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = tmp_path / "page.md"
+    docs.write_text(f"{BEGIN}\nold\n{END}\n")
+    assert main(["--results", str(tmp_path), "--docs", str(docs)]) == 1
+    assert "there is nothing to report" in capsys.readouterr().err
+    assert docs.read_text() == f"{BEGIN}\nold\n{END}\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.leaks("matplotlib keeps the fonts open that it has used")
+def test_both_are_written(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = results / "page.md"
+    docs.write_text(f"{BEGIN}\n{END}\n")
+    assert main(["--results", str(results), "--docs", str(docs)]) == 0
+    assert "### Other systems" in docs.read_text()
+    assert (results / "report.html").read_text().startswith("<!doctype html>")
+    assert "there is no hosts.json" in capsys.readouterr().out

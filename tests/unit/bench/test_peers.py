@@ -1,0 +1,146 @@
+"""Systems side by side: the rows, the room, the promises; and whole cycles of real processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.peers import environments, work, workloads
+from bench.peers.children import Failed
+from bench.peers.cycle import Cycle
+from bench.peers.environments import Missing, environment
+from bench.peers.room import GIB, Room, TooLittle, check, scale_that_fits
+from bench.peers.systems import SYSTEMS, System
+from bench.peers.targets import faster, targets
+from bench.peers.work import Share
+from bench.peers.workloads import Workload
+
+SHARE = Share(inputs=(5, 3), patches=(2, 4), responses=((7, 2), (1, 9)))
+SMALL = Workload("small", "a few rows", (SHARE, SHARE), 2)
+
+
+def test_a_share_makes_the_same_rows_each_time_and_as_many_bytes_as_it_says() -> None:
+    made = work.columns(SHARE, 1)
+    assert work.digest(made) == work.digest(work.columns(SHARE, 1)) != work.digest(work.columns(SHARE, 2))
+    assert work.nbytes(made) == SHARE.nbytes
+    assert np.array_equal(made["pixel_values"][0], made["pixel_values"][1])
+    assert not np.shares_memory(made["pixel_values"][0], made["pixel_values"][1])
+
+
+def test_a_checksum_tells_shapes_types_and_order_apart() -> None:
+    rows = [np.arange(4), np.arange(4) + 1]
+    kinds = [rows, rows[::-1], [r.reshape(2, 2) for r in rows], [r.view(np.uint64) for r in rows]]
+    assert len({work.digest({"x": kind}) for kind in kinds}) == len(kinds)
+
+
+def test_the_parts_of_a_batch_are_all_of_it() -> None:
+    made = work.columns(Share(rows=7, fields=2, width=3), 0)
+    parts = [work.part(made, i, 3)["field_1"] for i in range(3)]
+    assert np.array_equal(np.concatenate(parts), made["field_1"])
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_every_workload_gives_each_producer_rows(name: str) -> None:
+    of = workloads.workload(name, 1 / 64)
+    assert len(of.shares) == workloads.PRODUCERS
+    for share in of.shares:
+        rows = share.rows or sum(map(len, share.responses))
+        assert rows >= workloads.CONSUMERS
+
+
+def test_too_little_memory_is_said_with_the_scale_that_would_fit() -> None:
+    whole = [workloads.workload("video", 1.0)]
+    with pytest.raises(TooLittle, match=r"needs 1\d\d\.\d GiB of memory, and 16\.0 are free; --scale 1/16 would fit"):
+        check(whole, Room(16 * GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
+    with pytest.raises(TooLittle, match="no scale of the video task would fit"):
+        check(whole, Room(GIB, 64 * GIB, 900 * GIB, 900 * GIB), 0)
+
+
+def test_too_little_disk_is_said() -> None:
+    part = [workloads.workload("video", 1 / 32)]
+    with pytest.raises(TooLittle, match=r"of disk for scratch, and 1\.0 are free"):
+        check(part, Room(64 * GIB, 64 * GIB, GIB, 900 * GIB), 0)
+    with pytest.raises(TooLittle, match=r"3 environments have to be made, of up to 9 GiB, and 4\.0 are free"):
+        check(part, Room(64 * GIB, 64 * GIB, 64 * GIB, 4 * GIB), 3)
+    check(part, Room(64 * GIB, 64 * GIB, 64 * GIB, 4 * GIB), 1)
+
+
+def test_half_of_the_memory_is_left_to_others() -> None:
+    assert scale_that_fits(Room(2 * GIB, 64 * GIB, GIB, GIB)) is None
+    there = Room(24 * GIB, 64 * GIB, GIB, GIB)
+    scale = scale_that_fits(there)
+    assert scale is not None
+    assert workloads.workload("video", scale).memory_needed <= 12 * GIB
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_that_cannot_be_made_says_which_command_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    python = environments.cache() / "none" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(Path(sys.executable).resolve())
+    none = System("none", "None", "ours", ("no-such-package-anywhere==1.0",))
+    with pytest.raises(Missing, match=r"pip install .* failed: "):
+        environment(none)
+    assert not environments.made(none)
+
+
+def _measured(step: float, cpu: float) -> dict[str, Any]:
+    return {"step_s": [step] * 3, "read_s": [step + 1] * 3, "cpu_s": [cpu] * 3, "moved_bytes": 10**9}
+
+
+def test_promises_are_ratios_and_count_where_another_is_faster() -> None:
+    measured = {
+        "dataplane": {"video": _measured(1.0, 1.0), "math": _measured(1.0, 1.0)},
+        "ray": {"video": _measured(1.5, 4.0), "math": _measured(0.5, 4.0)},
+    }
+    times, processor, lost = targets(measured)
+    assert (times.value, times.met) == (1.5, False)
+    assert (processor.value, processor.met) == (0.25, True)
+    assert (lost.value, lost.met) == (1.0, False)
+    assert [(entry["workload"], entry["system"], entry["what"]) for entry in faster(measured)] == [
+        ("math", "ray", "put and get"), ("math", "ray", "put, get and every byte read"),
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["dataplane", "controller"])
+def test_what_arrives_is_what_was_sent(name: str, tmp_path: Path) -> None:
+    where = environment(SYSTEMS[name])
+    with Cycle(name, where.python, where.env, tmp_path, 64 << 20) as cycle:
+        measured = cycle.measure(SMALL, 2)
+    assert len(measured["step_s"]) == 2
+    assert measured["moved_bytes"] == 2 * 2 * SHARE.nbytes
+    assert 0 < measured["idle_bytes"] <= measured["peak_bytes"]
+    assert all(read > step > 0 for read, step in zip(measured["read_s"], measured["step_s"], strict=True))
+
+
+@pytest.mark.timeout(60)
+def test_a_system_that_cannot_start_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(Failed, match=r"a server ended .exit code 1.: ModuleNotFoundError: No module named 'mooncake'"),
+        Cycle("mooncake", Path(sys.executable), {"PYTHONPATH": str(environments.ROOT)}, tmp_path, 1 << 20),
+    ):
+        pass
+
+
+@pytest.mark.timeout(60)
+def test_rows_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = environment(SYSTEMS["controller"])
+    with Cycle("controller", where.python, where.env, tmp_path, 64 << 20) as cycle:
+        once = cycle._once
+
+        def other(workload: Workload, digests: list[list[str]]) -> dict[str, float]:
+            return once(workload, [digests[0][::-1], digests[1]])
+
+        monkeypatch.setattr(cycle, "_once", other)
+        with pytest.raises(Failed, match="what arrived is not what was sent"):
+            cycle.measure(SMALL, 1)
