@@ -22,7 +22,7 @@ def draw(path: Path, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
     for name, found in outcomes.items():
         hosts = [each.job["hosts"] for each in found]
         left.plot(hosts, [each.node_busiest for each in found], "o-", label=name)
-        right.plot(hosts, [each.rows_s for each in found], "o-", label=name)
+        right.plot(hosts, [each.rows_s or float("nan") for each in found], "o-", label=name)
     first = next(iter(outcomes.values()))
     hosts = [each.job["hosts"] for each in first]
     left.plot(hosts, [each.by_kind.get("greet", 0.0) for each in first], "k--", label="greetings alone")
