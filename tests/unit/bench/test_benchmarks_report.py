@@ -89,7 +89,7 @@ def test_a_file_that_is_missing_or_wrong_is_said_and_nothing_invented(results: P
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.leaks("matplotlib keeps the fonts open that it has used")
+@pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")
 def test_the_page_needs_no_other_file(results: Path) -> None:
     pytest.importorskip("matplotlib")
     page = html(read(results))
@@ -122,7 +122,7 @@ def test_without_any_file_nothing_is_written(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.leaks("matplotlib keeps the fonts open that it has used")
+@pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")
 def test_both_are_written(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     docs = results / "page.md"
     docs.write_text(f"{BEGIN}\n{END}\n")
