@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
 
+_SOCKETS = 8192  # of a node: one for each other, where ZeroMQ's own limit is 1,023
 _QUEUE = 1000  # messages that wait on one socket
 _AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
 _HANDSHAKE_MS = 5000
@@ -70,6 +71,7 @@ class Peers:
         self._key = key
         self._answer = answer
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
         self._router: _Socket | None = None
         self._links: dict[str, _Link] = {}
@@ -277,12 +279,15 @@ class _Socket:
 
 
 class _Link:
-    """The way to one other node. Raises PeerUnavailable for what is no address."""
+    """The way to one other node. Raises PeerUnavailable for what is no address, and where there are no more sockets."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
-        dealer = context.socket(zmq.DEALER)
+        try:
+            dealer = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise PeerUnavailable(f"no way to {address!r} can be opened: {error.strerror}", address=address) from None
         try:
             _limit(dealer, address)
             if key is not None:

@@ -122,6 +122,14 @@ async def test_any_port_is_one_of_its_own(start: Start) -> None:
     assert all(address.startswith("tcp://127.0.0.1:") and not address.endswith(":0") for address in addresses)
 
 
+async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = start()
+    monkeypatch.setattr(peer, "_SOCKETS", 1)
+    one = start()
+    with pytest.raises(PeerUnavailable, match="no way to"):
+        await one.request(two.address, pm.Locate(one.next_id(), b"x"), Done, 5.0)
+
+
 @pytest.mark.parametrize("listen", ["tcp://[::1]:0", "tcp://localhost:0"])
 async def test_other_names_of_this_host(start: Start, listen: str) -> None:
     """Whatever `ClusterConfig` lets through can be listened at, and found."""
