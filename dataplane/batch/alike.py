@@ -163,4 +163,8 @@ class _Rules:
         return kept
 
 
-_rules = lru_cache(maxsize=256)(_Rules)
+def _rules(outline: Outline) -> _Rules:
+    return _remembered(outline) if outline.small else _Rules(outline)
+
+
+_remembered = lru_cache(maxsize=256)(_Rules)

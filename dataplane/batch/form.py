@@ -40,18 +40,19 @@ class Form(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Outline:
     """The columns of a shard without their numbers: where those of each begin, and how many they are. `sound`: nothing
-    in it is false, whatever the numbers are."""
+    in it is false, whatever the numbers are; `small`: so few bytes that it may be remembered."""
 
-    __slots__ = ("columns", "sound", "starts", "width")
+    __slots__ = ("columns", "small", "sound", "starts", "width")
 
     columns: tuple[tuple[str, Form], ...]
+    small: bool
     sound: bool
     starts: list[int]
     width: int
 
     def __init__(self, columns: tuple[tuple[str, Form], ...]) -> None:
         self.columns = columns
-        self.sound = False
+        self.small = self.sound = False
         *self.starts, self.width = accumulate((width(form) for _, form in columns), initial=0)
 
 
@@ -80,6 +81,7 @@ def split(encoded: bytes | bytearray | memoryview) -> tuple[Outline, Numbers]:
         if len(part) != size or code.decode() not in _CODES:
             raise ValueError("it is cut, or begins with something else")
         outline = _known(part) if size <= _SMALL else _outline(part)
+        outline.small = size <= _SMALL
         numbers = np.frombuffer(encoded, f"<{code.decode()}", offset=end).astype(np.int64)
     except (msgspec.MsgspecError, RecursionError, ValueError, struct.error) as error:
         raise ProtocolMismatch(f"not the layout of a shard: {error}") from error

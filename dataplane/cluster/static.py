@@ -157,7 +157,7 @@ class StaticMembership(Membership):
     @property
     def _answering(self) -> int:
         """How many members have answered lately, this node among them."""
-        since = asyncio.get_running_loop().time() - self._dead_s / 2
+        since = asyncio.get_running_loop().time() - (self._dead_s - self._beat_s)
         return 1 + sum(heard > since for heard in self._heard.values())
 
     def _begin_anew(self, why: str) -> None:

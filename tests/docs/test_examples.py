@@ -191,7 +191,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 # For the package's own modules, though they carry no underscore.
 INTERNAL = {
     *("ref.of", "ref.sources", "ref.pieces", "ref.shards", "ref.footprint"),
-    *("column.reading", "stats.of", "config.spill_path"),
+    *("column.of", "column.reading", "stats.of", "config.spill_path"),
     *("field.item_shape", "field.item_nbytes"),
 }
 
