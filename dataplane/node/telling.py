@@ -82,9 +82,10 @@ class Telling:
                 del queue[: len(entries)]
                 self._served(node, len(entries))
         finally:
-            self._tasks.pop(node, None)
-            self._queues.pop(node, None)
-            self._served(node, 1 << 62)
+            if self._queues.get(node) is queue:  # else this node has begun anew, and another task tells what came since
+                self._tasks.pop(node, None)
+                self._queues.pop(node, None)
+                self._served(node, 1 << 62)
 
     def _served(self, node: bytes, count: int, refused: Exception | None = None) -> None:
         """So many entries of the queue were told, or refused."""
@@ -103,9 +104,9 @@ class Telling:
     def begin_anew(self) -> None:
         """Rows have other homes now: nobody is told of them from here, and who waits for that is refused."""
         over = LeaseExpired("others had taken this node for dead: these rows go to others")
-        for node, task in list(self._tasks.items()):
+        tasks, self._tasks, self._queues = self._tasks, {}, {}
+        for node, task in tasks.items():
             self._served(node, 1 << 62, over)
-            self._queues[node].clear()
             task.cancel()
 
     async def aclose(self) -> None:
