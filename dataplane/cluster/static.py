@@ -124,10 +124,12 @@ class StaticMembership(Membership):
             return
         loop = asyncio.get_running_loop()
         before, self._awake = self._awake, loop.time()
-        if self._awake - before > self._dead_s:
-            self._heard = dict.fromkeys(self._heard, self._awake)
+        away = self._awake - before
+        if away > 2 * self._beat_s:  # that nothing was heard meanwhile says nothing of others
+            self._heard = {node: min(heard + away, self._awake) for node, heard in self._heard.items()}
+        if away > self._dead_s:
             if len(self._members) > 1:
-                self._begin_anew(f"it was away for {self._awake - before:.1f} s")
+                self._begin_anew(f"it was away for {away:.1f} s")
             else:
                 self._changed()
 
@@ -163,6 +165,7 @@ class StaticMembership(Membership):
     def _begin_anew(self, why: str) -> None:
         log.warning("this node begins anew: %s", why)
         self._fallen.clear()
+        self._heard = dict.fromkeys(self._heard, asyncio.get_running_loop().time())
         self._me = self._members[self._me.node] = replace(self._me, since=self._begin())
         self._changed()
 

@@ -373,6 +373,35 @@ async def test_away_for_long_it_begins_anew(start: Start, monkeypatch: pytest.Mo
     await until(lambda: one.sees == two.sees == {b"one", b"two"})
 
 
+async def test_away_for_less_than_that_it_takes_nobody_for_dead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have taken it for dead already: they heard of it last before it was stopped."""
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    loop = asyncio.get_running_loop()
+    now, dead_s = loop.time(), one.membership._dead_s
+    one.membership.look()
+    one.membership._heard[b"two"] = now - 0.5 * dead_s
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "time", lambda: now + 0.9 * dead_s)
+        one.membership._bury(two.address, loop.time())
+    assert one.sees == {b"one", b"two"}
+    assert one.begun == 0
+
+
+async def test_who_begins_anew_takes_nobody_for_dead_that_answered_it(start: Start) -> None:
+    """Of two of which one was taken for dead, and begins anew when it is told, the other need not."""
+    one, two = start(b"one....."), start(b"two.....")
+    two.membership.seek([one.address])
+    await until(lambda: len(one.sees) == len(two.sees) == 2)
+    take_for_dead(one, two)
+    two.membership._heard[one.me.node] -= 0.9 * two.membership._dead_s
+    await until(lambda: two.begun == 1)
+    two.membership._bury(one.address, asyncio.get_running_loop().time() + 0.5 * two.membership._dead_s)
+    await until(lambda: len(one.sees) == len(two.sees) == 2)
+    assert (one.begun, two.begun) == (0, 1)
+
+
 async def test_away_for_long_and_alone_it_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     one = start(b"one")
     await asyncio.sleep(0)
