@@ -89,6 +89,9 @@ class EtcdMembership(Membership):
     def fences(self, node: bytes, since: int) -> bool:
         return self._greetings.fences(node, since)
 
+    def met(self, node: bytes, since: int) -> None:
+        self._greetings.met(node, since)
+
     def watch(self, changed: Callable[[], None]) -> None:
         self._greetings.watch(changed)
 

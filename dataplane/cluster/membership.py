@@ -64,6 +64,10 @@ class Membership(ABC):
         begun anew."""
 
     @abstractmethod
+    def met(self, node: bytes, since: int) -> None:
+        """This node says that it has begun with `since`: where that is later than is known, it has begun anew."""
+
+    @abstractmethod
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the epoch, from the event loop."""
 

@@ -140,6 +140,14 @@ class StaticMembership(Membership):
         member = self._members.get(node)
         return since <= self._fallen.get(node, -1) or (member is not None and since < member.since)
 
+    def met(self, node: bytes, since: int) -> None:
+        known = self._members.get(node)
+        if known is not None and known.since < since and node != self._me.node:
+            self._remove(node, "it has begun anew")
+            self._heard[node] = asyncio.get_running_loop().time()
+            self._members[node] = replace(known, since=since)
+            self._changed()
+
     def _fits(self, answer: pm.Greeted) -> bool:
         """Whether who answers may be a member: neither has taken the other for dead since they began."""
         if answer.fallen >= self._me.since:
@@ -151,9 +159,7 @@ class StaticMembership(Membership):
         if self.fences(answer.node, answer.since):
             return False  # it does not know yet
         self._fallen.pop(answer.node, None)
-        known = self._members.get(answer.node)
-        if known is not None and known.since != answer.since:
-            self._remove(answer.node, "it has begun anew")
+        self.met(answer.node, answer.since)
         return True
 
     @property
@@ -207,7 +213,7 @@ class StaticMembership(Membership):
                 self._remove(node, "another was started in its place")
         if not self._fits(answer):
             return
-        self._heard[answer.node] = asked  # it may have been long under way
+        self._heard[answer.node] = max(asked, self._heard.get(answer.node, asked))  # it may have been long under way
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)
             self._members[answer.node] = found

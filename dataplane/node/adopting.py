@@ -32,6 +32,8 @@ Encoded = list[tuple[bytes, int, bytes, dict[str, bytes]]]
 _BETWEEN_S = 0.05
 _HEARD_S = 2.5  # in which a node that has joined hears of the others
 
+_LOOK_S = 0.2
+
 AWAITED_S = 5.0
 """Seconds in which columns of rows that have come are announced by those who store them."""
 
@@ -81,14 +83,35 @@ class Adopting:
         self._look_later(whole, rows, lacking, AWAITED_S if node else 0.0)
 
     def _await_owners(self, whole: Whole, numbers: list[int], known: dict[int, int]) -> None:
-        """Of the rows that came, those are lost in a while of which something is stored on who is no member: it has
-        died, or this node does not know it yet."""
+        """Of the rows that came, those are nobody's of which something is stored on who is no member: this node does
+        not know it yet, or it has died. Then somebody may tell of a replica still, or they are lost in a while."""
+        loop, home = asyncio.get_running_loop(), whole.stream.home
+        until = loop.time() + AWAITED_S
 
-        def dead(there: packed.Index) -> packed.Index:
-            return np.intersect1d(there, whole.stream.home.books.rows.dead(self._stores))
+        def dead(rows: packed.Index) -> packed.Index:
+            return np.intersect1d(rows, home.books.rows.dead(self._stores))
 
-        rows = dead(np.array([known[number] for number in numbers], np.int64))
-        self._look_later(whole, rows, dead, AWAITED_S)
+        def hide(rows: packed.Index, *, hidden: bool) -> None:
+            home.books.progress.hide(home.books.rows.places(rows), hidden=hidden)
+
+        def look(rows: packed.Index) -> None:
+            if not self._wholes.there(whole):
+                return
+            rows = rows[home.books.rows.there(rows)]
+            hide(rows, hidden=False)
+            left = dead(rows)
+            if loop.time() < until and len(left):
+                hide(left, hidden=True)
+                loop.call_later(_LOOK_S, look, left)
+            else:
+                home.lose_rows(left, whole.stream.clock())
+            if len(left) < len(rows):
+                home.adopted(whole.stream.clock())
+
+        rows = np.intersect1d(dead(np.array([known[number] for number in numbers], np.int64)), home.books.idle())
+        if len(rows):
+            hide(rows, hidden=True)
+            loop.call_later(_LOOK_S, look, rows)
 
     def _stores(self, node: bytes, shard: int) -> bool:
         return node == self._wholes.node or self._asking.stores(node, shard)

@@ -31,6 +31,8 @@ _AGAIN_S = 3.0
 _BUSY_S = 0.1
 _ANSWERED = 256  # numbers that one question tells of
 
+_ANEW = "this node has begun anew meanwhile: others had taken it for dead"
+
 _encoder = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(m.Reply)
 
@@ -44,6 +46,7 @@ class Asking:
         self._membership = membership
         self._numbers = itertools.count(1)
         self._answered: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._first = 0  # number of a message since this node last began anew
 
     def next_id(self) -> int:
         """A number for a message to a node."""
@@ -64,7 +67,9 @@ class Asking:
 
     def check(self, message: pm.Fenced) -> None:
         """Raises PeerUnavailable for a message of a node that was taken for dead, or to this one from before it began
-        anew: what it is about is over."""
+        anew: what it is about is over. Who has begun anew, and says so here first, is taken for that at once: what it
+        says now is not to be taken for what it has said before."""
+        self._membership.met(message.node, message.since)
         if self._membership.fences(message.node, message.since):
             raise PeerUnavailable(f"node {message.node.hex()} was taken for dead, and does not know it yet")
         if message.told < self._membership.members[self._node].since:
@@ -75,9 +80,11 @@ class Asking:
         something. Raises what is answered, and PeerUnavailable."""
         loop, number, encoded = asyncio.get_running_loop(), next(self._numbers), _encoder.encode(request)
         until, answered = loop.time() + wait_s + CONTROL_S, self._answered[node]
-        since = self._membership.members[self._node].since
+        since = self._since
         try:
             while True:
+                if self._since != since:  # what was answered there is forgotten
+                    raise PeerUnavailable(_ANEW)
                 told = answered[-_ANSWERED:]
                 del answered[-_ANSWERED:]
                 asked = pm.Ask(self._peers.next_id(), client=client, number=number, answered=told, request=encoded)
@@ -85,8 +92,6 @@ class Asking:
                 try:
                     answer = await self.tell(node, asked, m.Message, min(_AGAIN_S, max(left, 0.0)))
                 except (PeerUnavailable, Backpressure):
-                    if self._membership.members[self._node].since != since:
-                        raise  # what was answered there is forgotten
                     if left <= _AGAIN_S or not self.knows(node):
                         raise
                     await asyncio.sleep(_BUSY_S)
@@ -114,14 +119,25 @@ class Asking:
         return reply
 
     async def tell(self, node: bytes, message: Any, kind: type[R], timeout_s: float = CONTROL_S) -> R:
-        """Send a message between nodes, once. Raises PeerUnavailable, and what is answered."""
+        """Send a message between nodes, once. Raises PeerUnavailable, also for one that was made before this node began
+        anew, and what is answered."""
+        self._membership.look()
+        if message.id < self._first:
+            raise PeerUnavailable(_ANEW)
         member = self._membership.members.get(node)
         if member is None:
             raise PeerUnavailable(f"node {node.hex()} is not in the cluster: it has died, or was never")
         if isinstance(message, pm.Fenced):
-            since = self._membership.members[self._node].since
-            message = msgspec.structs.replace(message, node=self._node, since=since, told=member.since)
+            message = msgspec.structs.replace(message, node=self._node, since=self._since, told=member.since)
         return await self._peers.request(member.address, message, kind, timeout_s)
+
+    @property
+    def _since(self) -> int:
+        return self._membership.members[self._node].since
+
+    def begin_anew(self) -> None:
+        """What was to be told is over."""
+        self._first = self._peers.next_id()
 
     def tell_soon(self, node: bytes, message: Any) -> None:
         """As `tell`, of what is answered by `Done`, for somebody who does not wait."""

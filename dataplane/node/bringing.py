@@ -21,6 +21,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.node import packed
+from dataplane.node.limits import LetIn
 from dataplane.node.reach import Reach, all_of
 from dataplane.node.wholes import Part, Whole
 from dataplane.stream.keys import unnamed
@@ -28,6 +29,9 @@ from dataplane.stream.settings import MAX_TASKS
 from dataplane.wire import messages as m
 
 T = TypeVar("T")
+
+_numbers = itertools.count(1)
+"""Of tickets: of no two clients the same, nor of one before and after this node has begun anew."""
 
 _NOWHERE = (1 << 50) * MAX_TASKS  # under which nothing is delivered
 _HOMES = 3  # that one share is offered to, one after the other
@@ -57,6 +61,7 @@ class _Ticket:
     whole: Whole
     part: Part | None = None
     number: int = 0
+    came: LetIn | None = None
 
 
 class Bringing:
@@ -67,7 +72,6 @@ class Bringing:
         self._wholes = reach.wholes
         self._streams = reach.streams
         self._tickets: dict[int, _Ticket] = {}
-        self._numbers = itertools.count(1)
 
     # being let in
 
@@ -81,20 +85,27 @@ class Bringing:
         if whole.settings.limited:
             if request.key and await self._known(request, whole):
                 return m.Admitted(request.id, whole.token, 0)
-            keeper = self._reach.limits.home(whole)
-            if keeper == self._wholes.node:
-                number = await self._reach.limits.admit(self._reach, request, whole, deadline)
-                ticket = _Ticket(whole, whole.here, number)
+            ticket = await self._let_in(request, whole, deadline)
+        number = next(_numbers)
+        self._tickets[number] = ticket
+        return m.Admitted(request.id, whole.token, number)
+
+    async def _let_in(self, request: m.Admit, whole: Whole, deadline: Deadline) -> _Ticket:
+        """A ticket of who keeps the limits when it comes: one of who kept them before says nothing."""
+        limits = self._reach.limits
+        while True:
+            keeper = limits.keeper(whole)
+            part = await self._wholes.part(whole, keeper[0])
+            if part is whole.here:
+                number = await limits.admit(self._reach, request, whole, deadline)
             else:
-                part = await self._wholes.part(whole, keeper)
                 asked = msgspec.structs.replace(
                     request, id=0, stream=part.whole, key="", timeout_s=deadline.remaining_s
                 )
-                reply = await self._reach.ask(part, asked, m.Admitted, deadline)
-                ticket = _Ticket(whole, part, reply.ticket)
-        number = next(self._numbers)
-        self._tickets[number] = ticket
-        return m.Admitted(request.id, whole.token, number)
+                number = (await self._reach.ask(part, asked, m.Admitted, deadline)).ticket
+            if limits.keeper(whole) == keeper:
+                return _Ticket(whole, part, number, limits.let_in(whole, keeper, request.rows, request.nbytes))
+            self._let_go(whole, part, number, [])
 
     async def _known(self, request: m.Admit, whole: Whole) -> bool:
         """Whether the very same append was made before."""
@@ -107,10 +118,15 @@ class Bringing:
         ticket = self._tickets.pop(number, None)
         if ticket is None or ticket.part is None:
             return
-        if ticket.part.node == self._wholes.node:
-            self._reach.limits.give_back(ticket.whole, ticket.number, list(brought))
+        self._let_go(ticket.whole, ticket.part, ticket.number, list(brought))
+        if ticket.came is not None:
+            self._reach.limits.over(ticket.came)
+
+    def _let_go(self, whole: Whole, part: Part, number: int, brought: list[tuple[bytes, int, int, int]]) -> None:
+        if part.node == self._wholes.node:
+            self._reach.limits.give_back(whole, number, brought)
         else:
-            self._reach.soon(ticket.part, m.GiveBack(ticket.part.whole, ticket.number, list(brought)))
+            self._reach.soon(part, m.GiveBack(part.whole, number, brought))
 
     @property
     def expected(self) -> bool:

@@ -4,13 +4,15 @@ That node lets in who appends, and each part tells it what it holds, again after
 until it is given back; what it brought is told then, and counts until the parts in question have told of it.
 
 What always holds: what all parts hold, and what was let in, never pass a limit, as long as the members are the same;
-after one has come or gone, nobody is let in before every part knows and has told what it holds, and what it
-is about to announce to new homes.
+after one has come or gone, nobody is let in before every part knows and has told what it holds, and what it is about to
+announce to new homes. What a node that kept the limits before has let in counts as what those hold whose clients bring
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +29,20 @@ from dataplane.wire import peer_messages as pm
 
 _AGAIN_S = 0.5
 _COUNTED_S = 2.0
+Keeper = tuple[bytes, int, int]
+"""Who keeps a stream's limits, since when it has begun, and since when the node that asks it has."""
+
 _UNKNOWN = Held(1 << 62, 1 << 62, -(1 << 62))  # more than any limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LetIn:
+    """What a client of this node was let in with, by whom, and has not brought yet."""
+
+    whole: Whole
+    keeper: Keeper
+    rows: int
+    nbytes: int
 
 
 @dataclass(slots=True)
@@ -90,12 +105,39 @@ class Limits:
         self._asking = asking
         self._ledgers: dict[bytes, _Ledger] = {}  # by the token of the whole
         self._telling: dict[bytes, asyncio.Task[None]] = {}
+        self._let_in: defaultdict[bytes, set[LetIn]] = defaultdict(set)  # from here, by the token of the whole
         self._counted: dict[bytes, int] = {}  # by the token of the whole: up to which of its changes a part has told
         self._more = asyncio.Event()
 
     def home(self, whole: Whole) -> bytes:
         """The node that keeps the stream's limits."""
         return self._wholes.placement.home("", whole.name)
+
+    # who is let in from here
+
+    def keeper(self, whole: Whole) -> Keeper:
+        """Who is to be asked now."""
+        home = self.home(whole)
+        return (home, self._wholes.since(home), self._wholes.since(self._wholes.node))
+
+    def let_in(self, whole: Whole, keeper: Keeper, rows: int, nbytes: int) -> LetIn:
+        """A client was let in with so much by `keeper`. Once another keeps the limits, that counts here until it is
+        `over`."""
+        came = LetIn(whole, keeper, rows, nbytes)
+        self._let_in[whole.token].add(came)
+        return came
+
+    def over(self, came: LetIn) -> None:
+        """What was let in has come, or does not. Where another keeps the limits by now, it counts here until that has
+        heard of it from where it came to."""
+        if came.keeper == self.keeper(came.whole):
+            self._let_in[came.whole.token].discard(came)
+        else:
+            asyncio.get_running_loop().call_later(_COUNTED_S, self._forget, came)
+
+    def _forget(self, came: LetIn) -> None:
+        self._let_in[came.whole.token].discard(came)
+        came.whole.stream.wake()
 
     # where the limits are kept
 
@@ -212,18 +254,20 @@ class Limits:
     def _holds(self, whole: Whole) -> pm.Holds:
         home = whole.stream.home
         rows, nbytes = self._coming(whole)
+        keeper = self.keeper(whole)
+        before = [came for came in self._let_in.get(whole.token, ()) if came.keeper != keeper]
         oldest = min((min(left) for left in home.books.progress.left if left), default=None)
         return pm.Holds(
             self._asking.next_id(),
             self._wholes.node,
-            whole.name,
-            whole.generation,
-            home.changes,
-            home.books.rows.count + rows,
-            home.books.nbytes + nbytes,
-            oldest,
-            home.books.behind(),
-            self._wholes.view,
+            name=whole.name,
+            generation=whole.generation,
+            changes=home.changes,
+            rows=home.books.rows.count + rows + sum(came.rows for came in before),
+            nbytes=home.books.nbytes + nbytes + sum(came.nbytes for came in before),
+            oldest=oldest,
+            behind=home.books.behind(),
+            members=self._wholes.view,
         )
 
     def changed(self) -> None:
@@ -240,6 +284,7 @@ class Limits:
         if ledger is not None:
             ledger.admission.refuse(Closed("the stream was dropped"))
         self._counted.pop(whole.token, None)
+        self._let_in.pop(whole.token, None)
         task = self._telling.pop(whole.token, None)
         if task is not None:
             task.cancel()

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import DataplaneError, LeaseExpired, ProtocolMismatch
+from dataplane.errors import DataplaneError, LeaseExpired, PeerUnavailable, ProtocolMismatch
 from dataplane.node import packed
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
 from dataplane.node.homes import Homes
+from dataplane.node.moves import Moves
 from dataplane.node.wholes import Part, Whole, Wholes
 from dataplane.stream.block import Block
+from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.facts import Arrival
 from dataplane.stream.mirror import Mirror, measured
 from dataplane.stream.moving import Columns, renumbered, some_columns
@@ -39,6 +41,7 @@ _ROWS = 1024  # that one message announces
 _AWAY = 1 << 14  # parts that are remembered
 _TRIES = 5
 _BETWEEN_S = 0.5
+_UNSURE_S = 10.0  # in which an old home says whether it has rows that had moved
 
 
 class Held:
@@ -97,6 +100,7 @@ class Mirrors:
         self._asking = asking
         self._adopting = adopting
         adopting.let_go = self.let_go
+        self._moves = Moves()
         self._held: dict[bytes, Held] = {}
         self._announcing: set[Held] = set()
         self._away: dict[bytes, int] = {}  # by token of parts whose node had gone: up to which row others have them
@@ -140,7 +144,7 @@ class Mirrors:
             numbers = packed.int64("rows", rows)
             if len(numbers) and numbers.min() <= self._away.get(token, -1):
                 raise LeaseExpired("these rows have another home, which delivers them again")
-            if not -1 <= task < MAX_TASKS or (task >= 0 and state not in (ACKED, EXPIRED)):
+            if not MOVED <= task < MAX_TASKS or (task >= 0 and state not in (ACKED, EXPIRED)):
                 raise ProtocolMismatch(f"rows that are in state {state} for task {task}")
             for _, of in others:
                 packed.int64("rows", of)
@@ -148,14 +152,17 @@ class Mirrors:
         flying = [f for token in tokens if token in self._held for f in self._held[token].flying]
         if flying:
             await asyncio.wait(flying)
+            self._asking.check(request)  # its node may be taken for dead by now
         for token, task, rows, state, others in request.settled:
+            if task < 0:
+                self._moves.over(token, packed.int64("rows", rows))
             held = self._held.get(token)
             if held is None:
                 continue
             numbers = np.unique(packed.int64("rows", rows))
-            if task < 0:
+            if task == OVER:
                 held.mirror.over(numbers)
-            elif task < len(held.whole.settings.tasks):
+            elif 0 <= task < len(held.whole.settings.tasks):
                 held.mirror.settle(task, numbers, state)
                 held.mirror.note_others(numbers, {node: packed.int64("rows", of) for node, of in others})
             self._tidy(held)
@@ -172,21 +179,51 @@ class Mirrors:
         old = self._held.get(request.token)
         if old is not None and old.flying:
             await asyncio.wait(list(old.flying))
+            self._asking.check(request)
+        if self._moves.refused((request.token, request.part, request.since)):
+            raise PeerUnavailable("these rows are at their old home again: their new one was taken for dead")
         if old is not None:
             part = Part(request.node, request.part, request.whole, request.mark)
-            mirror, now = old.mirror, old.whole.stream.clock()
-            brought = mirror.brought(were)
-            chosen = came[np.isin(were, brought)]
-            with self.flying(old.whole, part) as there:
-                if len(brought):
-                    block, columns = mirror.block(brought, now), mirror.columns(brought)
-                    self._mirror(there, block, columns, brought, chosen, mirror.others(brought))
-                for rows, task, ref, lengths in some_columns(mirror.added(), were, came):
-                    self._homes.keep_too(ref)
-                    there.mirror.extend(rows, ref, lengths, task)
-            mirror.over(were)
+            self._bring_over(old, part, were, came)
             self._tidy(old)
         return m.Done(request.id)
+
+    async def unmoved(self, request: pm.Unmoved) -> pm.Returned:
+        """Rows are at their old home again: what was done of them at the new one. Raises ProtocolMismatch."""
+        move = (request.token, request.to, request.began)
+        part, were, came = self._moves.take_back(move, packed.int64("rows", request.rows))
+        there = [held for held in (*self._held.values(), *self._announcing) if held.part.token == request.to]
+        if part is None or not there:
+            return pm.Returned(request.id, [])
+        order = np.argsort(came)
+        were, came = were[order], came[order]
+        flying = [future for held in there for future in held.flying]
+        if flying:
+            await asyncio.wait(flying)
+        done = [
+            (task, were[np.searchsorted(came, rows)].tobytes(), state)
+            for held in there
+            for task, rows, state in held.mirror.done(came)
+        ]
+        for held in there:
+            self._bring_over(held, part, came, were)
+            self._tidy(held)
+        return pm.Returned(request.id, done)
+
+    def _bring_over(self, old: Held, part: Part, were: packed.Index, came: packed.Index) -> None:
+        """What is here of these rows is mirrored for this part from now on, under the numbers that they have there."""
+        mirror, now = old.mirror, old.whole.stream.clock()
+        brought, added = mirror.brought(were), mirror.added()
+        with self.flying(old.whole, part) as there:
+            if len(brought):
+                block, columns = mirror.block(brought, now), mirror.columns(brought)
+                self._mirror(there, block, columns, brought, came[np.isin(were, brought)], mirror.others(brought))
+            for rows, task, ref, lengths in some_columns(added, were, came):
+                self._homes.keep_too(ref)
+                there.mirror.extend(rows, ref, lengths, task)
+        here = np.isin(were, mirror.all())
+        self._moves.note(old.part, part.token, were[here], came[here])
+        mirror.over(were)
 
     def take_over(self, held: Held, were: packed.Index, came: packed.Index) -> None:
         """Rows of the part here have their home elsewhere now: what is stored here of them is mirrored from now on."""
@@ -229,6 +266,8 @@ class Mirrors:
 
     def dropped(self, whole: Whole) -> None:
         """The stream was dropped."""
+        for token in [part.token for part in whole.parts.values()]:
+            self._moves.forget(token)
         for held in [held for held in self._held.values() if held.whole is whole]:
             held.mirror.clear()
             self._tidy(held)
@@ -237,6 +276,7 @@ class Mirrors:
 
     def gone(self, node: bytes) -> None:
         """The node is no member any more, or has begun anew: its homes are others now."""
+        self._moves.gone(node)
         for held in [held for held in self._held.values() if held.part.node == node]:
             self._give_up(held)
             if not held.flying:  # else who brings something sees to it
@@ -263,6 +303,9 @@ class Mirrors:
         self._away[held.part.token] = held.mirror.last
         while len(self._away) > _AWAY:
             del self._away[next(iter(self._away))]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_UNSURE_S):
+                await self._moves.settled(held.part.token)
         for again in range(_TRIES):
             try:
                 await self._announce_rows(held)
@@ -371,6 +414,7 @@ class Mirrors:
         self._held.clear()
         self._announcing.clear()
         self._away.clear()
+        self._moves.begin_anew()
         for task in self._tasks:
             task.cancel()
 

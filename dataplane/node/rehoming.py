@@ -17,8 +17,11 @@ from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node import packed
 from dataplane.node.asking import Asking
 from dataplane.node.mirrors import Held, Mirrors, encoded
+from dataplane.node.moves import Move
 from dataplane.node.wholes import Whole, Wholes
+from dataplane.stream import moving
 from dataplane.stream.mirror import measured
+from dataplane.stream.progress import ACKED, EXPIRED
 from dataplane.stream.snapshot import block_of
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
@@ -81,9 +84,9 @@ class Rehoming:
 
     async def _say_still(self) -> None:
         view = self._wholes.view
-        self.still(pm.Still(0, self._wholes.node, view))
+        self.still(pm.Still(0, self._wholes.node, members=view))
         others = [node for node in self._wholes.placement.nodes if node != self._wholes.node]
-        said = [self._asking.tell(n, pm.Still(self._asking.next_id(), self._wholes.node, view), Done) for n in others]
+        said = [self._asking.tell(n, pm.Still(self._asking.next_id(), members=view), Done) for n in others]
         await asyncio.gather(*said, return_exceptions=True)  # who has not heard is told again after the next change
 
     def still(self, said: pm.Still) -> None:
@@ -132,7 +135,7 @@ class Rehoming:
         return {node: rows[at[positions]] for node, positions in by_node.items()}
 
     async def _move_some(self, whole: Whole, node: bytes, rows: packed.Index) -> int:
-        part = await self._wholes.part(whole, node)
+        since, part = self._wholes.since(node), await self._wholes.part(whole, node)
         stream, books = whole.stream, whole.stream.home.books
         rows = np.setdiff1d(np.intersect1d(rows, books.idle()), self._awaited(whole))
         if not len(rows):
@@ -153,31 +156,53 @@ class Rehoming:
                     moved=True,
                     others=[(other, of.tobytes()) for other, of in books.rows.past(rows).items()],
                 )
-                reply = await self._announce(node, asked)
-            except BaseException:
+                reply = await self._announce(node, since, asked)
+            except BaseException as error:
+                done: list[tuple[int, bytes, int]] = []
+                if isinstance(error, PeerUnavailable):
+                    done = await self._take_back(whole, rows, (stream.token, part.token, since))
                 if self._wholes.there(whole):
-                    self._keep(whole, rows)
+                    self._keep(whole, rows, done)
                 raise
             if self._wholes.there(whole):
                 self._moved(there, rows, reply)
         return len(rows)
 
-    def _keep(self, whole: Whole, rows: packed.Index) -> None:
-        """These hidden rows stay here, but for those of which something was lost meanwhile."""
+    async def _take_back(self, whole: Whole, rows: packed.Index, move: Move) -> list[tuple[int, bytes, int]]:
+        """Their new home has died, or begun anew, and may have had them: what was done of them there, as those know who
+        store columns of them."""
+        done: list[tuple[int, bytes, int]] = []
+        others = whole.stream.home.books.rows.ever_by_node(rows).keys() - {self._wholes.node}
+        for node in sorted(others):
+            while self._asking.knows(node):
+                said = pm.Unmoved(self._asking.next_id(), token=move[0], to=move[1], began=move[2], rows=rows.tobytes())
+                try:
+                    done += (await self._asking.tell(node, said, pm.Returned)).done
+                    break
+                except PeerUnavailable:
+                    await asyncio.sleep(_BETWEEN_S)
+        return done
+
+    def _keep(self, whole: Whole, rows: packed.Index, done: list[tuple[int, bytes, int]]) -> None:
+        """These hidden rows stay here, but for those of which something was lost meanwhile; and of which tasks are done
+        with them, that is known now."""
         stream, books = whole.stream, whole.stream.home.books
         rows = rows[books.rows.there(rows)]
         books.progress.hide(books.rows.places(rows), hidden=False)
+        for task, of, state in done:
+            if task < len(whole.settings.tasks) and state in (ACKED, EXPIRED):
+                moving.done(stream.home, task, np.intersect1d(packed.int64("rows", of), rows), state)
         dead = books.rows.dead(lambda node, shard: node == self._wholes.node or self._asking.stores(node, shard))
         stream.home.lose_rows(np.intersect1d(rows, dead), stream.clock())
         stream.home.adopted(stream.clock())
 
-    async def _announce(self, node: bytes, asked: pm.Announce) -> pm.Announced:
+    async def _announce(self, node: bytes, since: int, asked: pm.Announce) -> pm.Announced:
         """Tell the new home, again and again while it is there: it takes each row once."""
         while True:
             try:
                 return await self._asking.tell(node, asked, pm.Announced)
             except PeerUnavailable:
-                if not self._asking.knows(node):
+                if self._wholes.since(node) != since:  # it has died, or begun anew
                     raise
                 await asyncio.sleep(_BETWEEN_S)
 

@@ -94,6 +94,8 @@ class Spread:
                 self._rehoming.still(request)
             case pm.Moved():
                 return self._mirrors.moved(request)
+            case pm.Unmoved():
+                return self._mirrors.unmoved(request)
             case pm.AnnounceColumns():
                 return self._adopting.columns(request)
             case pm.Hold():
@@ -111,6 +113,7 @@ class Spread:
     def begin_anew(self, since: int) -> None:
         """Others took this node for dead: of streams nothing is left here, as if it had just been started, but that
         clients go on with what they had opened. What it stores counts from the shard `since` on."""
+        self._asking.begin_anew()
         self._far.begin_anew()
         self._rehoming.begin_anew()
         self._telling.begin_anew()

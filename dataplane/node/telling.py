@@ -10,7 +10,7 @@ import asyncio
 
 import numpy as np
 
-from dataplane.errors import DataplaneError, LeaseExpired, Retryable
+from dataplane.errors import DataplaneError, LeaseExpired, PeerUnavailable, Retryable
 from dataplane.node.asking import Asking
 from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.rows import Index, Rows
@@ -40,16 +40,22 @@ class Telling:
 
     def note(self, token: bytes, stored: Rows, task: int, rows: Index, state: int) -> None:
         """Tell the nodes that columns of these rows are on, or were, of the part of this token, what became of them."""
-        nodes = stored.past_by_node(rows) if task == MOVED else stored.ever_by_node(rows)
+        nodes = stored.ever_by_node(rows)
         there = stored.by_node(rows) | stored.expected(rows) if task >= 0 else {}
+        past = stored.past_by_node(rows) if task == MOVED else {}
         for node, of in nodes.items():
-            if node != self._node and self._asking.knows(node):
-                self.noted += 1
-                others = [(other, np.intersect1d(of, its).tobytes()) for other, its in there.items() if other != node]
-                entry = (token, max(task, OVER), of.tobytes(), state, [each for each in others if each[1]])
-                self._queues.setdefault(node, []).append(entry)
-                if node not in self._tasks:
-                    self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
+            if node == self._node or not self._asking.knows(node):
+                continue
+            others = [(other, np.intersect1d(of, its).tobytes()) for other, its in there.items() if other != node]
+            self._note(node, (token, task, of.tobytes(), state, [each for each in others if each[1]]))
+            if node in past:  # what is needed at the rows' new home is not stored there
+                self._note(node, (token, OVER, past[node].tobytes(), state, []))
+
+    def _note(self, node: bytes, entry: Entry) -> None:
+        self.noted += 1
+        self._queues.setdefault(node, []).append(entry)
+        if node not in self._tasks:
+            self._tasks[node] = asyncio.get_running_loop().create_task(self._tell(node))
 
     async def told(self) -> None:
         """When this returns, all nodes were told what was noted before, or are no members any more. Raises LeaseExpired
@@ -65,7 +71,7 @@ class Telling:
         try:
             while queue:
                 entries = _together(queue)
-                message = pm.Settled(self._asking.next_id(), entries)
+                message = pm.Settled(self._asking.next_id(), settled=entries)
                 try:
                     await self._asking.tell(node, message, m.Done, _AGAIN_S)
                 except LeaseExpired as error:
@@ -102,8 +108,9 @@ class Telling:
             self._waiting[node] = left
 
     def begin_anew(self) -> None:
-        """Rows have other homes now: nobody is told of them from here, and who waits for that is refused."""
-        over = LeaseExpired("others had taken this node for dead: these rows go to others")
+        """Rows have other homes now: nobody is told of them from here, and who waits for that hears that nobody knows:
+        the others may have been told before they took this node for dead."""
+        over = PeerUnavailable("others took this node for dead as they were told of this: it may count, or not")
         tasks, self._tasks, self._queues = self._tasks, {}, {}
         for node, task in tasks.items():
             self._served(node, 1 << 62, over)

@@ -185,6 +185,11 @@ class Wholes:
         """The nodes that are there."""
         return self._membership.members
 
+    def since(self, node: bytes) -> int:
+        """Since when that node has begun; -1 for one that is no member."""
+        member = self._membership.members.get(node)
+        return -1 if member is None else member.since
+
     def named(self, name: str) -> Whole | None:
         """The stream of this name, if it is known here."""
         return self._by_name.get(name)

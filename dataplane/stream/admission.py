@@ -9,12 +9,16 @@ What always holds: rows and bytes in the stream and admitted to it never pass a 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.settings import Settings
+
+_numbers = itertools.count(1)
+"""Of tickets: of no two streams the same, nor of what keeps a stream's limits now and what did before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +50,6 @@ class Admission:
         self._held = held
         self._entries: deque[Entry] = deque()
         self._tickets: dict[int, Entry] = {}
-        self._next_ticket = 1
         self._rows = 0
         self._nbytes = 0
 
@@ -76,8 +79,7 @@ class Admission:
             if why:
                 break
             self._entries.remove(entry)
-            ticket = self._next_ticket
-            self._next_ticket += 1
+            ticket = next(_numbers)
             self._tickets[ticket] = entry
             self._rows += entry.rows
             self._nbytes += entry.nbytes

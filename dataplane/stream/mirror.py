@@ -93,6 +93,15 @@ class Mirror:
             states = books.progress.states(books.rows.places(there), len(there))[task]
             books.settle(task, there[(states != ACKED) & (states != EXPIRED)], state)
 
+    def done(self, rows: Index) -> list[tuple[int, Index, int]]:
+        """Which tasks are done with which of these rows, and in which state."""
+        found = []
+        for books in (self._brought, self._added):
+            there = rows[books.rows.there(rows)]
+            for task, states in enumerate(books.progress.states(books.rows.places(there), len(there))):
+                found += [(task, there[states == state], state) for state in (ACKED, EXPIRED)]
+        return [each for each in found if len(each[1])]
+
     def note_others(self, rows: Index, others: Mapping[bytes, Index]) -> None:
         """Those of these rows that are in `others` have columns on that node, too, and the rest have none elsewhere."""
         if others or self._others:
@@ -146,6 +155,10 @@ class Mirror:
     def last(self) -> int:
         """The highest number that a row here ever had; -1 for none."""
         return max(self._brought.rows.next, self._added.rows.next) - 1
+
+    def all(self) -> Index:
+        """All rows of which something is here."""
+        return np.union1d(self._brought.rows.all(), self._added.rows.all())
 
     def brought(self, rows: Index) -> Index:
         """Which of these rows were appended from here."""

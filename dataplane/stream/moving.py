@@ -1,7 +1,7 @@
 """Rows that come to a home from elsewhere, with all that is known of them: their own home has died, or is this one now.
 
 What always holds: a row that comes is pending for each task that is not known to have done it, and has a new number
-here; one whose key is here already does not come again.
+here; one whose key is here already does not come again, but what tasks have done of it elsewhere is done here too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
 from dataplane.stream.block import Block
 from dataplane.stream.home import Home
+from dataplane.stream.progress import ACKED, EXPIRED, PENDING
 from dataplane.stream.rows import Index
 from dataplane.stream.snapshot import block_rows, put_back
 
@@ -32,11 +34,37 @@ def adopt(home: Home, block: Block, now: float) -> tuple[Index, Index]:
     were = block_rows(block)
     if len(were) and not ((were[1:] > were[:-1]).all() and were[0] >= 0):
         raise Corrupt("a block of rows that are not in order")
-    were = were[[not key or not home.books.keys.has(key) for key in block.keys]]
+    known = np.array([bool(key) and home.books.keys.has(key) for key in block.keys], np.bool_)
+    _settle(home, block, known)
+    were = were[~known]
     came = np.arange(home.books.rows.next, home.books.rows.next + len(were))
     put_back(home, renumbered(block, were, came), now, anew=True)
     home.books.appended += len(came)
     return were, came
+
+
+def _settle(home: Home, block: Block, known: npt.NDArray[np.bool_]) -> None:
+    """These rows of the block are here already: what tasks have done of them where they were meanwhile is done. Who
+    holds such a row holds it still."""
+    if not known.any():
+        return
+    books, tasks = home.books, len(home.settings.tasks)
+    states = np.frombuffer(block.states, np.uint8)
+    if len(states) != tasks * len(known):
+        raise Corrupt(f"a block of {len(known)} rows and {len(states)} bytes of what is known of them")
+    rows = books.keys.known_rows([key for key, there in zip(block.keys, known, strict=True) if there])
+    for task, of in enumerate(states.reshape(tasks, -1)[:, known]):
+        for state in (ACKED, EXPIRED):
+            done(home, task, rows[of == state], state)
+
+
+def done(home: Home, task: int, rows: Index, state: int) -> None:
+    """The task is done with those of these rows that are here, wherever it has said so; who holds one holds it."""
+    books = home.books
+    rows = np.unique(rows[books.rows.there(rows)])
+    places = books.rows.places(rows)
+    pending = books.progress.states(places, len(rows))[task] == PENDING
+    books.settle(task, rows[pending & ~books.progress.dropped(places, len(rows))], state)
 
 
 def renumbered(block: Block, were: Index, came: Index) -> Block:

@@ -135,12 +135,11 @@ class Locate(Message, frozen=True, tag="locate"):
     token: bytes
 
 
-class Settled(Message, frozen=True, tag="settled"):
+class Settled(Fenced, frozen=True, kw_only=True, tag="settled"):
     """What has become of rows, to a node that columns of them are stored on: of which part (its token) they are, the
-    task that is done with them, the rows (int64), and the state; task -1: they are gone; and which other nodes store
-    columns of which of them. Answered by `Done`."""
+    task that is done with them, the rows (int64), and the state; task -1: they are gone; -2: they have moved, and the
+    part has let go of them; and which other nodes store columns of which of them. Answered by `Done`."""
 
-    id: int
     settled: list[tuple[bytes, int, bytes, int, list[tuple[bytes, bytes]]]]
 
 
@@ -174,12 +173,20 @@ class Moved(Fenced, frozen=True, kw_only=True, tag="moved"):
     rows: bytes
 
 
-class Still(Message, frozen=True, tag="still"):
+class Unmoved(Fenced, frozen=True, kw_only=True, tag="unmoved"):
+    """Rows of the part `token` were about to move to the part `to`, whose node had begun with `began` and has died:
+    they are at their old home again, which tells it. Answered by `Returned`."""
+
+    token: bytes
+    to: bytes
+    began: int
+    rows: bytes
+
+
+class Still(Fenced, frozen=True, kw_only=True, tag="still"):
     """As far as this node knows, to whom these nodes are members (a digest of all), no row here has its home elsewhere.
     Answered by `Done`."""
 
-    id: int
-    node: bytes
     members: bytes
 
 
@@ -238,13 +245,12 @@ class FindReplicas(Message, frozen=True, tag="find-replicas"):
     shards: list[int]
 
 
-class Holds(Message, frozen=True, tag="holds"):
+class Holds(Fenced, frozen=True, kw_only=True, tag="holds"):
     """What a node's part of a stream holds, at which of its changes: rows, bytes, the oldest policy version that a task
     has to do, and the tasks it waits for; and a digest of the members, as in `Still`. Rows that it is about to announce
-    to a new home are among them. Answered by `Done`."""
+    to a new home are among them, and those that its clients were let in with by who kept the limits before. Answered by
+    `Done`."""
 
-    id: int
-    node: bytes
     name: str
     generation: int
     changes: int
@@ -319,6 +325,7 @@ PeerRequest = (
     | AnnounceColumns
     | Holds
     | Moved
+    | Unmoved
     | Still
     | Hold
     | HeldAs
@@ -416,6 +423,13 @@ class Announced(Message, frozen=True, tag="announced"):
     rows: bytes
 
 
+class Returned(Message, frozen=True, tag="returned"):
+    """What was done of rows where they were meanwhile: a task, the rows (int64), and the state."""
+
+    id: int
+    done: list[tuple[int, bytes, int]]
+
+
 class FoundTable(Message, frozen=True, tag="found-table"):
     """Whether it is here."""
 
@@ -434,6 +448,7 @@ PeerReply = (
     | Part
     | Located
     | Announced
+    | Returned
     | FoundReplicas
     | FoundTable
 )

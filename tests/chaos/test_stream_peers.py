@@ -97,6 +97,10 @@ def mean(known: Facts) -> list[Any]:
             **how,
         )
 
+    def holds(**how: Any) -> pm.Holds:
+        nothing = {"changes": 0, "rows": 0, "nbytes": 0, "oldest": None, "behind": []}
+        return pm.Holds(1, **{"name": "rollouts", "generation": known.generation, **nothing, **how})
+
     requests = [
         m.Watch(1, token, "actor", 2**40, ["id"], None, 2**62, 0, False, 0.0),
         m.Watch(1, token, "nobody", 1, ["id"], None, 1, 0, False, 0.0),
@@ -133,10 +137,10 @@ def mean(known: Facts) -> list[Any]:
         pm.DropStream(1, "nothing", 2**63 - 1),
         pm.DropStream(1, "x" * 100_000, 1),
         pm.Locate(1, b""),
-        *(pm.Settled(1, [(token, task, packed(*HUGE), 2, [])]) for task in (-9, -1, 0, 1, 63, 64, 2**40)),
-        *(pm.Settled(1, [(known.whole, 0, packed(0, 0, 0), state, [])]) for state in (-1, 0, 1, 77, 2**40)),
-        pm.Settled(1, [(b"nobody", 0, b"odd", 2, [(b"x", b"odd")])]),
-        pm.Settled(1, [(token, 0, packed(0), 2, [(b"x", packed(*HUGE))])] * 100),
+        *(pm.Settled(1, settled=[(token, task, packed(*HUGE), 2, [])]) for task in (-9, -2, -1, 0, 1, 63, 64, 2**40)),
+        *(pm.Settled(1, settled=[(known.whole, 0, packed(0, 0, 0), state, [])]) for state in (-1, 0, 1, 77, 2**40)),
+        pm.Settled(1, settled=[(b"nobody", 0, b"odd", 2, [(b"x", b"odd")])]),
+        pm.Settled(1, settled=[(token, 0, packed(0), 2, [(b"x", packed(*HUGE))])] * 100),
         announce(block(rows=packed(5, 5))),
         announce(block(rows=packed(9, 3))),
         announce(block(rows=packed(-7, 2**62))),
@@ -165,10 +169,12 @@ def mean(known: Facts) -> list[Any]:
         pm.Moved(1, node, token=token, were=packed(0, 1), part=b"t", whole=b"w", mark="mark", rows=packed(0)),
         pm.Moved(1, node, token=token, were=packed(1, 0), part=b"t", whole=b"w", mark="mark", rows=packed(5, 5)),
         pm.Moved(1, token=b"nobody", were=packed(*HUGE), part=b"", whole=b"", mark="", rows=packed(*HUGE)),
-        pm.Still(1, b"nobody", b"x" * 1000),
-        pm.Holds(1, node, "rollouts", known.generation, 2**63 - 1, 2**63 - 1, 2**63 - 1, -(2**63), ["x"] * 1000, b""),
-        pm.Holds(1, b"nobody", "rollouts", known.generation, -1, -(2**62), -(2**62), None, [], b"x"),
-        pm.Holds(1, b"nobody", "nothing", -1, 0, 0, 0, 0, [], b""),
+        *(pm.Unmoved(1, token=of, to=b"t", began=2**62, rows=packed(*HUGE)) for of in (token, b"nobody")),
+        pm.Unmoved(1, token=token, to=token, began=-1, rows=b"odd"),
+        pm.Still(1, b"nobody", members=b"x" * 1000),
+        holds(node=node, changes=2**63 - 1, rows=2**63 - 1, nbytes=2**63 - 1, oldest=-(2**63), behind=["x"] * 1000),
+        holds(node=b"nobody", since=2**62, changes=-1, rows=-(2**62), nbytes=-(2**62), members=b"x"),
+        holds(node=b"nobody", name="nothing", generation=-1),
     ]
 
 
@@ -200,6 +206,35 @@ def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[An
     for stream in streams[:1]:
         stream.drop()
     eventually(lambda: all(map(nothing_kept, planes)), "nothing is kept for who lied")
+
+
+def test_rows_whose_columns_are_with_who_is_not_known_are_nobodys(nodes: tuple[list[Host], list[Any]]) -> None:
+    """He has died, or this node has not heard of him yet. Who was given them could not read them, again and again."""
+    hosts, planes = nodes
+    stream = planes[0].stream("rollouts", tasks=["actor"])
+    mine = planes[1].put({"id": np.arange(2)})
+    with voices() as voice:
+        liar = voice(hosts[0].listens, None)
+        known = Facts(liar.ask, planes[1].stats().node, mine)
+        his = known.ref.replace(known.node, b"unknown!")
+        assert his != known.ref
+        asked = pm.Announce(
+            1,
+            name="rollouts",
+            settings=SETTINGS,
+            generation=known.generation,
+            token=b"sometok!",
+            block=block(),
+            columns=[(packed(0, 1), -1, his, {})],
+        )
+        reply = liar.ask(asked)
+        assert isinstance(reply, pm.Announced)
+        assert len(reply.rows) == 2 * 8
+    assert stream.stats()["rows"] == 2
+    with pytest.raises(dp.NotReady):
+        stream.consume("actor", rows=1, columns=["id"], timeout=0.5).__enter__()
+    eventually(lambda: stream.stats()["rows"] == 0, "nobody has told of them")
+    assert len(stream.lost()) == 2
 
 
 def drained_of(stream: Any) -> list[int]:

@@ -373,6 +373,23 @@ async def test_away_for_long_it_begins_anew(start: Start, monkeypatch: pytest.Mo
     await until(lambda: one.sees == two.sees == {b"one", b"two"})
 
 
+async def test_who_says_that_it_has_begun_anew_is_another_from_then_on(start: Start) -> None:
+    """Also before it is greeted: what it has said before and what it says now are not taken for one."""
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    seen: list[set[bytes]] = []
+    one.membership.watch(lambda: seen.append(one.sees))
+    one.membership.met(b"two", 0)
+    one.membership.met(b"another", 7)
+    one.membership.met(b"one", 7)
+    assert seen == []
+    one.membership.met(b"two", 4)
+    assert seen == [{b"one"}, {b"one", b"two"}]
+    assert one.membership.members[b"two"].since == 4
+    assert one.membership.fences(b"two", 3)
+
+
 async def test_away_for_less_than_that_it_takes_nobody_for_dead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others have taken it for dead already: they heard of it last before it was stopped."""
     one = start(b"one")
@@ -387,6 +404,17 @@ async def test_away_for_less_than_that_it_takes_nobody_for_dead(start: Start, mo
         one.membership._bury(two.address, loop.time())
     assert one.sees == {b"one", b"two"}
     assert one.begun == 0
+
+
+async def test_an_answer_from_before_it_was_away_makes_nobody_dead(start: Start) -> None:
+    """It was asked for before, and read after."""
+    one = start(b"one")
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    loop, dead_s = asyncio.get_running_loop(), one.membership._dead_s
+    heard = one.membership._heard[b"two"] = loop.time() + dead_s  # as if all that was asked was asked long ago
+    await until(lambda: loop.time() > heard - 0.5 * dead_s)
+    assert one.membership._heard[b"two"] == heard
 
 
 async def test_who_begins_anew_takes_nobody_for_dead_that_answered_it(start: Start) -> None:

@@ -72,7 +72,7 @@ class Two:
         for each in (self.peers, self.others):
             each.start()
         self.members = {ME: Member(ME, ""), THEM: Member(THEM, self.others.address)}
-        self.asking = Asking(ME, self.peers, cast(Any, SimpleNamespace(members=self.members)))
+        self.asking = Asking(ME, self.peers, cast(Any, SimpleNamespace(members=self.members, look=lambda: None)))
 
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
         self.heard.append(request)
@@ -112,6 +112,30 @@ async def test_a_question_that_is_asked_again_is_done_once(two: Two, monkeypatch
     two.client.go.set()
     assert (await asked).grant == 7
     assert two.client.done == ["granted"]
+
+
+async def test_what_was_made_before_this_node_began_anew_is_not_sent_after(two: Two) -> None:
+    before = pm.Still(two.asking.next_id(), members=b"")
+    assert isinstance(await two.asking.tell(THEM, before, Done), Done)
+    two.asking.begin_anew()
+    with pytest.raises(PeerUnavailable, match="begun anew"):
+        await two.asking.tell(THEM, before, Done)
+    await two.asking.tell(THEM, pm.Still(two.asking.next_id(), members=b""), Done)
+    assert len(two.of(pm.Still)) == 2
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_question_ends_when_this_node_begins_anew(two: Two, busy: bool) -> None:
+    """Also one that was about to be asked again: who was asked has forgotten that it was, and would do it twice."""
+
+    async def hold(request: Any) -> Message:
+        two.members[ME] = Member(ME, "", since=3)
+        return pm.Waits(request.id, busy=busy)
+
+    two.hold = hold
+    with pytest.raises(PeerUnavailable, match="begun anew"):
+        await two.asking.ask(THEM, 1, CONSUME, m.Delivered, 30.0)
+    assert len(two.of(pm.Ask)) == 1
 
 
 async def test_an_answer_that_was_lost_is_told_again(two: Two) -> None:

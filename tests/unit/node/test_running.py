@@ -39,6 +39,9 @@ class Members(Membership):
     def fences(self, node: bytes, since: int) -> bool:
         return False
 
+    def met(self, node: bytes, since: int) -> None:
+        pass
+
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LeaseExpired
+from dataplane.errors import PeerUnavailable
 from dataplane.node.telling import Telling
 from dataplane.stream.progress import ACKED
 from dataplane.stream.rows import Rows
@@ -21,7 +21,7 @@ ME, THEM = b"me......", b"them...."
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_what_comes_after_it_began_anew_is_told_and_what_was_before_is_refused(begun: bool) -> None:
+async def test_what_comes_after_it_began_anew_is_told_and_of_what_was_before_nobody_knows(begun: bool) -> None:
     """Also where the task that told of what was before had not run yet."""
     heard: list[list[int]] = []
     hears = asyncio.Event()
@@ -44,7 +44,7 @@ async def test_what_comes_after_it_began_anew_is_told_and_what_was_before_is_ref
     async with asyncio.timeout(5):
         await after
         if begun:
-            with pytest.raises(LeaseExpired):
+            with pytest.raises(PeerUnavailable):
                 await before
         else:  # it began to wait only then
             await before

@@ -177,6 +177,23 @@ def test_dropped_rows_are_not_told_as_lost() -> None:
     assert [key for key, _, _ in told.home.take_lost(10)] == ["~m.1"]
 
 
+def test_of_a_row_that_is_here_already_only_what_tasks_have_done_comes() -> None:
+    """It was announced by who stores it too, and has been acked where it was meanwhile."""
+    there, told = Told("t"), Told("m")
+    for each in (there, told):
+        each.append(stored(1, 4, "x", node=THIRD), keys=["a", "b", "c", "d"])
+    there.books.settle(0, at(0, 1, 2), ACKED)
+    there.books.settle(1, at(1), EXPIRED)  # of which no more is left, there
+    held = told.lease(0, 2)
+    told.books.progress.hide(told.books.rows.places(at(3)), hidden=True)
+    block = block_of(there.books, at(0, 2, 3), NOW)
+    were, came = adopt(told.home, block, NOW)
+    assert (were.tolist(), came.tolist()) == ([], [])
+    assert told.states(0, 1, 2, 3) == [[ACKED, PENDING, LEASED, PENDING], [PENDING] * 4]
+    told.home.ack(held, "c", None, NOW)
+    assert told.states(2)[0] == [ACKED]
+
+
 def test_hidden_rows_are_nobodys_until_they_are_shown_again() -> None:
     told = Told()
     told.append(stored(1, 3, "x"))
