@@ -210,19 +210,11 @@ class Gathering:
         return granted
 
     async def ack(self, request: m.Ack) -> None:
-        """The client is done with a delivery, or gives it back. Raises LeaseExpired; PeerUnavailable where it is not
-        known whether that counts."""
+        """The client is done with a delivery, or gives it back. Raises LeaseExpired, and then none of it counts;
+        PeerUnavailable where it is not known whether all of it does."""
         told = self._find(request.grant)
-        lives = [self._reach.wholes.alive(part) for part, _ in told]
-        if request.done and not all(lives):  # what it means is not done, and so none of it is
-            for (part, reply), lives_on in zip(told, lives, strict=True):
-                if lives_on:
-                    back = m.Ack(0, part.token, reply.grant, None, done=False, seen=request.seen)
-                    self._reach.soon(part, back)
         try:
-            await self.each(
-                self._reach, told, lambda part, n: m.Ack(0, part.token, n, None, request.done, request.seen)
-            )
+            await self.settle(self._reach, told, done=request.done, seen=request.seen)
         finally:
             self._granted.pop(request.grant, None)
 
@@ -239,6 +231,30 @@ class Gathering:
             if not reach.wholes.alive(part):
                 raise LeaseExpired(f"some of these rows go to others: their home, node {part.node.hex()}, has died")
         await all_of([reach.ask(part, make(part, reply.grant), m.Done) for part, reply in told])
+
+    @staticmethod
+    async def settle(reach: Reach, told: Sequence[Told], *, done: bool, seen: bool) -> None:
+        """As `ack`, for grants of one home or of several. All of a delivery is done, or none of it: those who do not
+        hold their rows any more are found before anybody is told."""
+
+        def ack(part: Part, number: int, done: bool = done) -> m.Ack:
+            return m.Ack(0, part.token, number, None, done, seen)
+
+        several = done and len(told) > 1
+        if several:
+            try:
+                await Gathering.each(reach, told, lambda part, number: m.Renew(0, part.token, number, None))
+            except DataplaneError:
+                for part, reply in told:
+                    if reach.wholes.alive(part):
+                        reach.soon(part, ack(part, reply.grant, done=False))
+                raise
+        try:
+            await Gathering.each(reach, told, ack)
+        except LeaseExpired as error:
+            if several:  # it held on a moment ago
+                raise PeerUnavailable(f"some of these rows may be done, and some are not: {error}") from None
+            raise
 
     def leave(self) -> None:
         """The client has gone; its homes are told so by others."""

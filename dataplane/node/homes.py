@@ -161,7 +161,8 @@ class Homes:
         """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}
         self._by_token: dict[bytes, Stream] = {}
-        self._since = 0
+        self.since = 0
+        """The first shard that streams can count on: of before this node began anew, they count on nothing."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
@@ -220,7 +221,7 @@ class Homes:
     def begin_anew(self, since: int) -> None:
         """Others took this node for dead: no rows are here any more, and what was stored before the shard `since` is of
         no use to streams."""
-        self._since = since
+        self.since = since
         for stream in list(self._by_token.values()):
             stream.begin_anew(self._node)
 
@@ -285,7 +286,7 @@ class Homes:
                 if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node, shard):
                     continue
                 raise OwnerDied(f"node {node.hex()} has died, or was taken for dead: put this again", node=node.hex())
-            if shard < self._since and not anywhere:
+            if shard < self.since and not anywhere:
                 raise OwnerDied("this node was taken for dead after this was put: put it again", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)

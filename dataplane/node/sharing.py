@@ -137,7 +137,7 @@ class Sharing:
 
     async def _settle(self, shared: _Shared, grant: Grant, *, done: bool, seen: bool = True) -> None:
         told = shared.told.pop(grant.number, ())
-        await Gathering.each(self._own, told, lambda part, n: m.Ack(0, part.token, n, None, done, seen))
+        await Gathering.settle(self._own, told, done=done, seen=seen)
 
     def _schedule(self, whole: Whole, shared: _Shared) -> None:
         if shared.timer is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Closed, LeaseExpired, ProtocolMismatch
+from dataplane.errors import Backpressure, Closed, LeaseExpired, PeerUnavailable, ProtocolMismatch
 from dataplane.node import packed
 from dataplane.node.delivering import Delivering, dead_letters
 from dataplane.node.homes import Homes, Stream
@@ -147,13 +147,13 @@ class Streaming:
                     found = keys.known_rows(request.keys)
                 return m.Placed(request.id, np.where(stream.home.books.rows.there(found), found, -1).tobytes())
             case m.Ack():
-                noted = self._homes.noted
+                noted, since = self._homes.noted, self._homes.since
                 if request.done:
                     stream.home.ack(request.grant, self._client, request.replica, now)
                 else:
                     stream.home.nack(request.grant, self._client, request.replica, now, seen=request.seen)
                 if self._homes.noted != noted:
-                    return partial(self._told, request)
+                    return partial(self._told, request, since)
             case m.Renew():
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
@@ -196,9 +196,12 @@ class Streaming:
         await stream.still(rows)
         return stream.elsewhere(request.id, rows) or do(request, self._homes.find(stream.token))
 
-    async def _told(self, request: m.Ack) -> m.Reply:
-        """An ack is answered once those know of it who could deliver the rows again, were this node to die."""
+    async def _told(self, request: m.Ack, since: int) -> m.Reply:
+        """An ack is answered once those know of it who could deliver the rows again, were this node to die. Raises
+        PeerUnavailable where it has begun anew meanwhile."""
         await self._homes.told()
+        if self._homes.since != since:
+            raise PeerUnavailable("others took this node for dead as they were told of this: it may count, or not")
         return m.Done(request.id)
 
     # appending

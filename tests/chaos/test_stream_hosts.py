@@ -93,6 +93,21 @@ def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) ->
     assert sorted(drained(streams[1], "reward", ["id"])) == list(range(30))
 
 
+def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Cluster) -> None:
+    """The home that has the others lets go of them: who is told that his work does not count leaves no row undone."""
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
+    here, there = cluster.homed("rollouts", 1), cluster.homed("rollouts", 2)
+    streams[0].append(ids(len(here)), group=here)
+    streams[2].append(ids(len(there), 100), group=there)
+    rows = len(here) + len(there)
+    held = streams[1].consume("actor", rows=rows, min_rows=rows, columns=["id"], timeout=10).__enter__()
+    cluster.kill(0)
+    with pytest.raises(dp.LeaseExpired):
+        held.ack()
+    streams[1].close()
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 100 + len(there)))
+
+
 def test_columns_that_came_from_a_third_host_survive_the_home(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
