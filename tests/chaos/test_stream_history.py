@@ -2,8 +2,7 @@
 what it was told, and at the end the rules of streams are held against all of it (`tests.chaos.history`).
 
 What happens is drawn from a seed. `python -m tests.chaos.test_stream_history SEED...` runs others than the few here,
-with the faults that DATAPLANE_TEST_FAULTS names. With "away stop join", where nodes are stopped for so long that others
-take them for dead, about one in six is broken still, by a few rows (decision 0020).
+with the faults that DATAPLANE_TEST_FAULTS names: "away" stops a node for so long that others take it for dead.
 """
 
 from __future__ import annotations
@@ -323,6 +322,12 @@ def perform(seed: int, faults: list[str]) -> None:
 @pytest.mark.parametrize("seed", [5, 16, 71])
 def test_a_history(seed: int) -> None:
     perform(seed, FAULTS)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("seed", [126, 127])
+def test_a_history_of_nodes_that_come_back(seed: int) -> None:
+    perform(seed, ["away", "stop", "join"])
 
 
 def test_the_rules_find_what_is_broken() -> None:
