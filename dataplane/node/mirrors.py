@@ -247,6 +247,8 @@ class Mirrors:
     ) -> None:
         if held.over:
             return
+        new = ~np.isin(came, held.mirror.brought(came))  # the others' home has told of them first
+        were, came = were[new], came[new]
         taken = some_columns(columns, were, came)
         for _, _, ref, _ in taken:
             self._homes.keep_too(ref)
