@@ -19,7 +19,7 @@ tensordict = pytest.importorskip("tensordict")
 from tensordict import TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
-from tests.integrations.transfer_queue.nursery import Nursery, Process  # noqa: E402
+from tests.integrations.nursery import Nursery, Process  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
