@@ -29,13 +29,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
 @pytest.fixture
 def start(nursery: Nursery) -> Callable[..., Process]:
     """Starts a process that runs a program."""

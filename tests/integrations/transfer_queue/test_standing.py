@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,6 +14,7 @@ import pytest
 from dataplane.errors import Misuse
 from dataplane.integrations import transfer_queue as ours
 from dataplane.integrations.transfer_queue.standing import VARIABLE
+from tests.integrations.nursery import Nursery
 
 real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
@@ -26,8 +25,6 @@ pytestmark = [
     pytest.mark.leaks(reason="torch keeps threads and descriptors once it is used"),
     pytest.mark.filterwarnings("ignore"),  # verl's own
 ]
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +56,7 @@ def test_verl_that_was_imported_before_is_given_ours_and_then_its_own_again() ->
     assert VARIABLE not in os.environ
 
 
-def test_verl_that_was_imported_meanwhile_has_its_own_afterwards() -> None:
+def test_verl_that_was_imported_meanwhile_has_its_own_afterwards(nursery: Nursery) -> None:
     """Also where nobody had imported TransferQueue before. In a process of its own: a module is imported once."""
     program = """
         from dataplane.integrations import transfer_queue as ours
@@ -71,11 +68,10 @@ def test_verl_that_was_imported_meanwhile_has_its_own_afterwards() -> None:
         assert transfer_queue is not ours
         assert transferqueue_utils.tq is transfer_queue
         assert transferqueue_utils.KVBatchMeta is transfer_queue.KVBatchMeta
+        tell("all is well")
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+    with nursery.process(textwrap.dedent(program)) as process:
+        assert process.hear() == "all is well"
 
 
 def test_who_imported_transferqueue_before_is_told(

@@ -1,4 +1,4 @@
-"""What the tests of verl's doors share: an environment for their processes, and a process that forks others."""
+"""What the tests of verl's doors share: an environment for their processes, and a Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dataplane.integrations import process
-from tests.integrations.nursery import Nursery
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,13 +24,6 @@ def environment() -> Iterator[None]:
         process.close()
         if "ray" in sys.modules:
             sys.modules["ray"].shutdown()
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
