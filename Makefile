@@ -5,9 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
+DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue) # what takes longest begins first
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-integrations test-transports demo demo-hosts bench bench-hosts clean
+.PHONY: help install check format test test-integrations test-transports demo demo-hosts bench bench-hosts clean $(DOORS)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,7 +37,10 @@ test: $(STAMP) ## run the tests, two at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --basetemp="$$base/t"
 
 test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueue, OpenRLHF and Ray, in an environment of their own
-	@for each in tests/integrations/*/; do $(OTHERS)/bin/python -m pytest -q "$$each" || exit 1; done # each by itself: they change each other
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)
+
+$(DOORS): # each in a process of its own: they change each other
+	@echo "-- $@" && $(OTHERS)/bin/python -m pytest -q $@
 
 $(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)

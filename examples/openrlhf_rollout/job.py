@@ -101,47 +101,59 @@ def prompts(size: Size, where: Path) -> Iterator[tuple[Any, ...]]:
         yield ["pictures"], [text], ["0"], [[str(picture)]]
 
 
-def run(size: Size, where: Path, *, lazy: bool) -> Report:
-    """All steps, in a Ray that is initialised. lazy: executors give handles; whether groups send references is for the
-    hook, which is installed or not."""
-    make_model(where)
-    args = settings(size)
-    strategy, processor = Strategy(args), Processor(size.side)
-    rollout = Rollout.remote(lazy)
-    groups = {
-        "policy": RayActorGroup(1, size.ranks, Policy, num_gpus_per_actor=0.2),
-        "reference": RayActorGroup(1, 1, Reference, num_gpus_per_actor=0.2),
-        "reward": RayActorGroup(1, 1, Reward, num_gpus_per_actor=0.2),
-    }
-    for group in groups.values():
-        ray.get(group.async_init_model_from_pretrained(strategy, str(where)))
-    generator = SamplesGenerator(strategy, list(prompts(size, where)), None, processor, [rollout])
-    maker = RemoteExperienceMaker(
-        groups["policy"], None, groups["reward"], groups["reference"], FixedKLController(0.01), strategy, processor
-    )
-    workers = {
-        f"{name} {rank}": worker for name, group in groups.items() for rank, worker in enumerate(group._actor_handlers)
-    }
-    workers["rollout"] = rollout
-    driver = _Measured()
-    driver.begin()
-    ray.get([worker.begin.remote() for worker in workers.values()])
-    losses, weights, rewards, step_s = [], [], [], []
-    meter = Meter()
-    with meter:
-        for _ in range(size.steps):
-            began = time.perf_counter()
-            samples, *_ = generator.generate_samples(max_new_tokens=8, max_len=4096)
-            experiences = maker.make_experience_batch(samples)
-            ray.get(groups["policy"].async_run_method_batch(method_name="append", experience=experiences))
-            status = ray.get(groups["policy"].async_run_method(method_name="fit", kl_ctl=0.01))
-            step_s.append(time.perf_counter() - began)
-            losses.append(sum(each["loss"] for each in status) / len(status))
-            weights.append(sum(each["weights"] for each in status))
-            rewards.append(float(torch.cat([each.info["reward"] for each in experiences]).mean()))
-            del samples, experiences
-    peaks = {"driver": driver.measured()[0]}
-    peaks |= {name: ray.get(worker.measured.remote())[0] for name, worker in workers.items()}
-    if lazy:
-        peaks["the node's memory"] = process.plane().stats().memory_peak
-    return Report(losses, weights, rewards, step_s, meter.seconds, meter.moved, peaks)
+class Crew:
+    """The workers, in a Ray that is initialised. Runs follow one another, each with new models."""
+
+    def __init__(self, size: Size, where: Path) -> None:
+        """where: a directory for the model and the pictures."""
+        make_model(where)
+        self._size, self._where = size, where
+        self._strategy, self._processor = Strategy(settings(size)), Processor(size.side)
+        self._rollout = Rollout.remote()
+        self._groups = {
+            "policy": RayActorGroup(1, size.ranks, Policy, num_gpus_per_actor=0.2),
+            "reference": RayActorGroup(1, 1, Reference, num_gpus_per_actor=0.2),
+            "reward": RayActorGroup(1, 1, Reward, num_gpus_per_actor=0.2),
+        }
+        self._workers = {
+            f"{name} {rank}": worker
+            for name, group in self._groups.items()
+            for rank, worker in enumerate(group._actor_handlers)
+        }
+        self._workers["rollout"] = self._rollout
+
+    def run(self, *, lazy: bool) -> Report:
+        """All steps. lazy: executors give handles; whether groups send references is for the hook, which is installed
+        or not."""
+        policy, reference, reward = (self._groups[name] for name in ("policy", "reference", "reward"))
+        starting = [self._rollout.use.remote(lazy)]
+        for group in self._groups.values():
+            starting += group.async_init_model_from_pretrained(self._strategy, str(self._where))
+        ray.get(starting)
+        pictures = list(prompts(self._size, self._where))
+        generator = SamplesGenerator(self._strategy, pictures, None, self._processor, [self._rollout])
+        maker = RemoteExperienceMaker(
+            policy, None, reward, reference, FixedKLController(0.01), self._strategy, self._processor
+        )
+        driver = _Measured()
+        driver.begin()
+        ray.get([worker.begin.remote() for worker in self._workers.values()])
+        losses, weights, rewards, step_s = [], [], [], []
+        meter = Meter()
+        with meter:
+            for _ in range(self._size.steps):
+                began = time.perf_counter()
+                samples, *_ = generator.generate_samples(max_new_tokens=8, max_len=4096)
+                experiences = maker.make_experience_batch(samples)
+                ray.get(policy.async_run_method_batch(method_name="append", experience=experiences))
+                status = ray.get(policy.async_run_method(method_name="fit", kl_ctl=0.01))
+                step_s.append(time.perf_counter() - began)
+                losses.append(sum(each["loss"] for each in status) / len(status))
+                weights.append(sum(each["weights"] for each in status))
+                rewards.append(float(torch.cat([each.info["reward"] for each in experiences]).mean()))
+                del samples, experiences
+        peaks = {"driver": driver.measured()[0]}
+        peaks |= {name: ray.get(worker.measured.remote())[0] for name, worker in self._workers.items()}
+        if lazy:
+            peaks["the node's memory"] = process.plane().stats().memory_peak
+        return Report(losses, weights, rewards, step_s, meter.seconds, meter.moved, peaks)

@@ -140,7 +140,11 @@ class LazyExecutor(LazyInputs, SingleTurnAgentExecutor):
 class RolloutWorker(_RolloutActor, _Measured):
     """OpenRLHF's rollout worker, with an engine that draws tokens at random."""
 
-    async def __init__(self, lazy: bool) -> None:
+    async def __init__(self) -> None:
+        """Nothing yet: `use` says how it answers."""
+
+    async def use(self, lazy: bool) -> None:
+        """From now on give handles of pixels, or the pixels; draw the tokens that a new one draws."""
         self.executor = LazyExecutor() if lazy else PlainExecutor()
         self._drawn = random.Random(0)
 

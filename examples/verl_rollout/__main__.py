@@ -1,4 +1,4 @@
-"""`python -m examples.verl_rollout`: run the steps, by reference or `--plain`, and say what they cost."""
+"""`python -m examples.verl_rollout`: run the steps by reference, and again by value, and say what each cost."""
 
 from __future__ import annotations
 
@@ -19,38 +19,50 @@ from dataplane.integrations import ray as nodes  # noqa: E402
 from examples.verl_rollout.trainer import Job, Report, Trainer  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+WAYS = ("reference", "value")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     usual = Job()
     parser = argparse.ArgumentParser("python -m examples.verl_rollout", description=__doc__.partition(": ")[2])
-    parser.add_argument("--plain", action="store_true", help="DataProtos by value, as in verl alone")
+    parser.add_argument("--only", choices=WAYS, help="one of the two: DataProtos by value are those of verl alone")
     for name in ("prompts", "responses", "side", "steps"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name), help="(%(default)s)")
     parser.add_argument("--memory", default="256MiB", help="the plane's memory budget (%(default)s)")
     options = vars(parser.parse_args(arguments))
-    memory = options.pop("memory")
-    print(text(run(Job(**options), memory)))
+    memory, only = options.pop("memory"), options.pop("only")
+    for way, report in run(Job(**options), memory, [only] if only else WAYS).items():
+        print(text(way, report))
     return 0
 
 
-def run(job: Job, memory: str = "256MiB") -> Report:
-    """Start Ray and, unless it is plain, the plane; run the job; end both."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init("local", num_cpus=job.cpus, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+def run(job: Job, memory: str = "256MiB", ways: Sequence[str] = WAYS) -> dict[str, Report]:
+    """Run the job in each of these ways, by the same workers, with the plane where it is by reference. Starts Ray and
+    ends it, unless it is there."""
+    alone = not ray.is_initialized()
+    if alone:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        store = {"object_store_memory": 256 << 20}
+        ray.init("local", num_cpus=job.cpus, include_dashboard=False, log_to_driver=False, **store)
     try:
-        if not job.plain:
+        if "reference" in ways:
             nodes.up(dp.NodeConfig(memory=memory))
-        return Trainer(job).run()
+        trainer = Trainer(job)
+        try:
+            return {way: trainer.run(plain=way == "value") for way in ways}
+        finally:
+            trainer.close()
     finally:
         process.close()
-        ray.shutdown()
+        nodes.down()
+        if alone:
+            ray.shutdown()
 
 
-def text(report: Report) -> str:
+def text(way: str, report: Report) -> str:
     """For people."""
-    lines = []
+    lines = [f"by {way}"]
     for number, step in enumerate(report.steps, 1):
         lines.append(f"step {number}: reward {step['reward']:.2f}, loss {step['loss']:+.4f}")
     lines += [

@@ -21,7 +21,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from dataplane.integrations.process import plane
 from dataplane.integrations.verl.proto import put
-from examples.verl_rollout.memory import passed_bytes, peak_bytes
+from examples.verl_rollout.memory import forget_peak, passed_bytes, peak_bytes
 from examples.verl_rollout.workers import ActorWorker, RewardWorker, RolloutWorker
 
 
@@ -34,7 +34,6 @@ class Job:
     side: int = 112  # pixels of an image
     response_length: int = 6
     steps: int = 2
-    plain: bool = False  # DataProtos by value, as in verl alone
     rollout_workers: int = 2
     actor_workers: int = 2
 
@@ -57,33 +56,45 @@ class Report:
 
 
 class Trainer:
-    """Owns the worker groups of a job; Ray must have been initialised."""
+    """Owns the worker groups of a job; Ray must have been initialised. Jobs run one after the other."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.report = Report()
+        self._pools: list[RayResourcePool] = []
         rollout = RayClassWithInitArgs(
             cls=ray.remote(RolloutWorker), side=job.side, response_length=job.response_length
         )
-        self._rollout = _group(job.rollout_workers, rollout)
-        self._reward = _group(1, RayClassWithInitArgs(cls=ray.remote(RewardWorker)))
-        self._actor = _group(job.actor_workers, RayClassWithInitArgs(cls=ray.remote(ActorWorker)))
-        for group in (self._rollout, self._reward, self._actor):
-            group.start(job.plain)  # waits until they run, so that it counts in no step
+        self._rollout = self._group(job.rollout_workers, rollout)
+        self._reward = self._group(1, RayClassWithInitArgs(cls=ray.remote(RewardWorker)))
+        self._actor = self._group(job.actor_workers, RayClassWithInitArgs(cls=ray.remote(ActorWorker)))
+        self._groups = {"rollout": self._rollout, "reward": self._reward, "actor": self._actor}
 
-    def run(self) -> Report:
-        """All steps."""
+    def run(self, *, plain: bool) -> Report:
+        """All steps, with new models. plain: DataProtos by value, as in verl alone."""
+        self._plain, self.report = plain, Report()
+        forget_peak()
+        for group in self._groups.values():
+            group.start(plain)  # waits until they run, so that it counts in no step
         for number in range(self._job.steps):
             self._step(number)
         self.report.peaks = {"controller": peak_bytes()}
-        for name, group in (("rollout", self._rollout), ("reward", self._reward), ("actor", self._actor)):
+        for name, group in self._groups.items():
             self.report.peaks |= {f"{name} {rank}": peak for rank, peak in enumerate(group.peak())}
         return self.report
+
+    def close(self) -> None:
+        """End the workers, and give back their places."""
+        for group in self._groups.values():
+            for worker in group.workers:
+                ray.kill(worker)
+        for pool in self._pools:
+            for place in pool.pgs:
+                ray.util.remove_placement_group(place)
 
     def _step(self, number: int) -> None:
         job, scope = self._job, f"step-{number}"
         prompts = self._prompts(number)
-        batch = (prompts if job.plain else put(prompts, scope=scope)).repeat(job.responses, interleave=True)
+        batch = (prompts if self._plain else put(prompts, scope=scope)).repeat(job.responses, interleave=True)
         metrics: dict[str, float] = {}
         batch = batch.union(self._call(self._rollout.generate_sequences, batch, metrics))
         batch = batch.union(self._call(self._reward.compute_rm_score, batch, metrics))
@@ -92,7 +103,7 @@ class Trainer:
         batch = compute_advantage(batch, AdvantageEstimator.GRPO)  # verl's: it reads and assigns small columns
         self._call(self._actor.update_actor, batch, metrics)
         self._rollout.load(self._actor.state())
-        if not job.plain:
+        if not self._plain:
             self.report.stored = max(self.report.stored, plane().stats().memory_used)
             plane().free(scope=scope)
         self.report.steps.append(metrics)
@@ -120,9 +131,8 @@ class Trainer:
             meta_info={"seed": number},
         )
 
-
-def _group(workers: int, of: RayClassWithInitArgs) -> RayWorkerGroup:
-    pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
-    # verl logs each worker's start
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    return RayWorkerGroup(pool, of)
+    def _group(self, workers: int, of: RayClassWithInitArgs) -> RayWorkerGroup:
+        pool = RayResourcePool([workers], use_gpu=False, max_colocate_count=1)
+        self._pools.append(pool)
+        os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # verl logs each worker's start
+        return RayWorkerGroup(pool, of)

@@ -21,7 +21,7 @@ from verl.utils.torch_functional import logprobs_from_logits
 
 from dataplane.integrations.process import plane
 from dataplane.integrations.verl.dispatch import register
-from examples.verl_rollout.memory import peak_bytes
+from examples.verl_rollout.memory import forget_peak, peak_bytes
 from examples.verl_rollout.model import EOS, PAD, forward, make_model, process, prompt
 
 ACTOR = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
@@ -34,9 +34,14 @@ class Measured(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start(self, plain: bool) -> None:
-        """Be there, connected."""
+        """Be as new, and connected."""
         if not plain:
             plane()
+        self._begin()
+        forget_peak()
+
+    def _begin(self) -> None:
+        """Have the models that a job begins with."""
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def peak(self) -> int:
@@ -48,6 +53,8 @@ class RolloutWorker(Measured):
         super().__init__()
         self._side = side
         self._response_length = response_length
+
+    def _begin(self) -> None:
         self._model = make_model()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -114,6 +121,8 @@ class ActorWorker(Measured):
         super().__init__()
         torch.distributed.init_process_group("gloo", rank=self.rank, world_size=self.world_size)
         self._register_dispatch_collect_info("actor", dp_rank=self.rank, is_collect=True)
+
+    def _begin(self) -> None:
         self._policy, self._reference = make_model(), make_model()
         self._optimizer = torch.optim.AdamW(self._policy.parameters(), lr=1e-3)
 

@@ -49,7 +49,7 @@ from dataplane.integrations.transfer_queue.samplers import (
     SequentialSampler,
 )
 from dataplane.integrations.transfer_queue.session import close, init
-from dataplane.integrations.transfer_queue.standing import if_asked, install
+from dataplane.integrations.transfer_queue.standing import if_asked, install, uninstall
 
 if TYPE_CHECKING:
     from dataplane.integrations.transfer_queue.streaming import StreamingDataLoader, StreamingDataset
@@ -109,4 +109,5 @@ __all__ = [
     "kv_put",
     "load_checkpoint",
     "save_checkpoint",
+    "uninstall",
 ]

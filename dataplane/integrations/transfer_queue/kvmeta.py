@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue.shares import copied, merged, sizes
 
 
@@ -43,6 +44,16 @@ class KVBatchMeta:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __getitem__(self, name: Any) -> Any:
+        """Raises Misuse: it has keys, and no columns. A function of verl's that asks got it where it should get rows,
+        as in a process whose verl knows TransferQueue's own KVBatchMeta."""
+        raise Misuse(
+            f"a KVBatchMeta has no {name!r}, it has keys, and kv_batch_get_by_meta(meta) gives their rows. Where verl"
+            " was to do that, dataplane does not stand in for transfer_queue in this process: call"
+            " dataplane.integrations.transfer_queue.install() in it, or put DATAPLANE_TRANSFER_QUEUE=nested into the"
+            " environment that it starts with"
+        )
 
     def __str__(self) -> str:
         return f"KVBatchMeta(size={self.size}, field_names={self.fields}, extra_info={self.extra_info})"

@@ -13,10 +13,12 @@ What always holds: that it registered is logged, and why it did not too: verl lo
 from __future__ import annotations
 
 import logging
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dataplane.config import environment
+from dataplane.integrations.transfer_queue.standing import VARIABLE
 from dataplane.integrations.verl.settings import NAME, Settings
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 
 def register() -> bool:
     """Make TransferQueue know the backend; whether it does now. Idempotent."""
+    if VARIABLE in os.environ:
+        log.info("the TransferQueue backend %s is not needed: dataplane stands in for transfer_queue itself", NAME)
+        return False
     try:
         from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
         from transfer_queue.storage.managers.base import StorageManagerFactory

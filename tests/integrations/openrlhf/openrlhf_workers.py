@@ -64,16 +64,13 @@ class EchoWorker(BaseModelActor):
 
 
 class ControllerWorker:
-    """In the place of PPOTrainer: an actor that has groups and calls them."""
+    """In the place of PPOTrainer: an actor that is given groups and calls them."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def call(self, method: str, **arguments: Any) -> tuple[bool, Any]:
+    def call(self, group: Any, method: str, **arguments: Any) -> tuple[bool, Any]:
         """Whether the hook is here, and what the workers gave back."""
         import ray
 
-        found = ray.get(self.group.async_run_method_batch(method, **arguments))
+        found = ray.get(group.async_run_method_batch(method, **arguments))
         return hook.installed(), [each for part in found for each in part]
 
 

@@ -176,17 +176,17 @@ def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
 
 
 def test_the_hook_goes_where_a_group_goes(hooked: Any) -> None:
-    controller = Controller.remote(hooked)
+    controller = Controller.remote()
     _, arguments = phases()["critic"]
-    installed, found = ray.get(controller.call.remote("forward", **arguments))
+    uninstall()
+    installed, plain = ray.get(controller.call.remote(hooked, "forward", **arguments))
+    assert not installed
+    install()
+    installed, found = ray.get(controller.call.remote(hooked, "forward", **arguments))
     assert installed
+    assert same(found, plain)
     assert same(found, gathered(hooked, "forward", arguments))
     ray.kill(controller)
-    uninstall()
-    plain = Controller.remote(hooked)
-    installed, found = ray.get(plain.call.remote("forward", **arguments))
-    assert not installed
-    ray.kill(plain)
 
 
 def test_it_leaves_openrlhf_as_it_was(job: None) -> None:

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[3]
 LOST_S = 40.0  # until Ray says that a Ray node has gone
 SMALL = {"memory": "32MiB", "spill": 0, "prewarm": 0}
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
+SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}  # Ray looks whether its nodes live
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +44,10 @@ def cluster() -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_DEDUP_LOGS", "DATAPLANE_ADDRESS")}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
     os.environ.pop("DATAPLANE_ADDRESS", None)
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False, "_system_config": SOON})
     made.add_node(**NODE)
     yield made
+    ray.shutdown()
     made.shutdown()
     for name, value in before.items():
         os.environ.pop(name, None)
@@ -54,18 +56,25 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def job(cluster: Any) -> Iterator[Any]:
-    """A Ray job of two nodes, with this process as its driver."""
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
+def joined(cluster: Any) -> Any:
+    """A Ray job of two nodes, with this process as its driver: one job for as many tests as leave it as it is."""
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, log_to_driver=False)
+    return cluster
 
 
 @pytest.fixture
-def two(job: Any) -> Any:
+def job(joined: Any) -> Any:
+    """The same, without nodes."""
+    door.down()
+    return joined
+
+
+@pytest.fixture
+def two(joined: Any) -> Any:
     """The same, with nodes."""
     door.up(dp.NodeConfig(**SMALL))
-    return job
+    return joined
 
 
 def places() -> list[str]:
@@ -302,7 +311,7 @@ def test_two_jobs_have_their_own_nodes(two: Any) -> None:
 
 
 def test_without_ray(cluster: Any) -> None:
-    assert not ray.is_initialized()
+    ray.shutdown()
     began = time.monotonic()
     for use in (lambda: dp.connect("ray"), door.up, door.down):
         with pytest.raises(dp.Misuse, match=r"ray\.init"):

@@ -19,7 +19,7 @@ tensordict = pytest.importorskip("tensordict")
 from tensordict import TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
-from tests.integrations.transfer_queue.nursery import Nursery, Process  # noqa: E402
+from tests.integrations.nursery import Nursery, Process  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
@@ -27,13 +27,6 @@ pytestmark = [
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.integrations.nursery import Nursery
 
 pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
@@ -63,18 +62,16 @@ assert after.keys == ["a", "b"] and sorted(after.fields) == ["x", "y"]
 assert [row.tolist() for row in tq.kv_batch_get_by_meta(after, "y")["y"].unbind()] == [[2.0] * 3] * 2
 tq.close()
 ray.shutdown()
-print("all is well")
+tell("all is well")
 """
 
 
-def test_workers_of_a_ray_job_stand_in_too(tmp_path: Path) -> None:
+def test_workers_of_a_ray_job_stand_in_too(nursery: Nursery, tmp_path: Path) -> None:
     installed = tmp_path / "rollout_dataplane-0.dist-info"  # as pip would leave it
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rollout-dataplane\nVersion: 0\n")
     entry = "[verl.plugins]\ndataplane-transfer-queue = dataplane.integrations.transfer_queue.plugin\n"
     (installed / "entry_points.txt").write_text(entry)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DATAPLANE_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(DRIVER)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert "all is well" in done.stdout, done.stderr[-4000:]
+    with nursery.process(DRIVER, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])) as driver:
+        assert driver.hear() == "all is well"
+        driver.wait()

@@ -4,8 +4,6 @@ replay buffer samples, what `tqbridge` brings to a worker group's functions, wha
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +31,7 @@ EOS = 2
 def verl(node: str) -> Iterator[SimpleNamespace]:
     """verl's modules, imported where we stand in."""
     from dataplane.integrations import transfer_queue as ours
-    from dataplane.integrations.transfer_queue.standing import VARIABLE
 
-    names = [name for name in sys.modules if name.partition(".")[0] == "transfer_queue"]
-    before = {name: sys.modules.pop(name) for name in names}
     ours.install()
     from verl.protocol import BatchData
     from verl.trainer.ppo import padding_utils
@@ -56,10 +51,7 @@ def verl(node: str) -> Iterator[SimpleNamespace]:
         bridge=transferqueue_utils.tqbridge,
     )
     ours.close()
-    os.environ.pop(VARIABLE, None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transfer_queue"]:
-        del sys.modules[name]
-    sys.modules.update(before)
+    ours.uninstall()
 
 
 def config() -> Any:

@@ -6,41 +6,42 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import dataplane as dp
 from dataplane.integrations import process
-
-ROOT = Path(__file__).parents[3]
+from tests.processes import eventually
 
 
 @contextmanager
-def job(address: str | None = None, **settings: Any) -> Iterator[Any]:
-    """`transfer_queue`, initialised, with these settings of the backend, in a Ray of its own or the one there."""
-    import ray
+def job(address: str = "local", **settings: Any) -> Iterator[Any]:
+    """`transfer_queue`, initialised, with these settings of the backend, in a job on this Ray."""
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
     from dataplane.integrations.verl import plugin
+    from tests.integrations.verl import driving
 
     assert plugin.loaded
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
+    driving.drive(address)
     try:
-        alone = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 80 << 20}
-        ray.init(address or "local", log_to_driver=False, **({} if address else alone))
         tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
         yield tq
     finally:
         tq.close()
-        process.close()
-        ray.shutdown()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        eventually(lambda: not controlled(), "its controller has ended, and is not taken for the next one's")
+        driving.leave()
+
+
+def controlled() -> bool:
+    """Whether the Ray that this process drives has a controller of TransferQueue."""
+    import ray
+
+    try:
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    except ValueError:
+        return False
+    return True
 
 
 class Worker:

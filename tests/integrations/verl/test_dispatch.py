@@ -3,10 +3,8 @@ tensor-parallel 2, and the dispatch and collect functions of verl as they are.""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,29 +32,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # verl's and Ray's own
 ]
 
-ROOT = Path(__file__).parents[3]
 WORKERS = 4
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Any]:
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
-    process.close()
-    # a CPU more than workers: verl has an actor of its own beside them
-    ray.init("local", num_cpus=WORKERS + 1, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+def group(job: None) -> Iterator[Any]:
     nodes.up(dp.NodeConfig(memory="128MiB", spill=0, prewarm=0))
     for module in (protos, workers):  # another package of this environment is called `tests` too
         ray.cloudpickle.register_pickle_by_value(module)
     pool = RayResourcePool([WORKERS], use_gpu=False, max_colocate_count=1)
-    yield RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(workers.MeshWorker), tensor=2))
-    process.close()
-    ray.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    made = RayWorkerGroup(pool, RayClassWithInitArgs(cls=ray.remote(workers.MeshWorker), tensor=2))
+    yield made
+    for worker in made.workers:
+        ray.kill(worker)
+    for place in pool.pgs:
+        ray.util.remove_placement_group(place)
 
 
 def prompts(rows: int = 8, **how: Any) -> DataProto:

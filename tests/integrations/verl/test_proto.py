@@ -13,7 +13,6 @@ import torch
 
 import dataplane as dp
 from dataplane.errors import Freed, Misuse, SchemaMismatch
-from dataplane.integrations import process
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
@@ -21,6 +20,7 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from dataplane.integrations.verl.proto import RemoteProto, put
+from tests.integrations.verl.driving import alone
 from tests.integrations.verl.protos import assert_same, image, objects, proto
 
 pytestmark = [
@@ -32,9 +32,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[dp.Plane]:
-    process.close()
-    yield process.start(dp.NodeConfig(memory="256MiB", spill=0, prewarm=0))
-    process.close()
+    with alone(dp.NodeConfig(memory="256MiB", spill=0, prewarm=0)) as made:
+        yield made
 
 
 def sent(remote: RemoteProto) -> RemoteProto:

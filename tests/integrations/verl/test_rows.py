@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import dataplane as dp
-from dataplane.integrations import process
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from verl.protocol import DataProto
@@ -20,6 +19,7 @@ from verl.utils.model import extract_multi_modal_inputs
 
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
+from tests.integrations.verl.driving import alone
 from tests.integrations.verl.protos import image, objects
 
 pytestmark = [
@@ -31,9 +31,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def plane() -> Iterator[dp.Plane]:
-    process.close()
-    yield process.start(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
-    process.close()
+    with alone(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)) as made:
+        yield made
 
 
 def rows() -> list[dict[str, Any] | None]:

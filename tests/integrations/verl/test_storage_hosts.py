@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,8 @@ tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make tes
 torch = pytest.importorskip("torch")
 from tensordict import TensorDict  # noqa: E402
 
-from tests.integrations.verl.storage_job import ROOT, job, own, stats, used, worker  # noqa: E402
+from tests.integrations.nursery import Nursery  # noqa: E402
+from tests.integrations.verl.storage_job import job, own, stats, used, worker  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -34,19 +33,25 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Two Ray nodes; the dense fields of this job come back dense."""
+def cluster() -> Iterator[Any]:
+    """Two Ray nodes."""
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     cluster.add_node(**NODE)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A job on both; its dense fields come back dense."""
     spill = str(tmp_path_factory.mktemp("spill"))
     settings = {"memory": "32MiB", "spill": "128MiB", "spill_dir": spill, "prewarm": 0, "transports": ["tcp"]}
-    try:
-        with job(address=cluster.address, dense=True, **settings) as made:
-            yield made
-    finally:
-        cluster.shutdown()
+    with job(address=cluster.address, dense=True, **settings) as made:
+        yield made
+    ray.shutdown()
 
 
 def there() -> Any:
@@ -58,6 +63,39 @@ def there() -> Any:
 
 def rows(count: int, **entries: Any) -> TensorDict:
     return TensorDict(entries, batch_size=[count])
+
+
+JOB = """
+    import signal, time
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from dataplane.integrations import process
+    import dataplane.integrations.verl.plugin
+
+    ray.init(os.environ["RAY"], log_to_driver=False)
+    while ray.util.list_named_actors(all_namespaces=True):
+        time.sleep(0.05)  # what the job before had has not ended yet
+    backend = {"storage_backend": "Dataplane", "Dataplane": {"memory": "16MiB", "spill": 0}}
+    tq.init(OmegaConf.create({"backend": backend}))
+    tq.kv_batch_put(keys=["a"], partition_id="p", fields=TensorDict({"x": torch.ones(1, 8)}, batch_size=1))
+    tell([process.plane().stats().pid, process.plane().address])
+    if os.environ["HOW"] == "close":
+        tq.close()
+        ray.shutdown()
+    if os.environ["HOW"] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "exit", "killed"])
+def test_nothing_is_left_of_a_job_that_ends(cluster: Any, nursery: Nursery, how: str) -> None:
+    """First in this module: a Ray has one TransferQueue."""
+    with nursery.process(textwrap.dedent(JOB), RAY=cluster.address, HOW=how) as driver:
+        pid, address = driver.hear()
+        driver.wait()
+    eventually(lambda: not psutil.pid_exists(pid), "its node ends", 40)
+    eventually(lambda: not Path(address.removeprefix("unix://")).parent.exists(), "its files go")
 
 
 def test_rows_of_two_hosts_are_read_on_both(two: Any) -> None:
@@ -106,39 +144,6 @@ def test_a_node_that_dies_is_lost_and_the_next_is_used(two: Any) -> None:
     assert (tq.kv_batch_get(keys=["a"], partition_id="n")["x"] == 0).all()
     tq.kv_clear(keys=["a", "b"], partition_id="n")
     eventually(lambda: own(stats()) == 0, "all of it is free")
-
-
-JOB = """
-    import os, signal, sys, ray, torch
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-    from tensordict import TensorDict
-    from dataplane.integrations import process
-    import dataplane.integrations.verl.plugin
-
-    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
-    backend = {"storage_backend": "Dataplane", "Dataplane": {"memory": "16MiB", "spill": 0}}
-    tq.init(OmegaConf.create({"backend": backend}))
-    tq.kv_batch_put(keys=["a"], partition_id="p", fields=TensorDict({"x": torch.ones(1, 8)}, batch_size=1))
-    print("@", process.plane().stats().pid, process.plane().address, flush=True)
-    if sys.argv[1] == "close":
-        tq.close()
-        ray.shutdown()
-    if sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("how", ["close", "exit", "killed"])
-def test_nothing_is_left_of_a_job_that_ends(how: str) -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("DATAPLANE_ADDRESS", None)
-    command = [sys.executable, "-c", textwrap.dedent(JOB), how]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    (said,) = [line.split() for line in done.stdout.splitlines() if line.startswith("@")] or pytest.fail(done.stderr)
-    _, pid, address = said
-    eventually(lambda: not psutil.pid_exists(int(pid)), "its node ends", 40)
-    eventually(lambda: not Path(address.removeprefix("unix://")).parent.exists(), "its files go")
 
 
 def test_without_a_node_it_says_what_to_write(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,29 +6,31 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
+from tests.integrations.nursery import Nursery
 
 ROOT = Path(__file__).parents[3]
 
 
-def python(program: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process of its own, with these directories on its path."""
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    known = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    known["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=known | environment, cwd=paths[0]
-    )
+def python(nursery: Nursery, program: str, *paths: Path, **environment: str) -> tuple[Any, str]:
+    """What a program tells, in a process of its own with these directories on its path, and what it logs."""
+    where = os.pathsep.join(map(str, paths))
+    with nursery.process(textwrap.dedent(program), PYTHONPATH=where, **environment) as running:
+        told = running.hear()
+        running.wait()
+        return told, running.logged()
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the package's metadata, as an installation has it, and the package."""
+    """A directory with the package's metadata, as an installation has it."""
     target = tmp_path_factory.mktemp("installed")
     found = subprocess.run(
         [
@@ -43,7 +45,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=_sources(tmp_path_factory.mktemp("sources")),
     )
     assert found.returncode == 0, found.stderr
-    (target / "dataplane").symlink_to(ROOT / "dataplane")
     return target
 
 
@@ -55,51 +56,65 @@ def _sources(place: Path) -> Path:
 
 
 @pytest.mark.timeout(180)
-def test_verl_loads_it_and_it_says_so(installed: Path) -> None:
-    pytest.importorskip("verl", reason="needs verl: make test-integrations")
+@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
+def test_verl_loads_it_and_it_says_so(nursery: Nursery, installed: Path) -> None:
     program = """
         import logging
         logging.basicConfig(level=logging.INFO)
         import verl
         from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
         from transfer_queue.storage.managers.base import StorageManagerFactory
-        print(StorageManagerFactory._registry["Dataplane"].__module__)
-        print(StorageBootstrapProvider.get_provider("Dataplane").__module__)
+        manager = StorageManagerFactory._registry["Dataplane"]
+        tell([manager.__module__, StorageBootstrapProvider.get_provider("Dataplane").__module__])
     """
-    done = python(program, installed)
-    assert done.returncode == 0, done.stderr
+    told, logged = python(nursery, program, installed)
     where = "dataplane.integrations.verl"
-    assert done.stdout.split()[-2:] == [f"{where}.storage", f"{where}.plugin"]
-    assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in done.stderr
+    assert told == [f"{where}.storage", f"{where}.plugin"]
+    assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
 @pytest.mark.timeout(180)
-def test_why_it_was_not_loaded_is_said(installed: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
+def test_why_it_was_not_loaded_is_said(nursery: Nursery, installed: Path, tmp_path: Path) -> None:
     """Which verl itself would tell at DEBUG alone."""
-    pytest.importorskip("verl", reason="needs verl: make test-integrations")
     broken = tmp_path / "transfer_queue"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('no such luck')")
-    done = python("import verl; print('on')", tmp_path, installed)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "on"
-    assert "backend Dataplane is not there" in done.stderr
-    assert "no such luck" in done.stderr
+    told, logged = python(nursery, "import verl; tell('on')", tmp_path, installed)
+    assert told == "on"
+    assert "backend Dataplane is not there" in logged
+    assert "no such luck" in logged
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
+def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery, installed: Path) -> None:
+    """And TransferQueue, whose backend it would be, is not looked for, nor missed."""
+    program = """
+        import logging
+        logging.basicConfig(level=logging.INFO)
+        import verl, transfer_queue
+        tell(transfer_queue.__name__)
+    """
+    told, logged = python(nursery, program, installed, DATAPLANE_TRANSFER_QUEUE="nested")
+    assert told == "dataplane.integrations.transfer_queue"
+    assert "backend Dataplane is not needed: dataplane stands in" in logged
+    assert "is not there" not in logged
 
 
 @pytest.mark.timeout(120)
-def test_a_node_of_ones_own_is_used_without_ray_s() -> None:
+@pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
+def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
-    pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
     program = """
         from omegaconf import OmegaConf
         from dataplane.integrations.verl import plugin
         conf = OmegaConf.create({"backend": {"storage_backend": "Dataplane"}})
         OmegaConf.set_struct(conf, True)
-        print(plugin.start(conf), dict(conf.backend.Dataplane))
+        tell([plugin.start(conf), dict(conf.backend.Dataplane)])
     """
-    done = python(program, ROOT, DATAPLANE_ADDRESS="unix:///nowhere.sock")
-    assert done.stdout.strip() == "{'address': 'unix:///nowhere.sock'} {}", done.stderr
+    told, _ = python(nursery, program, DATAPLANE_ADDRESS="unix:///nowhere.sock")
+    assert told == [{"address": "unix:///nowhere.sock"}, {}]
 
 
 def test_settings() -> None:

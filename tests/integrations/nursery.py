@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 class Nursery:
@@ -35,7 +35,7 @@ class Nursery:
         theirs.close()
 
     def process(self, code: str, **environment: str) -> Process:
-        """A process that runs the code."""
+        """A process that runs the code, with this in its environment; what is on a PYTHONPATH there comes first."""
         (stdin, write), (read, stdout), (log, stderr) = os.pipe(), os.pipe(), os.pipe()
         told = json.dumps({"code": code, "environment": environment}).encode()
         socket.send_fds(self._socket, [told], [stdin, stdout, stderr])
@@ -64,6 +64,10 @@ class Process:
             if line.startswith("TOLD "):
                 return json.loads(line[5:])
         raise AssertionError(f"it ended:\n{self._stderr.read()}")
+
+    def logged(self) -> str:
+        """What it wrote to stderr, once it has ended."""
+        return self._stderr.read()
 
     def say(self) -> None:
         """Let it go on where it waits for a line."""
@@ -108,28 +112,27 @@ def _main(ours: socket.socket) -> None:
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ours.close()
-            _run(json.loads(told), descriptors, names)
+            sys.exit(_run(json.loads(told), descriptors, names))
         for descriptor in descriptors:
             os.close(descriptor)
         ours.send(str(pid).encode())
 
 
-def _run(told: dict[str, Any], descriptors: list[int], names: dict[str, Any]) -> None:
-    import atexit
+def _run(told: dict[str, Any], descriptors: list[int], names: dict[str, Any]) -> int:
+    """Run the code; the process's exit code."""
     import traceback
 
     for own, descriptor in enumerate(descriptors):
         os.dup2(descriptor, own)
         os.close(descriptor)
     os.environ.update(told["environment"])
-    code = 0
+    sys.path[:0] = told["environment"].get("PYTHONPATH", "").split(os.pathsep)
     try:
         exec(told["code"], {"__name__": "__main__", "os": os, "sys": sys, **names})
     except BaseException:
         traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    os._exit(code)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

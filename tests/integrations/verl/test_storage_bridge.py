@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from dataplane.errors import Misuse
+from dataplane.integrations.transfer_queue import standing
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -78,8 +82,6 @@ class Worker:
 
 
 def test_a_step_of_the_v1_trainer(queue: Any) -> None:
-    import sys
-
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     workers = [ray.remote(num_cpus=0)(Worker).remote() for _ in range(2)]
     puts = [
@@ -123,3 +125,13 @@ def test_a_step_of_the_v1_trainer(queue: Any) -> None:
     del data, mask, got
     tq.kv_clear(KEYS, "train")
     eventually(lambda: used() == 0, "the step's rows are freed")
+
+
+def test_nothing_stands_in_for_transferqueue_while_it_runs(queue: Any) -> None:
+    """What it gave verl would not be known any more."""
+    from dataplane.integrations import transfer_queue as ours
+
+    with pytest.raises(Misuse, match=r"install\(\) before transfer_queue.init\(\), or transfer_queue.close\(\)"):
+        ours.install()
+    assert sys.modules["transfer_queue"] is tq
+    assert standing.VARIABLE not in os.environ
