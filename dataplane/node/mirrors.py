@@ -171,7 +171,8 @@ class Mirrors:
     # when rows move
 
     async def moved(self, request: pm.Moved) -> m.Done:
-        """Rows have another home, under other numbers. Raises ProtocolMismatch."""
+        """Rows have another home, under other numbers. Raises ProtocolMismatch; PeerUnavailable where that home is no
+        member, yet: what is here of its rows would be announced elsewhere at once."""
         were = packed.int64("rows", request.were)
         came = packed.numbers("rows", request.rows, len(were))
         if not (were[1:] > were[:-1]).all() or len(np.unique(came)) != len(came) or (came < 0).any():
@@ -180,6 +181,8 @@ class Mirrors:
         if old is not None and old.flying:
             await asyncio.wait(list(old.flying))
             self._asking.check(request)
+        if old is not None and not self._asking.knows(request.node):
+            raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if self._moves.refused((request.token, request.part, request.since)):
             raise PeerUnavailable("these rows are at their old home again: their new one was taken for dead")
         if old is not None:
