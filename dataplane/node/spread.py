@@ -5,11 +5,12 @@ and what happens when members come and go.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
+from dataplane.errors import PeerUnavailable
 from dataplane.node.adopting import Adopting
 from dataplane.node.asking import Asking
 from dataplane.node.far import Far, FarClient
@@ -70,8 +71,22 @@ class Spread:
         """What another node's message is answered; None for what is not about streams or tables. Raises PeerUnavailable
         for what is about what is over."""
         self._wholes.look()
-        if isinstance(request, pm.Fenced):
+        if not isinstance(request, pm.Fenced):
+            return self._answer(request)
+        self._asking.check(request)
+        answer = self._answer(request)
+        return self._begun(request, answer) if isinstance(answer, Coroutine) else answer
+
+    async def _begun(self, request: pm.Fenced, answer: Coroutine[Any, Any, Message]) -> Message:
+        """What was not over when it came may be when it begins."""
+        try:
             self._asking.check(request)
+        except PeerUnavailable:
+            answer.close()
+            raise
+        return await answer
+
+    def _answer(self, request: Any) -> Message | Awaitable[Message] | None:
         match request:
             case pm.Ask():
                 return self._far.asked(request)
