@@ -118,17 +118,21 @@ class Admission:
 
     def give_back(self, number: int) -> None:
         """What was admitted has come, or does not."""
-        entry = self._tickets.pop(number, None)
-        if entry is not None:
-            self._rows -= entry.rows
-            self._nbytes -= entry.nbytes
+        if number in self._tickets:
+            self._end(number)
             self.let_in()
 
+    def _end(self, number: int) -> None:
+        entry = self._tickets.pop(number)
+        self._rows -= entry.rows
+        self._nbytes -= entry.nbytes
+
     def leave(self, client: Hashable) -> None:
-        """The client has gone: it waits no longer, and its tickets go back."""
+        """The client has gone: it waits no longer, and its tickets go back, all at once: who waits for one of them is not
+        passed by who waits for another."""
         self._entries = deque(entry for entry in self._entries if entry.client != client)
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
-            self.give_back(number)
+            self._end(number)
         self.let_in()
 
     def refuse(self, error: Exception) -> None:

@@ -121,6 +121,18 @@ def test_who_leaves_waits_no_longer_and_his_tickets_go_back() -> None:
     assert len(gate.admission) == 0
 
 
+def test_nobody_passes_one_that_waits_for_what_a_client_leaves_behind() -> None:
+    """It waits for older rows that the client was to bring, and the other for room: both come at once."""
+    gate = Gate(max_rows=4, max_lag=1)
+    gate.ask(2, version=1, client="gone")
+    gate.ask(2, version=0, client="gone")
+    first, second = gate.ask(4, version=2), gate.ask(1, version=1)
+    assert (first.tickets, second.tickets) == ([], [])
+    gate.admission.leave("gone")
+    assert first.tickets
+    assert second.tickets == []
+
+
 def test_what_can_never_fit_is_refused_and_does_not_wait() -> None:
     gate = Gate(max_rows=4, max_bytes=100)
     for rows, nbytes, what in ((5, 0, "rows of a stream"), (1, 101, "bytes of a stream")):

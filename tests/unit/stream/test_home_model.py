@@ -58,6 +58,7 @@ class Row:
     state: list[str] = field(default_factory=lambda: ["pending"] * len(TASKS))
     tries: list[int] = field(default_factory=lambda: [0] * len(TASKS))
     dropped: bool = False
+    past: set[int] = field(default_factory=set)  # the tasks to which it counts no more as dropped
 
 
 @dataclass(eq=False)
@@ -166,7 +167,26 @@ class Model:
 
     def settle(self, row: Row, task: int, state: str) -> None:
         row.state[task] = state
+        if state != "dead" and not row.dropped:
+            self.passed(task, row.group)
         self.totals[task, state] += 1
+
+    def passed(self, task: int, group: Any) -> None:
+        """Where the task has nothing left of the group, what was dropped of it counts no more."""
+        members = self.members[group]
+        there = [row for row in members if row.number in self.rows and not row.dropped]
+        if not any(row.state[task] in ("pending", "leased") for row in there):
+            for row in members:
+                row.past |= {task} if row.dropped else set()
+
+    def drop(self, numbers: list[int]) -> None:
+        fresh = [row for number in sorted(set(numbers)) if not (row := self.rows[number]).dropped]
+        for row in fresh:
+            row.dropped = True
+            row.past = {task for task in range(len(TASKS)) if row.state[task] in ("acked", "expired")}
+        for row in fresh:
+            for task in range(len(TASKS)):
+                self.passed(task, row.group)
 
     def back(self, rows: list[Row], task: int) -> None:
         for row in rows:
@@ -231,7 +251,8 @@ class Model:
         hopeless: list[Row] = []
         full = misfit = False
         for group, rows in by_group.items():
-            lost = sum(row.dropped or row.state[demand.task] == "dead" for row in self.members[group])
+            dropped = sum(row.dropped and demand.task not in row.past for row in self.members[group])
+            lost = dropped + sum(not row.dropped and row.state[demand.task] == "dead" for row in self.members[group])
             there = sum(
                 row.number in self.rows and not row.dropped and row.state[demand.task] in ("pending", "leased")
                 for row in self.members[group]
@@ -544,8 +565,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_rows(self, data: st.DataObject) -> None:
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.model.rows)), min_size=1, max_size=4))
-        for number in numbers:
-            self.model.rows[number].dropped = True
+        self.model.drop(numbers)
         self.home.drop_rows(np.array(numbers), self.now)
         self.then()
 
@@ -650,7 +670,7 @@ class HomeAgainstAModel(RuleBasedStateMachine):
         if dead:
             for number in dead:
                 assert "dead" in self.model.rows[number].state
-                self.model.rows[number].dropped = True
+            self.model.drop(dead)
             self.home.drop_rows(np.array(dead), self.now)
             self.then()
         self.figures_agree()
