@@ -128,8 +128,8 @@ class Admission:
         self._nbytes -= entry.nbytes
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: it waits no longer, and its tickets go back, all at once: who waits for one of them is not
-        passed by who waits for another."""
+        """The client has gone: it waits no longer, and its tickets go back, all at once: who waits for one of them is
+        not passed by who waits for another."""
         self._entries = deque(entry for entry in self._entries if entry.client != client)
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
             self._end(number)
