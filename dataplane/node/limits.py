@@ -12,7 +12,6 @@ it.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from dataplane.wire import peer_messages as pm
 
 _AGAIN_S = 0.5
 _COUNTED_S = 2.0
+
 Keeper = tuple[bytes, int, int]
 """Who keeps a stream's limits, since when it has begun, and since when the node that asks it has."""
 
@@ -105,7 +105,7 @@ class Limits:
         self._asking = asking
         self._ledgers: dict[bytes, _Ledger] = {}  # by the token of the whole
         self._telling: dict[bytes, asyncio.Task[None]] = {}
-        self._let_in: defaultdict[bytes, set[LetIn]] = defaultdict(set)  # from here, by the token of the whole
+        self._let_in: set[LetIn] = set()  # from here
         self._counted: dict[bytes, int] = {}  # by the token of the whole: up to which of its changes a part has told
         self._more = asyncio.Event()
 
@@ -124,19 +124,19 @@ class Limits:
         """A client was let in with so much by `keeper`. Once another keeps the limits, that counts here until it is
         `over`."""
         came = LetIn(whole, keeper, rows, nbytes)
-        self._let_in[whole.token].add(came)
+        self._let_in.add(came)
         return came
 
     def over(self, came: LetIn) -> None:
         """What was let in has come, or does not. Where another keeps the limits by now, it counts here until that has
         heard of it from where it came to."""
         if came.keeper == self.keeper(came.whole):
-            self._let_in[came.whole.token].discard(came)
+            self._let_in.discard(came)
         else:
             asyncio.get_running_loop().call_later(_COUNTED_S, self._forget, came)
 
     def _forget(self, came: LetIn) -> None:
-        self._let_in[came.whole.token].discard(came)
+        self._let_in.discard(came)
         came.whole.stream.wake()
 
     # where the limits are kept
@@ -255,7 +255,7 @@ class Limits:
         home = whole.stream.home
         rows, nbytes = self._coming(whole)
         keeper = self.keeper(whole)
-        before = [came for came in self._let_in.get(whole.token, ()) if came.keeper != keeper]
+        before = [came for came in self._let_in if came.whole is whole and came.keeper != keeper]
         oldest = min((min(left) for left in home.books.progress.left if left), default=None)
         return pm.Holds(
             self._asking.next_id(),
@@ -284,7 +284,7 @@ class Limits:
         if ledger is not None:
             ledger.admission.refuse(Closed("the stream was dropped"))
         self._counted.pop(whole.token, None)
-        self._let_in.pop(whole.token, None)
+        self._let_in = {came for came in self._let_in if came.whole is not whole}
         task = self._telling.pop(whole.token, None)
         if task is not None:
             task.cancel()

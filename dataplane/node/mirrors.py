@@ -187,7 +187,9 @@ class Mirrors:
             raise PeerUnavailable("these rows are at their old home again: their new one was taken for dead")
         if old is not None:
             part = Part(request.node, request.part, request.whole, request.mark)
+            here = np.isin(were, old.mirror.all())
             self._bring_over(old, part, were, came)
+            self._moves.note(old.part, part.token, were[here], came[here])
             self._tidy(old)
         return m.Done(request.id)
 
@@ -224,8 +226,6 @@ class Mirrors:
             for rows, task, ref, lengths in some_columns(added, were, came):
                 self._homes.keep_too(ref)
                 there.mirror.extend(rows, ref, lengths, task)
-        here = np.isin(were, mirror.all())
-        self._moves.note(old.part, part.token, were[here], came[here])
         mirror.over(were)
 
     def take_over(self, held: Held, were: packed.Index, came: packed.Index) -> None:
