@@ -34,13 +34,15 @@ class Getter:
 
     async def get(self, ref: BatchRef, timeout: float) -> Batch:
         """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
-        keys = ref.shards()
+        mine, others = self._parted(ref)
         held: dict[ShardKey, Held] = {}
-        if keys:
-            numbers = await self._numbers(ref, keys, timeout)
-            named = dict(zip(numbers, keys, strict=True))
-            reply = await self._connection.request(m.Pin(self._connection.next_id(), numbers, timeout), m.Held, timeout)
+        if mine or others:
+            own = [shard for _, shard in mine]
+            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others))
+            reply = await self._connection.request(request, m.Held, timeout)
+            numbers = [number for number, *_ in reply.shards]
             try:
+                named = dict(zip(numbers, mine + others, strict=True))
                 encoded, sizes = [shard[4] for shard in reply.shards], [shard[3] for shard in reply.shards]
                 layouts = dict(zip([shard[0] for shard in reply.shards], laid(encoded, sizes), strict=True))
                 live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
@@ -59,28 +61,19 @@ class Getter:
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
         """As `prefetch`, where some of it is on other hosts."""
-        own = self._connection.welcome.node
-        if any(node != own for node, _ in ref.shards()):
+        if self._parted(ref)[1]:
             self.prefetch(ref, timeout)
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
         """Have the node read what the reference means into memory. Does not wait."""
-        own = self._connection.welcome.node
-        keys = ref.shards()
-        others = [key for key in keys if key[0] != own]
-        mine = [shard for node, shard in keys if node == own]
-        self._connection.tell(m.Prefetch(self._connection.next_id(), mine, _wanted(ref, others), timeout))
+        mine, others = self._parted(ref)
+        own = [shard for _, shard in mine]
+        self._connection.tell(m.Prefetch(self._connection.next_id(), own, _wanted(ref, others), timeout))
 
-    async def _numbers(self, ref: BatchRef, keys: Sequence[ShardKey], timeout: float) -> list[int]:
-        """The numbers that the shards have on this plane's node, be they its own or others'."""
-        own = self._connection.welcome.node
-        others = [key for key in keys if key[0] != own]
-        if not others:
-            return [shard for _, shard in keys]
-        request = m.Find(self._connection.next_id(), _wanted(ref, others), timeout)
-        found = await self._connection.request(request, m.Found, timeout)
-        copies = dict(zip(others, found.shards, strict=True))
-        return [copies.get(key, key[1]) for key in keys]
+    def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
+        """The shards of a reference: this plane's node's own, and others'."""
+        own, keys = self._connection.welcome.node, ref.shards()
+        return [key for key in keys if key[0] == own], [key for key in keys if key[0] != own]
 
 
 def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
@@ -95,7 +88,7 @@ def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
         yield shards[start:]
 
 
-def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[tuple[bytes, int, list[Any]]]:
+def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
     """What of these shards the reference means."""
     footprint = ref.footprint() if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]

@@ -171,6 +171,8 @@ class Client:
             case m.Put():
                 return self._put(request)
             case m.Pin():
+                if request.others:
+                    return self._pin_others(request)
                 self._check_pin(request.shards)
                 held = self._store.pin_now(self, request.shards)
                 if held is None:
@@ -178,8 +180,6 @@ class Client:
                 self._send_held(request.id, held)
             case m.Unpin():
                 self._store.unpin(self, request.shards)
-            case m.Find():
-                return self._find(request)
             case m.Prefetch():
                 return self._prefetch(request)
             case m.FreeElsewhere():
@@ -357,11 +357,6 @@ class Client:
         )
         self._channel.send(m.Stored(request.id, shard))
 
-    async def _find(self, request: m.Find) -> None:
-        self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards))
-        numbers = await self._copies(request.shards, self._deadline(request.timeout_s))
-        self._channel.send(m.Found(request.id, numbers))
-
     async def _prefetch(self, request: m.Prefetch) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))
         deadline = self._deadline(request.timeout_s)
@@ -371,7 +366,7 @@ class Client:
             self._store.unpin(self, [each.shard for each in held])
         self._channel.send(m.Done(request.id))
 
-    async def _copies(self, shards: Sequence[tuple[bytes, int, Any]], deadline: Deadline) -> list[int]:
+    async def _copies(self, shards: Sequence[m.Wanted], deadline: Deadline) -> list[int]:
         """The numbers that shards of other nodes have here."""
         if self._hosts is None or self._hosts.fetcher is None:
             node = shards[0][0].hex() if shards else ""
@@ -414,6 +409,14 @@ class Client:
     async def _pin_later(self, request: m.Pin) -> None:
         self._send_held(request.id, await self._store.pin(self, request.shards, self._deadline(request.timeout_s)))
 
+    async def _pin_others(self, request: m.Pin) -> None:
+        self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
+        deadline = self._deadline(request.timeout_s)
+        shards = [*request.shards, *await self._copies(request.others, deadline)]
+        self._check_pin(shards)
+        held = self._store.pin_now(self, shards)
+        self._send_held(request.id, await self._store.pin(self, shards, deadline) if held is None else held)
+
     # Replies that grant segments
 
     def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
@@ -443,7 +446,7 @@ def _size(request: Any) -> int:
         case m.Put():
             return len(request.payload) + len(request.layout)
         case m.Pin():
-            return 8 * len(request.shards)
+            return 8 * len(request.shards) + _ENTRY * len(request.others)
         case m.Reserve():
             return 8 * len(request.sizes)
         case m.Consume():

@@ -105,12 +105,17 @@ class Put(Message, frozen=True, tag="put"):
     timeout_s: float
 
 
+Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]
+"""A shard of another node, by node and number there, and which rows of which columns are to be read, as in `Free`."""
+
+
 class Pin(Message, frozen=True, tag="pin"):
-    """Hold shards in memory. Answered by `Held`."""
+    """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those."""
 
     id: int
     shards: list[int]
     timeout_s: float
+    others: list[Wanted] = []
 
 
 class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
@@ -121,22 +126,13 @@ class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class Find(Message, frozen=True, tag="find"):
-    """Shards of other nodes, by node and number there, and which rows of which columns are to be read, as in `Free`.
-    Answered by `Found`."""
-
-    id: int
-    shards: list[tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]]
-    timeout_s: float
-
-
 class Prefetch(Message, frozen=True, tag="prefetch"):
-    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others as in
-    `Find`. Answered by `Done`, when they were there."""
+    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others. Answered
+    by `Done`, when they were there."""
 
     id: int
     own: list[int]
-    others: list[tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]]
+    others: list[Wanted]
     timeout_s: float
 
 
@@ -612,7 +608,6 @@ Request = (
     | Abort
     | Put
     | Pin
-    | Find
     | Prefetch
     | FreeElsewhere
     | Replicate
@@ -710,13 +705,6 @@ class Held(Message, frozen=True, tag="held"):
     id: int
     shards: list[HeldOne]
     grants: list[Grant]
-
-
-class Found(Message, frozen=True, tag="found"):
-    """The numbers that the shards have on this node, to be pinned by."""
-
-    id: int
-    shards: list[int]
 
 
 class Replicated(Message, frozen=True, tag="replicated"):
@@ -923,7 +911,6 @@ Reply = (
     | Reserved
     | Stored
     | Held
-    | Found
     | Replicated
     | Opened
     | Admitted
