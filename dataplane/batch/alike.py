@@ -53,6 +53,23 @@ class Laid:
 
 def laid(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[Laid]:
     """These layouts of shards in extents of so many bytes. Raises as `ShardLayout.decode` and `layout.check` do."""
+    return [one(encoded[0], sizes[0])] if len(encoded) == 1 else _together(encoded, sizes)
+
+
+def one(encoded: bytes, size: int) -> Laid:
+    """As `laid`, one layout. Small ones are remembered: rows that are put or read one by one lie alike."""
+    return _one_small(encoded, size) if len(encoded) <= _SMALL else _one(encoded, size)
+
+
+def _one(encoded: bytes, size: int) -> Laid:
+    return _together([encoded], [size])[0]
+
+
+_SMALL = 1024  # bytes
+_one_small = lru_cache(maxsize=1024)(_one)
+
+
+def _together(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[Laid]:
     found = [Laid(*form.split(each)) for each in encoded]
     by_outline: defaultdict[Outline, list[int]] = defaultdict(list)
     for at, each in enumerate(found):
@@ -60,19 +77,6 @@ def laid(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[Laid]:
     for outline, places in by_outline.items():
         _check(outline, [found[at] for at in places], [sizes[at] for at in places])
     return found
-
-
-def checked(encoded: bytes, nbytes: int) -> ShardLayout:
-    """As `laid`, one layout. Small ones are remembered: the rows of a stream lie alike."""
-    return _checked_small(encoded, nbytes) if len(encoded) <= _SMALL else _checked(encoded, nbytes)
-
-
-def _checked(encoded: bytes, nbytes: int) -> ShardLayout:
-    return laid([encoded], [nbytes])[0].layout
-
-
-_SMALL = 1024  # bytes
-_checked_small = lru_cache(maxsize=1024)(_checked)
 
 
 def _check(outline: Outline, alike: Sequence[Laid], sizes: Sequence[int]) -> None:

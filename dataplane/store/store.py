@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.alike import checked, laid
+from dataplane.batch.alike import one
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import NodeConfig, format_size
@@ -182,7 +182,7 @@ class Store:
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
         try:
-            (layout,) = laid([encoded], [extent.size])
+            layout = one(encoded, extent.size)
         except ProtocolMismatch as error:  # the message is well formed, so it fails alone
             raise Corrupt(str(error), shard=number) from None
         check_cost(layout, encoded, extent.size)
@@ -233,7 +233,7 @@ class Store:
         """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
         have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
         ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
-        (described,) = laid([layout], [size])
+        described = one(layout, size)
         check_cost(described, layout, size)
         if pages(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
             raise Corrupt("a shard that is described falsely")
@@ -438,7 +438,7 @@ class Store:
         have it cut."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
             return
-        layout = checked(shard.layout, shard.size)
+        layout = one(shard.layout, shard.size).layout
         with self.arena.view(shard.extent) as view:
             memory = np.frombuffer(view, dtype=np.uint8)
             parts = list(dead_pages(layout, shard.live, set(columns), rows, memory))

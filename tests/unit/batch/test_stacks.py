@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.alike import Laid, checked, laid
+from dataplane.batch.alike import Laid, laid, one
 from dataplane.batch.batch import Column
 from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
@@ -140,11 +140,11 @@ def test_sizes_that_wrap_around_are_not_believed() -> None:
     rows = 1 << 61
     false = ColumnLayout(Field("text"), rows, rows, ((0, 8), (64, 0)))
     with pytest.raises(Corrupt):
-        checked(ShardLayout((("x", false),)).encode(), 4096)
+        one(ShardLayout((("x", false),)).encode(), 4096)
     good = ColumnLayout(Field("text"), 0, 0, ((0, 8), (64, 0)))
     laid([ShardLayout((("x", good),)).encode()], [4096])
     with pytest.raises(Corrupt):
-        checked(ShardLayout((("x", false),)).encode(), 4096)
+        one(ShardLayout((("x", false),)).encode(), 4096)
 
 
 def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
