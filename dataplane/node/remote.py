@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dataplane.batch.layout import ShardLayout, check_contents
+from dataplane.batch.alike import one
+from dataplane.batch.layout import check_contents
 from dataplane.batch.rows import Rows
 from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
 from dataplane.errors import Misuse
@@ -35,7 +36,7 @@ class Remote:
         self._reading = reading
         self._owner = owner
         self._shard = shard
-        self._layout = ShardLayout.decode(encoded)
+        self._layout = one(encoded, size).layout
         self._size = size
         self._whole = size < _WORTH
         self._wants: list[Want] = []
