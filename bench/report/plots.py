@@ -94,8 +94,8 @@ def scaling(results: Results, axes: Any) -> None:
         raise NoFigures("scale.json has no points")
     for name, points in of["series"].items():
         axes.plot(*zip(*points, strict=True), "o-", label=name)
-    axes.set(xscale="log", xlabel=of["x"], ylabel=of["y"], ylim=(0, None))
-    axes.legend(fontsize="small")
+    axes.set(xscale="log", yscale="log", xlabel=of["x"], ylabel=of["y"])
+    axes.legend(fontsize="x-small")
 
 
 PLOTS: dict[str, Callable[[Results, Any], None]] = {

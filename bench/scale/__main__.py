@@ -7,11 +7,10 @@ model is held against real nodes here.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from bench.measure import machine
+from bench.measure import machine, write_json
 from bench.scale import costs, sweep
 
 _RESULTS = Path(__file__).parents[1] / "results"
@@ -37,34 +36,29 @@ def main() -> None:
         print(f"costs written to {chosen.costs or costs.MEASURED}")
     known, of = costs.read(chosen.costs)
     print(f"costs of {of['cpu']}, {of['cores']} cores, commit {of['commit']}, {of['when']}")
-    extra: dict[str, object] = {}
     if chosen.validate:
         from bench.scale import validate
 
         compared = validate.compare(known)
         print(validate.text(compared))
-        extra = {"validation": [each.as_json() for each in compared]}
+        there = chosen.json.with_name("scale_validation.json")
+        write_json(there, validate.rows(compared), {"costs": of, "validation": [each.as_json() for each in compared]})
+        print(f"written to {there}")
     if chosen.calibrate or chosen.validate:
         print("to simulate many hosts with these costs: python -m bench.scale")
-        if extra:
-            _write(chosen.json.with_name("scale_validation.json"), {"machine": machine(), "costs": of} | extra)
         return
     outcomes = sweep.run(chosen.only or sweep.JOBS, chosen.hosts, known, chosen.seed)
     print(sweep.table(outcomes))
     figures = {name: [each.as_json() for each in found] for name, found in outcomes.items()}
-    _write(chosen.json, {"costs": {"machine": of} | known.as_json(), "seed": chosen.seed, "outcomes": figures})
+    content = {"costs": {"machine": of} | known.as_json(), "seed": chosen.seed, "outcomes": figures}
+    write_json(chosen.json, [], content | {"scaling": sweep.scaling(outcomes)})
+    print(f"written to {chosen.json}")
     try:
         from bench.scale import picture
 
         picture.draw(chosen.png, outcomes)
     except ImportError:
         print("no picture: matplotlib is not installed", file=sys.stderr)
-
-
-def _write(path: Path, content: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"written to {path}")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ from bench.scale.costs import Costs
 from bench.scale.job import Job
 from bench.scale.streams import Stream
 from dataplane.node.far import MAX_CLIENTS
-
-MAX_SOCKETS = 1023
-"""Of one ZeroMQ context, unless it is told another number; a node has one for each other node, and one to answer on."""
+from dataplane.wire.peer import MAX_SOCKETS
 
 FULL = 0.9
 """Of a processor or link: beyond it what waits grows without end."""
@@ -61,7 +59,7 @@ class Outcome:
 def walls(hosts: int, clients: int = 8) -> list[str]:
     """The fixed numbers in the code that so many hosts, with so many clients each, are beyond."""
     found = []
-    if hosts > MAX_SOCKETS:
+    if hosts >= MAX_SOCKETS:
         found.append(f"{MAX_SOCKETS} ZeroMQ sockets a node")
     if hosts * clients > MAX_CLIENTS:
         found.append(f"{MAX_CLIENTS} clients of other nodes at a home")

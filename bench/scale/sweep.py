@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.scale.costs import Costs
 from bench.scale.job import Job
@@ -43,6 +44,14 @@ def jobs(name: str, hosts: Sequence[int], seed: int) -> list[Job]:
 def run(names: Iterable[str], hosts: Sequence[int], costs: Costs, seed: int) -> dict[str, list[Outcome]]:
     """The outcomes, by job."""
     return {name: [simulate(job, costs) for job in jobs(name, hosts, seed)] for name in names}
+
+
+def scaling(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    """The points of a picture: rows a second by hosts, of each job, and what one controller can at most."""
+    series = {name: [(each.job["hosts"], each.rows_s) for each in found] for name, found in outcomes.items()}
+    first = next(iter(outcomes.values()))
+    series["one controller, metadata alone, at most"] = [(each.job["hosts"], each.controller_rows_s) for each in first]
+    return {"x": "hosts", "y": "rows/s, all hosts together", "series": series}
 
 
 def table(outcomes: dict[str, list[Outcome]]) -> str:

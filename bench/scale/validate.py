@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import host_streams
+from bench.measure import Row, row
 from bench.scale.calibrate import loopback
 from bench.scale.costs import Costs
 from bench.scale.job import Job
@@ -22,6 +23,9 @@ from bench.scale.streams import Stream
 HOSTS = (1, 2, 4, 8)
 _BLOCKS = {1: 400, 2: 240, 4: 150, 8: 100}
 """Of each process: long enough that starting does not count."""
+
+FACTOR = 2.5
+"""Within which the model's processor time is right: it is of warm caches, and of one thing at a time."""
 
 _RUNS = 3
 _FIRST = "from bench.scale.still import still; still()"
@@ -92,6 +96,16 @@ def compare(costs: Costs, cores: int = 2) -> list[Compared]:
             )
         )
     return found
+
+
+def rows(found: list[Compared]) -> list[Row]:
+    """How far the model is right, as promised."""
+    made = []
+    for each in found:
+        detail = f"{each.us:.1f} and {each.us_model:.1f} us"
+        name = f"{each.hosts} nodes: processor time a row, over the model's"
+        made.append(row(name, [each.us / each.us_model], at_most=FACTOR, unit="x", detail=detail))
+    return made
 
 
 def text(found: list[Compared]) -> str:

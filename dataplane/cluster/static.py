@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError
@@ -50,7 +51,7 @@ class StaticMembership(Membership):
         self._beat_s = beat_s
         self._named = set(addresses) - {me.address}
         self._greeted: set[str] = set()
-        self._members: dict[bytes, Member] = {me.node: me}
+        self._members: Mapping[bytes, Member] = MappingProxyType({me.node: me})  # another with every change
         self._heard: dict[bytes, float] = {}
         self._fallen: dict[bytes, int] = {}  # by node that was taken for dead: since when it had begun then
         self._begin: Callable[[], int] = lambda: self._me.since + 1
@@ -70,7 +71,7 @@ class StaticMembership(Membership):
 
     @property
     def members(self) -> Mapping[bytes, Member]:
-        return dict(self._members)
+        return self._members
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
@@ -145,7 +146,7 @@ class StaticMembership(Membership):
         if known is not None and known.since < since and node != self._me.node:
             self._remove(node, "it has begun anew")
             self._heard[node] = asyncio.get_running_loop().time()
-            self._members[node] = replace(known, since=since)
+            self._put(replace(known, since=since))
             self._changed()
 
     def _fits(self, answer: pm.Greeted) -> bool:
@@ -172,7 +173,8 @@ class StaticMembership(Membership):
         log.warning("this node begins anew: %s", why)
         self._fallen.clear()
         self._heard = dict.fromkeys(self._heard, asyncio.get_running_loop().time())
-        self._me = self._members[self._me.node] = replace(self._me, since=self._begin())
+        self._me = replace(self._me, since=self._begin())
+        self._put(self._me)
         self._changed()
 
     def _meet(self, address: str) -> None:
@@ -208,7 +210,7 @@ class StaticMembership(Membership):
         if known_as is not None and known_as.address != address:
             return  # another name of the same node
         found = Member(answer.node, address, answer.transports, answer.since)
-        for node, member in list(self._members.items()):
+        for node, member in self._members.items():
             if member.address == address and node != answer.node:
                 self._remove(node, "another was started in its place")
         if not self._fits(answer):
@@ -216,7 +218,7 @@ class StaticMembership(Membership):
         self._heard[answer.node] = max(asked, self._heard.get(answer.node, asked))  # it may have been long under way
         if self._members.get(answer.node) != found:
             log.info("node %s at %s is a member", answer.node.hex(), address)
-            self._members[answer.node] = found
+            self._put(found)
             self._changed()
 
     def _patience_s(self, address: str) -> float:
@@ -227,15 +229,19 @@ class StaticMembership(Membership):
 
     def _bury(self, address: str, now: float) -> None:
         self.look()
-        for node, member in list(self._members.items()):
+        for node, member in self._members.items():
             if member.address == address and now - self._heard.get(node, now) >= self._dead_s:
                 self._fallen[node] = member.since
                 while len(self._fallen) > MAX_MEMBERS:
                     del self._fallen[next(iter(self._fallen))]
                 self._remove(node, "it does not answer")
 
+    def _put(self, member: Member) -> None:
+        self._members = MappingProxyType({**self._members, member.node: member})
+
     def _remove(self, node: bytes, why: str) -> None:
-        member = self._members.pop(node)
+        member = self._members[node]
+        self._members = MappingProxyType({n: m for n, m in self._members.items() if n != node})
         self._heard.pop(node, None)
         log.warning("node %s at %s is no member any more: %s", node.hex(), member.address, why)
         self._changed()

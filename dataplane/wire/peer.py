@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
 
-_SOCKETS = 8192  # of a node: one for each other, where ZeroMQ's own limit is 1,023
+MAX_SOCKETS = 8192
+"""Of a node: one for each other, and one to answer on. ZeroMQ's own limit would be 1,023."""
+
 _QUEUE = 1000  # messages that wait on one socket
 _AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
 _HANDSHAKE_MS = 5000
@@ -71,7 +73,7 @@ class Peers:
         self._key = key
         self._answer = answer
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
         self._router: _Socket | None = None
         self._links: dict[str, _Link] = {}

@@ -187,7 +187,19 @@ def test_payload_is_what_fills_a_slow_link(kept: Costs) -> None:
 
 def test_numbers_in_the_code_that_many_hosts_are_beyond_are_named() -> None:
     assert walls(64) == []
-    assert [wall.split()[0] for wall in walls(1024)] == ["1023", "4096"]
+    assert [wall.split()[0] for wall in walls(1024)] == ["4096"]
+    assert [wall.split()[0] for wall in walls(8192)] == ["8192", "4096"]
+
+
+def test_the_reports_picture_has_every_job_and_a_controller(kept: Costs) -> None:
+    name = "groups, 1,000 rows/s a host"
+    found = sweep.run([name], [2, 4], kept, seed=1)
+    points = sweep.scaling(found)["series"]
+    assert [hosts for hosts, _ in points[name]] == [2, 4]
+    assert points[name][1][1] > points[name][0][1] > 0
+    assert {rows_s for _, rows_s in points["one controller, metadata alone, at most"]} == {
+        found[name][0].controller_rows_s
+    }
 
 
 # the controller

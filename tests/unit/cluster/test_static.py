@@ -174,10 +174,15 @@ async def test_a_watcher_sees_the_change_that_it_is_told_of(start: Start) -> Non
     assert seen[1] == (3, {b"one"})
 
 
-async def test_members_are_a_copy(start: Start) -> None:
+async def test_members_are_as_they_were_when_looked_at_and_nobody_elses_to_change(start: Start) -> None:
     one = start(b"one")
-    one.membership.members.clear()  # type: ignore[attr-defined]
-    assert one.sees == {b"one"}
+    before = one.membership.members
+    with pytest.raises(AttributeError):
+        before.clear()  # type: ignore[attr-defined]
+    two = start(b"two", one)
+    await until(lambda: one.sees == {b"one", b"two"})
+    assert set(before) == {b"one"}
+    await two.stop()
 
 
 @pytest.mark.parametrize("how", ["stopped", "deaf"])

@@ -124,7 +124,7 @@ async def test_any_port_is_one_of_its_own(start: Start) -> None:
 
 async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     two = start()
-    monkeypatch.setattr(peer, "_SOCKETS", 1)
+    monkeypatch.setattr(peer, "MAX_SOCKETS", 1)
     one = start()
     with pytest.raises(PeerUnavailable, match="no way to"):
         await one.request(two.address, pm.Locate(one.next_id(), b"x"), Done, 5.0)
