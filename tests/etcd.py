@@ -58,7 +58,7 @@ class EtcdServer:
         where = ["--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", peer]
         where += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         with (self._directory / "etcd.log").open("ab") as log:
-            quick = ["--heartbeat-interval", "50", "--election-timeout", "500"]
+            quick = ["--heartbeat-interval", "10", "--election-timeout", "100"]  # it takes no question before
             command = [program, "--data-dir", str(self._data), *where, *quick]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(self._answers, "etcd answers")

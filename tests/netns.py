@@ -9,16 +9,20 @@ import functools
 import itertools
 import os
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.processes import WAIT_S
+from bench.namespaces import enter
+from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.node.node import Node, run
+from dataplane.wire import auth
+from tests.processes import Worker
 
 _numbers = itertools.count(1)
 
@@ -43,21 +47,19 @@ def _why_not() -> str:
 needs_namespaces = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
 
 
-class Host:
-    """A namespace with a node in it. `cut` and `heal` are of its link, `deaf_to` of one direction."""
+class Host(Worker):
+    """A namespace with a node in it. `cut` and `heal` are of its link, `mute_to` of one direction."""
 
     def __init__(self, name: str, address: str, directory: Path, key: Path, join: str, memory: str) -> None:
         self.name = name
         self.ip = address
-        command = ["ip", "netns", "exec", name, sys.executable, "-m", "dataplane.cli", "node"]
-        command += ["--socket", str(directory / f"{name}.sock"), "--memory", memory, "--spill", "0", "--prewarm", "0"]
-        command += ["--listen", f"tcp://{address}:7000", "--key", str(key), *(("--join", join) if join else ())]
-        self.log = directory / f"{name}.log"
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self._process.stdout is not None, "it was asked for"
-        self.address = self._process.stdout.readline().strip().partition("=")[2]
-        assert self.address, self.log.read_text()
+        settings = {"memory": memory, "spill": 0, "prewarm": 0}
+        super().__init__(_serve, name, directory / f"{name}.sock", settings, (f"tcp://{address}:7000", join, key))
+        try:
+            self.address: str = self.hear()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
 
     def cut(self) -> None:
         """Nothing goes in or out."""
@@ -86,37 +88,16 @@ class Host:
         found = subprocess.run(["ip", "netns", "exec", self.name, "cat", path], check=True, capture_output=True)
         return int(found.stdout)
 
-    def freeze(self) -> None:
-        """Stop its node (SIGSTOP)."""
-        self._process.send_signal(signal.SIGSTOP)
 
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End its node."""
-        self._process.send_signal(how)
-        self._process.communicate(timeout=WAIT_S)
-
-    def stop(self) -> None:
-        """End its node, however it was treated."""
-        if self._process.poll() is None:
-            self.thaw()
-            self._process.terminate()
-            try:
-                self._process.communicate(timeout=WAIT_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        elif self._process.stdout is not None:
-            self._process.stdout.close()
+def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...]) -> None:
+    enter(name)
+    node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
+    run(node, ready=lambda: pipe.send(node.address))
 
 
 @contextmanager
 def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[Host]]:
     """So many hosts that know each other, on one switch."""
-    from dataplane.wire import auth
-
     key = directory / "key"
     auth.generate(key)
     number = next(_numbers)
@@ -140,6 +121,5 @@ def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[H
         made: list[Host] = []
         for i, name in enumerate(names, 1):
             join = "static://" + ",".join(f"{host.ip}:7000" for host in made) if made else ""
-            made.append(Host(name, f"{net}.{i}", directory, key, join, memory))
-            undo.callback(made[-1].stop)
+            made.append(undo.enter_context(Host(name, f"{net}.{i}", directory, key, join, memory)))
         yield made

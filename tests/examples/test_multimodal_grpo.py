@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import multiprocessing
-import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from examples.multimodal_grpo.__main__ import main
 from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Failed, Job, Killed
 from examples.multimodal_grpo.watch import Watch
+from tests.examples.workers import report_and_wait
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -161,16 +160,11 @@ def test_the_count_is_wrong_where_a_row_is_lost_or_doubled_or_both() -> None:
     assert not counted.books(drained(9)).exact
 
 
-def _report_and_wait(reports: Connection) -> None:
-    reports.send("here")
-    time.sleep(60)
-
-
 @pytest.mark.timeout(60)
 def test_a_process_that_the_crew_kills_is_no_failure_and_one_that_others_kill_is() -> None:
     with crew.Crew() as several:
         for name in ("first", "second"):
-            several.start(name, _report_and_wait)
+            several.start(name, report_and_wait)
         for _ in range(2):
             assert list(itertools.islice(_told(several), 1)) == ["here"]
         several.kill("first")

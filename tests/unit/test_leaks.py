@@ -17,10 +17,16 @@ LEAKS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture needs none, and to import them takes longer than all else here."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def run(pytester: pytest.Pytester, body: str, marker: str = "") -> pytest.RunResult:
     conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
     pytester.makeconftest(conftest.replace("SETTLE_S = 5.0", "SETTLE_S = 0.2"))
-    pytester.makeini("[pytest]\nmarkers = leaks(reason): exempt\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makeini("[pytest]\nmarkers = leaks(reason): exempt\n")
     test = f"{marker}\ndef test_it():\n    {body}\n    held.append(kept)\n"
     pytester.makepyfile(f"import pytest\nheld = []\n\n{test}\n\ndef test_next():\n    pass\n")
     return pytester.runpytest_subprocess("-p", "no:cacheprovider")
