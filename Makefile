@@ -33,9 +33,9 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff check --quiet --fix .
 
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
-test: $(STAMP) ## run the tests, three at a time: half of what they do is to wait
+test: $(STAMP) ## run the tests, two at a time
 	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
 
 test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueue, OpenRLHF and Ray, in an environment of their own
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)

@@ -177,11 +177,11 @@ class Peers:
             self._say(who, answer)
         elif self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE:
             self._answering[who] += 1
-            self._keep(asyncio.get_running_loop().create_task(self._answer_later(who, request, answer)))
+            task = asyncio.get_running_loop().create_task(self._answer_later(who, request, answer))
+            task.add_done_callback(lambda _: _close(answer))  # it may have been cancelled before it began
+            self._keep(task)
         else:
-            close = getattr(answer, "close", None)
-            if close is not None:
-                close()
+            _close(answer)
             self._say(who, _failure(request, Backpressure("more is asked of this node at a time than it answers")))
 
     async def _answer_later(self, who: bytes, request: Any, answer: Awaitable[Message]) -> None:
@@ -216,6 +216,13 @@ class Peers:
         if router is not None:
             router.close()
         self._context.term()
+
+
+def _close(answer: Awaitable[Message]) -> None:
+    """Nobody awaits it any more."""
+    close = getattr(answer, "close", None)
+    if close is not None:
+        close()
 
 
 def _failure(request: Any, error: Exception) -> Failure:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -547,6 +548,20 @@ async def test_ending_while_others_wait(start: Start) -> None:
         await other.aclose()
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(result) for result in results] == [PeerUnavailable] * 2
+
+
+async def test_ending_before_an_answer_has_begun(start: Start) -> None:
+    """What came in the moment of the end is not left behind: Python says so of a coroutine that nobody awaits."""
+    answers: list[Coroutine[Any, Any, Message]] = []
+
+    def answer(request: Any) -> Coroutine[Any, Any, Message]:
+        answers.append(asyncio.sleep(0, Done(request.id)))
+        return answers[0]
+
+    other = start(answer)
+    other._asked([b"somebody", encode(withdraw(other))])
+    await other.aclose()
+    assert inspect.getcoroutinestate(answers[0]) == inspect.CORO_CLOSED
 
 
 async def test_more_than_a_queue_takes_for_nobody(start: Start) -> None:
