@@ -22,7 +22,7 @@ from dataplane.stream.books import Books
 from dataplane.stream.facts import Arrival
 from dataplane.stream.keys import unnamed
 from dataplane.stream.moving import Columns
-from dataplane.stream.progress import ACKED, EXPIRED
+from dataplane.stream.progress import ACKED, EXPIRED, PENDING
 from dataplane.stream.rows import Hold, Index, Patch
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import block_of, columns_of, put_back, put_columns
@@ -72,9 +72,11 @@ class Mirror:
         books = self._added
         new = np.unique(rows[~books.rows.there(rows)])
         books.rows.put_back(new)
-        books.progress.enter(np.zeros(len(new), np.int64))
-        places = books.rows.places(new)
-        books.facts.enter(places, -1 - new, np.zeros(len(new), np.int64), 0.0, {})
+        places, versions = books.rows.places(new), np.zeros(len(new), np.int64)
+        books.progress.enter(versions)
+        pending = np.full((len(self.settings.tasks), len(new)), PENDING, np.uint8)
+        books.progress.put_back(places, versions, pending, np.zeros_like(pending))
+        books.facts.enter(places, -1 - new, versions, 0.0, {})
         books.extend(rows, ref, lengths, replace=True, hold=hold)
 
     # what the home says

@@ -497,7 +497,8 @@ class Rows:
         return [patch.ref for patch in self._patches.values()]
 
     def put_back(self, rows: Index) -> None:
-        """These rows, ascending and not there, are there, without columns; those between were never."""
+        """These rows, ascending and not there, are there, without columns, even where they have been there before with
+        some; those between were never."""
         self.next = max(self.next, int(rows[-1]) + 1) if len(rows) else self.next
         for number in np.unique(rows // PAGE).tolist():
             page = self.pages.setdefault(number, Page(number * PAGE))
@@ -507,6 +508,9 @@ class Rows:
         for page, inside, _ in self.by_page(rows):
             page.gone[inside] = False
             page.left += len(inside)
+            page.columns[inside] = 0
+            for layer in page.layers.values():
+                layer.patch[inside] = -1
         self.count += len(rows)
 
     # going

@@ -344,6 +344,26 @@ def test_a_mirror_lets_go_what_all_tasks_have_done() -> None:
     assert (len(here.mirror), here.mirror.size) == (0, (0, 0))
 
 
+def test_a_row_that_comes_back_to_a_mirror_begins_anew_there() -> None:
+    """It had moved to another home, which has died: its old one has it again, under the number of before."""
+    here = Mirrored()
+    here.append(4, stored(1, 2, "x"))
+    here.mirror.extend(at(4, 5), stored(2, 2, "y"), {}, -1)
+    here.mirror.settle(0, at(4), ACKED)
+    kept, columns = here.mirror.block(at(4), NOW), here.mirror.columns(at(4))
+    here.mirror.over(at(4))
+    assert here.released == []
+    here.mirror.take(kept, columns, NOW)
+    here.mirror.extend(at(4), stored(3, 1, "y"), {}, -1)
+    here.mirror.over(at(5))
+    assert sorted(here.released) == [1, 2]
+    here.mirror.settle(0, at(4), ACKED)
+    assert len(here.mirror) == 2
+    here.mirror.settle(1, at(4), ACKED)
+    assert (len(here.mirror), here.mirror.size) == (0, (0, 0))
+    assert set(here.released) == {1, 2, 3}
+
+
 def test_a_mirror_tells_where_rows_belong_and_how_far_they_are() -> None:
     here = Mirrored()
     here.append(4, stored(1, 3, "x"), groups=["g", "h", "g"])

@@ -42,6 +42,20 @@ def test_many_appends_of_one_row_share_pages() -> None:
     assert found(rows, order, "x") == [(shard, 0) for shard in order]
 
 
+def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
+    """Its page is there still, for others: a row has moved away, and comes back."""
+    rows, again = Rows(), np.array([1])
+    rows.append(stored(1, 2, "x"))
+    rows.append(stored(2, 1, "x"))
+    assert shards(rows.remove(again)) == []
+    rows.put_back(again)
+    assert rows.lack(again, ["x"]).all()
+    rows.extend(again, stored(3, 1, "x"), replace=False)
+    assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
+    assert shards(rows.remove(again)) == [3], "and the first patch is needed still"
+    assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
+
+
 def test_interleaved_patches_are_put_back_in_the_order_asked_for() -> None:
     rows = Rows()
     rows.append(stored(1, 200, "x"))
