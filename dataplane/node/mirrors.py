@@ -196,15 +196,18 @@ class Mirrors:
     async def unmoved(self, request: pm.Unmoved) -> pm.Returned:
         """Rows are at their old home again: what was done of them at the new one. Raises ProtocolMismatch."""
         move = (request.token, request.to, request.began)
+        self._moves.refuse(move)
+        flying = [future for held in self._of(request.to) for future in held.flying]
+        if flying:
+            await asyncio.wait(flying)
+            self._asking.check(request)
+        # All at once from here: as soon as they are noted no more, who waits for that announces what is left of them.
         part, were, came = self._moves.take_back(move, packed.int64("rows", request.rows))
-        there = [held for held in (*self._held.values(), *self._announcing) if held.part.token == request.to]
+        there = self._of(request.to)
         if part is None or not there:
             return pm.Returned(request.id, [])
         order = np.argsort(came)
         were, came = were[order], came[order]
-        flying = [future for held in there for future in held.flying]
-        if flying:
-            await asyncio.wait(flying)
         done = [
             (task, were[np.searchsorted(came, rows)].tobytes(), state)
             for held in there
@@ -214,6 +217,10 @@ class Mirrors:
             self._bring_over(held, part, came, were)
             self._tidy(held)
         return pm.Returned(request.id, done)
+
+    def _of(self, token: bytes) -> list[Held]:
+        """What is here of rows of this part, if its node lives, and if not."""
+        return [held for held in (*self._held.values(), *self._announcing) if held.part.token == token]
 
     def _bring_over(self, old: Held, part: Part, were: packed.Index, came: packed.Index) -> None:
         """What is here of these rows is mirrored for this part from now on, under the numbers that they have there."""

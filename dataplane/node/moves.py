@@ -59,9 +59,7 @@ class Moves:
     def take_back(self, move: Move, rows: packed.Index) -> tuple[Part | None, packed.Index, packed.Index]:
         """These rows are at their old home, and do not move so any more: that part, those of them that had moved, and
         which numbers they have had. The part is None where no row had."""
-        self._refused[move] = None
-        while len(self._refused) > _REFUSED:
-            self._refused.popitem(last=False)
+        self.refuse(move)
         there = self._from.get(move[0])
         if there is None:
             return None, packed.NOTHING, packed.NOTHING
@@ -69,6 +67,12 @@ class Moves:
         came = [there.rows.pop(row)[1] for row in moved]
         self._tidy(move[0])
         return (there.part if moved else None), np.array(moved, np.int64), np.array(came, np.int64)
+
+    def refuse(self, move: Move) -> None:
+        """Such a move is taken back: from now on nothing of it is noted."""
+        self._refused[move] = None
+        while len(self._refused) > _REFUSED:
+            self._refused.popitem(last=False)
 
     def refused(self, move: Move) -> bool:
         """Whether such a move was taken back."""

@@ -141,22 +141,14 @@ class Rehoming:
         if not len(rows):
             return 0
         books.progress.hide(books.rows.places(rows), hidden=True)
-        with stream.moving(rows), self._mirrors.flying(whole, part) as there:
+        with stream.moving(rows):
             try:
-                await self._told()  # what was said of them comes before what is said of them there
-                asked = pm.Announce(
-                    self._asking.next_id(),
-                    name=whole.name,
-                    settings=whole.settings,
-                    generation=whole.generation,
-                    token=stream.token,
-                    block=block_of(books, rows, stream.clock()),
-                    columns=encoded(measured(books, rows)),
-                    holders=books.rows.spares(rows),
-                    moved=True,
-                    others=[(other, of.tobytes()) for other, of in books.rows.past(rows).items()],
-                )
-                reply = await self._announce(node, since, asked)
+                # Not while they are taken back: others who do that too would wait for this, and this for them.
+                with self._mirrors.flying(whole, part) as there:
+                    await self._told()  # what was said of them comes before what is said of them there
+                    reply = await self._announce(node, since, self._asked(whole, rows))
+                    if self._wholes.there(whole):
+                        self._moved(there, rows, reply)
             except BaseException as error:
                 done: list[tuple[int, bytes, int]] = []
                 if isinstance(error, PeerUnavailable):
@@ -164,9 +156,22 @@ class Rehoming:
                 if self._wholes.there(whole):
                     self._keep(whole, rows, done)
                 raise
-            if self._wholes.there(whole):
-                self._moved(there, rows, reply)
         return len(rows)
+
+    def _asked(self, whole: Whole, rows: packed.Index) -> pm.Announce:
+        stream, books = whole.stream, whole.stream.home.books
+        return pm.Announce(
+            self._asking.next_id(),
+            name=whole.name,
+            settings=whole.settings,
+            generation=whole.generation,
+            token=stream.token,
+            block=block_of(books, rows, stream.clock()),
+            columns=encoded(measured(books, rows)),
+            holders=books.rows.spares(rows),
+            moved=True,
+            others=[(other, of.tobytes()) for other, of in books.rows.past(rows).items()],
+        )
 
     async def _take_back(self, whole: Whole, rows: packed.Index, move: Move) -> list[tuple[int, bytes, int]]:
         """Their new home has died, or begun anew, and may have had them: what was done of them there, as those know who
