@@ -17,6 +17,11 @@ EXPECTED = {
     "local": ("One host", "python -m bench.local"),
     "stream": ("Streams", "python -m bench.stream"),
     "replay": ("A training step", "python -m bench.replay"),
+    "replay_video": (
+        "The video step, 64 prompts by 8, in 2 GiB",
+        "python -m bench.replay video --prompts 64 --samples 8 --memory 2GiB --payload-scale 1 --speed 8 --slots 32"
+        " --mode sync --json bench/results/replay_video.json",
+    ),
     "hosts": ("Several hosts", "make bench-hosts"),
     "transports": ("Transports", "python -m bench.transports"),
     "scale": ("Many hosts", "python -m bench.scale"),
