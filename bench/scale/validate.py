@@ -24,7 +24,7 @@ HOSTS = (1, 2, 4, 8)
 _BLOCKS = {1: 400, 2: 240, 4: 150, 8: 100}
 """Of each process: long enough that starting does not count."""
 
-FACTOR = 2.5
+FACTOR = 2.0
 """Within which the model's processor time is right: it is of warm caches, and of one thing at a time."""
 
 _RUNS = 3

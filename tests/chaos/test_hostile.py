@@ -148,7 +148,7 @@ def test_random_bytes(node: StandingNode) -> None:
 
 def test_frames_of_random_bytes(node: StandingNode) -> None:
     chance = random.Random(2)
-    tags = ["hello", "reserve", "seal", "abort", "put", "pin", "unpin", "free", "stats", "cancel", "alive"]
+    tags = ["hello", "reserve", "seal", "abort", "put", "pin", "prefetch", "unpin", "free", "stats", "cancel", "alive"]
     for _ in range(150):
         body = bytearray(msgspec.msgpack.encode([chance.choice(tags), 5, [], [], "", 0.1]))
         for _ in range(chance.randrange(4)):
@@ -178,6 +178,9 @@ def random_message(chance: random.Random) -> m.Message:
     def rows() -> tuple[int, int, bytes]:
         return chance.choice([(0, 1, b""), (0, 2**60, b""), (0, 3, b"B\x00\x02"), (0, 0, b"Q" + b"\xff" * 8)])
 
+    def others() -> list[m.Wanted]:
+        return [(chance.randbytes(8), number(), [(numbers(), rows())]) for _ in range(chance.randrange(3))]
+
     identifier = chance.choice([0, 1, 2, 3, 2**60, -5])
     return chance.choice(
         [
@@ -187,6 +190,8 @@ def random_message(chance: random.Random) -> m.Message:
             m.Abort(numbers()),
             m.Put(identifier, bytes(chance.choice([0, 64, 4096, m.MAX_INLINE + 1])), layout(), "s", seconds()),
             m.Pin(identifier, numbers(), seconds()),
+            m.Pin(identifier, numbers(), seconds(), others()),
+            m.Prefetch(identifier, numbers(), others(), seconds()),
             m.Unpin(numbers()),
             m.Free(identifier, [], [(number(), numbers(), rows())], chance.choice(["", "s"])),
             m.Stats(identifier),

@@ -52,6 +52,15 @@ def test_a_move_that_was_taken_back_is_not_made_any_more(known: Moves) -> None:
     assert not known.refused((OLD.token, OTHER, 5))
 
 
+async def test_who_waits_for_rows_goes_on_when_they_are_taken_back_and_not_when_it_is_said(known: Moves) -> None:
+    """What is on its way of them comes between: until then they would be announced from here too."""
+    known.refuse((OLD.token, NEW, 0))
+    assert known.refused((OLD.token, NEW, 0))
+    assert await waits(known, NEW)
+    known.take_back((OLD.token, NEW, 0), at(1, 2, 3))
+    assert not await waits(known, NEW)
+
+
 def test_no_more_is_remembered_of_what_was_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "_REFUSED", 2)
     known = Moves()
