@@ -1,12 +1,47 @@
-"""Waiting for threads that write into memory which is about to be somebody else's."""
+"""Work shared among threads, and waiting for threads that write into memory which is about to be somebody else's."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_HELPERS = 4
+
+
+def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """As `list(map(work, items))`, by this thread and those of `pool` that are idle: it waits for none that is not, so
+    it may run in the pool itself. No work is running any more when this returns or raises."""
+    left = deque(enumerate(items))
+    found: dict[int, R] = {}
+
+    def take() -> None:
+        while True:
+            try:
+                i, item = left.popleft()
+            except IndexError:
+                return
+            found[i] = work(item)
+
+    helping: list[Future[None]] = []
+    with suppress(RuntimeError):  # a pool that is being shut down helps no more
+        for _ in range(min(_HELPERS, len(left) - 1)):
+            helping.append(pool.submit(take))
+    try:
+        take()
+    finally:
+        left.clear()
+        helping = [helper for helper in helping if not helper.cancel()]
+        wait(helping)
+    for helper in helping:
+        helper.result()
+    return [found[i] for i in range(len(found))]
 
 
 async def stopped(running: Sequence[Future[Any]]) -> None:

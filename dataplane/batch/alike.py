@@ -52,12 +52,15 @@ class Laid:
 
 
 def laid(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[Laid]:
-    """These layouts of shards in extents of so many bytes. Raises as `ShardLayout.decode` and `layout.check` do."""
-    return [one(encoded[0], sizes[0])] if len(encoded) == 1 else _together(encoded, sizes)
+    """These layouts of shards in extents of so many bytes. A few small ones are remembered: what is put or read again
+    and again lies alike. Raises as `ShardLayout.decode` and `layout.check` do."""
+    if len(encoded) > _FEW:
+        return _together(encoded, sizes)
+    return [one(each, size) for each, size in zip(encoded, sizes, strict=True)]
 
 
 def one(encoded: bytes, size: int) -> Laid:
-    """As `laid`, one layout. Small ones are remembered: rows that are put or read one by one lie alike."""
+    """As `laid`, one layout."""
     return _one_small(encoded, size) if len(encoded) <= _SMALL else _one(encoded, size)
 
 
@@ -65,7 +68,7 @@ def _one(encoded: bytes, size: int) -> Laid:
     return _together([encoded], [size])[0]
 
 
-_SMALL = 1024  # bytes
+_FEW, _SMALL = 8, 1024  # layouts; bytes
 _one_small = lru_cache(maxsize=1024)(_one)
 
 

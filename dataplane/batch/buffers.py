@@ -41,6 +41,10 @@ class RowSource(Protocol):
     def row(self, i: int) -> Any:
         """The bytes of row `i`, as something with the buffer protocol."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether `row` copies nothing."""
+
     def identity(self, i: int) -> Hashable:
         """Equal for two rows only where they are the same memory; None where that is not known."""
 
@@ -80,6 +84,10 @@ class Rectangle(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         return self.array.nbytes
 
+    @property
+    def in_place(self) -> bool:
+        return self.array[:1].flags.c_contiguous
+
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         array = self.array
         if array.flags.c_contiguous:
@@ -109,6 +117,10 @@ class Taken(msgspec.Struct, frozen=True, eq=False):
     @property
     def nbytes(self) -> int:
         return self.array[:1].nbytes * len(self.index)
+
+    @property
+    def in_place(self) -> bool:
+        return self.array[:1].flags.c_contiguous
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         array, index = self.array, self.index
@@ -140,6 +152,10 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         return len(self.data)
 
+    @property
+    def in_place(self) -> bool:
+        return True
+
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         return flat_jobs(self.data, memory, piece)
 
@@ -167,12 +183,18 @@ class Joined(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         return int(self.bounds[-1])
 
+    @property
+    def in_place(self) -> bool:
+        return all(row.flags.c_contiguous for row in self.rows)
+
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
-        if self.nbytes:
-            for first, last in groups(self.bounds, piece):
-                part = memory[self.bounds[first] : self.bounds[last]]
-                if len(part):
-                    yield partial(self._join, part, first, last)
+        for first, last in groups(self.bounds, piece):
+            begin, large, end = self.bounds[[first, last - 1, last]].tolist()
+            if end - large > piece and self.rows[last - 1].flags.c_contiguous:  # several threads copy it
+                yield from flat_jobs(as_bytes(self.rows[last - 1]), memory[large:end], piece)
+                last, end = last - 1, large
+            if end > begin:
+                yield partial(self._join, memory[begin:end], first, last)
 
     def _join(self, memory: Bytes, first: int, last: int) -> None:
         join(memory, self.rows[first:last], self.item_shape)
@@ -198,6 +220,10 @@ class JoinedBytes(msgspec.Struct, frozen=True, eq=False):
     @property
     def nbytes(self) -> int:
         return int(self.bounds[-1])
+
+    @property
+    def in_place(self) -> bool:
+        return True
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         for first, last in groups(self.bounds, piece):

@@ -19,7 +19,7 @@ from dataplane.batch import reading, tensordicts, tensors
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
-from dataplane.batch.dedupe import distinct
+from dataplane.batch.dedupe import Each, distinct
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned
@@ -124,19 +124,19 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         return jobs
 
 
-def plan(columns: Any, *, dedupe: Collection[str] = ()) -> Plan:
+def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:
     """What storing `columns` takes: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
     Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, or sequences of what the
     rows are (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the columns named in
-    `dedupe`, rows with equal content are stored once.
+    `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several threads.
 
     Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
     different numbers of rows or a name is empty or absent.
     """
     if isinstance(dedupe, str):
         dedupe = (dedupe,)
-    planned = [_planned(name, values, name in dedupe) for name, values in _columns(columns)]
+    planned = [_planned(name, values, each if name in dedupe else None) for name, values in _columns(columns)]
     count = sum(_count(column.field) for column in planned)
     if not 1 <= count <= MAX_COLUMNS:
         expected, found = f"1 to {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
@@ -247,15 +247,15 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     return Values(field, rows.rows, Joined(views, bounds_of(field, offsets), item_shape), offsets, shapes)
 
 
-def _planned(name: str, values: Values, dedupe: bool) -> PlannedColumn:
+def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
     if values.field.kind == "struct":
         try:
             check_field(name, values.field)
         except Corrupt as error:
             raise mismatch(name, str(error), expected="a struct of few keys, not too deep") from error
     rows, logical, index = values.rows, values.nbytes, None
-    if dedupe:
-        values, index = distinct(values)
+    if dedupe is not None:
+        values, index = distinct(values, dedupe)
     buffers = tuple(_buffers(values, index))
     nbytes = sum(aligned(buffer.nbytes) for buffer in buffers)
     return PlannedColumn(name, values.field, rows, nbytes, logical, values, index, buffers)

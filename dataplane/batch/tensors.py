@@ -228,6 +228,10 @@ class _Rectangle(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         return int(self.tensor.numel() * self.tensor.element_size())
 
+    @property
+    def in_place(self) -> bool:
+        return False
+
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         if self.nbytes:
             target = _target(memory, self.dtype, self.tensor.shape)
@@ -256,6 +260,10 @@ class _Joined(msgspec.Struct, frozen=True, eq=False):
     @property
     def nbytes(self) -> int:
         return int(self.bounds[-1])
+
+    @property
+    def in_place(self) -> bool:
+        return False
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
         if self.nbytes:

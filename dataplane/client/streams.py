@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from dataplane.batch.columns import Plan
-from dataplane.batch.dedupe import digests
+from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
@@ -167,7 +167,7 @@ class AsyncStream:
         if isinstance(columns, BatchRef):
             state.update(columns.encode())
         else:
-            await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns)
+            await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns, self._writer.each)
         return state.digest()
 
     def _unstage(self, staged: str, ticket: int = 0) -> None:
@@ -490,8 +490,8 @@ def _lengths(planned: Plan) -> dict[str, bytes]:
     return {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
 
 
-def _digest_columns(state: Any, planned: Plan) -> None:
+def _digest_columns(state: Any, planned: Plan, each: Each) -> None:
     for column in planned.columns:
         state.update(msgspec.msgpack.encode((column.name, column.field)))
-        for digest in digests(column.values):
+        for digest in digests(column.values, each):
             state.update(digest)

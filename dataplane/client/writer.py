@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
 from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
-from dataplane.threads import stopped
+from dataplane.threads import stopped, together
 from dataplane.wire import messages as m
 
 T = TypeVar("T")
@@ -57,14 +57,18 @@ class Writer:
             await stopped([running])
             raise
 
+    def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
+        """As `map`, by the calling thread and those that are idle."""
+        return together(self._pool, work, items)
+
     async def plan(self, columns: Any, dedupe: Collection[str]) -> Plan:
         """The columns, ready to be written. Raises SchemaMismatch."""
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
         if many or dedupe:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, functools.partial(plan, columns, dedupe=dedupe))
+            planning = functools.partial(plan, columns, dedupe=dedupe, each=self.each)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, planning)
         return plan(columns)
 
     async def write(self, planned: Plan, scope: str, timeout: float) -> BatchRef:

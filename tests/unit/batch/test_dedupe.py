@@ -61,10 +61,16 @@ def test_rows_come_back_whatever_repeats(rows: list[list[int]]) -> None:
     assert _stored(arrays) == len({tuple(row) for row in rows})
 
 
-def test_rows_that_are_the_same_memory_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = []
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each row that was hashed."""
+    found: list[int] = []
     real = dedupe.xxhash.xxh3_128_digest
-    monkeypatch.setattr(dedupe.xxhash, "xxh3_128_digest", lambda data: (hashed.append(1), real(data))[1])
+    monkeypatch.setattr(dedupe.xxhash, "xxh3_128_digest", lambda data: (found.append(len(data)), real(data))[1])
+    return found
+
+
+def test_rows_that_are_the_same_memory_are_hashed_once(hashed: list[int]) -> None:
     images = [np.random.default_rng(i).random((4, 4)) for i in range(3)]
     assert _stored([image for image in images for _ in range(8)]) == 3
     assert len(hashed) == 3
@@ -72,6 +78,56 @@ def test_rows_that_are_the_same_memory_are_hashed_once(monkeypatch: pytest.Monke
     tensors = [torch.rand(4) for _ in range(3)]
     assert _stored([tensor for tensor in tensors for _ in range(8)]) == 3
     assert len(hashed) == 3
+
+
+_LARGE = dedupe._LARGE_ROW + 1
+
+
+def _noise(count: int = 1) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(7).integers(0, 255, (count, _LARGE), np.uint8).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(_noise(4), id="dense"),
+        pytest.param(list(_noise(4)), id="ragged"),
+        pytest.param([bytes(row) for row in _noise(4)], id="bytes"),
+        pytest.param([torch.from_numpy(row) for row in _noise(4)], id="tensors"),
+        pytest.param([np.zeros(_LARGE + i, np.uint8) for i in range(4)], id="of other lengths"),
+    ],
+)
+def test_large_rows_that_a_few_bytes_tell_apart_are_not_hashed(rows: Any, hashed: list[int]) -> None:
+    assert _stored(rows) == 4
+    assert _stored([*rows, rows[0]]) == 4
+    assert hashed == []
+
+
+@pytest.mark.parametrize("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
+def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[int]) -> None:
+    rows = np.repeat(_noise(), 3, axis=0)
+    rows[1, at] ^= 1
+    assert _stored(rows) == _stored(list(rows)) == 2
+    assert len(hashed) == 6
+    assert same(column(rows, dedupe=True).numpy(), rows)
+
+
+def test_large_rows_with_strides_are_hashed(hashed: list[int]) -> None:
+    rows = np.repeat(_noise(3), 2, axis=0).T.copy().T
+    assert _stored(rows) == 3
+    assert len(hashed) == 6, "to look at a few bytes would copy all"
+
+
+def test_rows_are_hashed_in_pieces_that_threads_can_share() -> None:
+    rows, pieces = np.repeat(_noise(20), 2, axis=0), []
+
+    def each(work: Any, items: Any) -> list[Any]:
+        pieces.extend(items)
+        return [work(item) for item in pieces]
+
+    assert plan({"x": rows}, dedupe=["x"], each=each).columns[0].values.rows == 20
+    assert [row for piece in pieces for row in piece] == list(range(40))
+    assert {len(piece) for piece in pieces[:-1]} == {dedupe._PIECE // _LARGE}
 
 
 def test_rows_that_are_all_distinct_lie_in_place() -> None:
