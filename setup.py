@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "dataplane.batch._copying",
-            ["dataplane/batch/_copying.c"],
+            "dataplane.batch._memory",
+            ["dataplane/batch/_memory.c"],
             extra_compile_args=["-O3"],
             optional=True,
             py_limited_api=True,

@@ -1,7 +1,7 @@
-"""Large copies into memory that other processes will read.
+"""Large copies into memory that other processes will read, and comparing what is large: at the pace of memory.
 
-They go past the caches where the extension `_copying` was built (it says why); without it NumPy copies, with the same
-result. Small ones stay in the caches, for whoever reads them next.
+Copies go past the caches where the extension `_memory` was built (it says why); small ones stay in the caches, for
+whoever reads them next. Without the extension NumPy does both, with the same result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dataplane.batch.layout import Bytes
 _STREAMED = 4 << 20  # bytes from which on a copy goes past the caches: about what a core has of its own
 
 _join: Callable[[Bytes, tuple[Any, ...]], None] | None
+_equal: Callable[[tuple[Any, ...]], list[bool]] | None
 try:
-    from dataplane.batch._copying import join as _join
+    from dataplane.batch._memory import equal as _equal
+    from dataplane.batch._memory import join as _join
 except ImportError:  # there was no C compiler
-    _join = None
+    _join = _equal = None
 
 
 def copy(target: Bytes, source: Bytes) -> None:
@@ -44,3 +46,11 @@ def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int,
         np.concatenate([row.reshape(-1) for row in rows], out=into)
     else:
         np.concatenate(rows, out=into.reshape(-1, *item_shape))
+
+
+def equal(rows: Sequence[Any]) -> list[bool]:
+    """Of each of these buffers, all as long, whether it has the bytes of the first."""
+    if _equal is not None:
+        return _equal(tuple(rows))
+    first = np.frombuffer(rows[0], np.uint8)
+    return [True, *(np.array_equal(first, np.frombuffer(row, np.uint8)) for row in rows[1:])]

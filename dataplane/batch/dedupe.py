@@ -1,29 +1,31 @@
 """Which rows of a column are equal, by content.
 
-A row is its dtype, shape and bytes; two are equal where the xxh3-128 of those is. Rows that are the same memory,
-as the same image given for each of a prompt's responses, are one row; and what differs from all others in length, or
-in a few bytes at three places, is not hashed. Hashing is bound by memory (45 GB/s in the caches, 11 from memory, where
-a loop that only reads has 13), so what helps is to read less, and with more than one core.
+A row is its dtype, shape and bytes. Rows that are the same memory, as the same image given for each of a prompt's
+responses, are one row. Small rows are equal where the xxh3-128 of those is. Large ones that look alike at a few places
+are compared with the first of them: to read them takes all of the time, and `copying.equal` reads faster than a hash.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from dataplane.batch.buffers import RowSource
+from dataplane.batch.copying import equal
 from dataplane.batch.layout import Index
 from dataplane.batch.values import Values
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
-_PIECE = 1 << 20  # bytes that are hashed at a time: little enough to share, and many for a call
-_LARGE_ROW, _LOOK = 64 << 10, 256  # bytes: of a row from which on it is looked at before it is hashed, and at how many
+_CHUNK = 1 << 20  # bytes of a row, or of some, that a thread takes at a time: few enough to share, and many for a call
+_LARGE_ROW = 64 << 10  # bytes: below, to look at some of them is not much faster than to hash all
+_LOOK = 256  # bytes, at each place
 
 
 def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
@@ -47,15 +49,41 @@ def digests(values: Values, each: Each = map) -> Sequence[bytes]:
 
 
 def _keys(values: Values, each: Each) -> Sequence[Hashable]:
-    """As `digests`; but rows of which a few bytes say that no other equals them are not hashed."""
-    if values.data is None:
-        return _of_struct(values, each)
-    rows, places = _memories(values.data, values.rows)
-    samples = [_sample(values.data, i) for i in rows] if _large(values) else [None] * len(rows)
-    often = Counter(samples)
-    alike = [i for i, sample in zip(rows, samples, strict=True) if often[sample] > 1]
-    known = dict(zip(alike, _hashed(values, values.data, alike, each), strict=True))
-    return [known.get(rows[place], place) for place in places]
+    """Equal for equal rows. A large row is compared with the first that looks like it, and hashed if it differs."""
+    source = values.data
+    if source is None or source.nbytes < _LARGE_ROW * values.rows or not source.in_place:
+        return digests(values, each)
+    rows, places = _memories(source, values.rows)
+    groups = [group for group in _alike(values, source, rows) if len(group) > 1]
+    known: dict[int, Hashable] = {}
+    differ: list[int] = []
+    for group, same in zip(groups, _compared(source, groups, each), strict=True):
+        known |= dict.fromkeys(np.array(group)[same].tolist(), group[0])
+        differ += np.array(group)[~same].tolist()
+    known |= zip(differ, _hashed(values, source, differ, each), strict=True)
+    return [known.get(rows[place], rows[place]) for place in places]
+
+
+def _compared(source: RowSource, groups: Sequence[Sequence[int]], each: Each) -> list[npt.NDArray[np.bool_]]:
+    """For each row of each group, whether it has the bytes of the group's first."""
+    views = [[memoryview(source.row(i)) for i in group] for group in groups]
+    chunks = [(k, at) for k, (first, *_) in enumerate(views) for at in range(0, len(first), _CHUNK)]
+    same = [np.ones(len(group), np.bool_) for group in groups]
+    found = each(lambda chunk: equal([view[chunk[1] : chunk[1] + _CHUNK] for view in views[chunk[0]]]), chunks)
+    for (k, _), flags in zip(chunks, found, strict=True):
+        same[k] &= flags
+    return same
+
+
+def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[list[int]]:
+    """These rows, those together that have the same shape, and the same bytes at three places."""
+    marks = _marks(values)
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for i in rows:
+        row = memoryview(source.row(i))
+        look = [bytes(row[at : at + _LOOK]) for at in (0, len(row) // 2, max(0, len(row) - _LOOK))]
+        groups[(len(row), b"" if marks is None else marks[i].tobytes(), *look)].append(i)
+    return groups.values()
 
 
 def _memories(source: RowSource, count: int) -> tuple[list[int], list[int]]:
@@ -72,17 +100,6 @@ def _memories(source: RowSource, count: int) -> tuple[list[int], list[int]]:
     return rows, places
 
 
-def _large(values: Values) -> bool:
-    """Whether to look at a few bytes of a row takes much less time than to hash it."""
-    source = values.data
-    return source is not None and source.nbytes > _LARGE_ROW * values.rows and source.in_place
-
-
-def _sample(source: RowSource, i: int) -> Hashable:
-    row = memoryview(source.row(i))
-    return len(row), *(bytes(row[at : at + _LOOK]) for at in (0, len(row) // 2, max(0, len(row) - _LOOK)))
-
-
 def _hashed(values: Values, source: RowSource, rows: Sequence[int], each: Each) -> list[bytes]:
     """The digests of these rows."""
     marks = _marks(values)
@@ -91,7 +108,7 @@ def _hashed(values: Values, source: RowSource, rows: Sequence[int], each: Each) 
         found = [xxhash.xxh3_128_digest(source.row(i)) for i in rows]
         return found if marks is None else [digest + marks[i].tobytes() for i, digest in zip(rows, found, strict=True)]
 
-    count = max(1, _PIECE * values.rows // max(1, source.nbytes))
+    count = max(1, _CHUNK * values.rows // max(1, source.nbytes))
     return list(chain.from_iterable(each(some, [rows[k : k + count] for k in range(0, len(rows), count)])))
 
 

@@ -19,6 +19,7 @@ LARGE = copying._STREAMED
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
         monkeypatch.setattr(copying, "_join", None)
+        monkeypatch.setattr(copying, "_equal", None)
     elif copying._join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     return str(request.param)
@@ -104,3 +105,33 @@ def test_the_extension_holds_no_buffer_afterwards() -> None:
         join(target, (source, b"x"))
     target.append(1)  # which is refused while somebody has the buffer
     source.append(1)
+
+
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 4096, 16383, 16384, 16385, (256 << 10) - 1, 256 << 10, 600_001])
+@pytest.mark.parametrize("begin", [0, 3])
+def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -> None:
+    first = some(nbytes)
+    rows = [first, *(np.concatenate((some(begin + i), first))[begin + i :] for i in range(4))]
+    assert copying.equal([memoryview(row) for row in rows]) == [True] * 5
+    for at in {0, nbytes // 3, nbytes // 2, nbytes - 1, max(0, nbytes - 65), min(nbytes - 1, 4096)}:
+        rows[2][at] ^= 128
+        assert copying.equal([memoryview(row) for row in rows]) == [True, True, False, True, True]
+        rows[2][at] ^= 128
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [((b"abc", b"abcd"), ValueError), ((b"abc", 4), TypeError), ([b"a", b"a"], TypeError), ((b"a", "b"), TypeError)],
+)
+def test_the_extension_refuses_what_it_can_not_compare(rows: Any, error: type[Exception]) -> None:
+    equal: Any = copying._equal
+    if equal is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    with pytest.raises(error):
+        equal(rows)
+    assert equal((b"", b"")) == [True, True]
+    assert equal((b"a",)) == [True]
+    assert equal(()) == []
+    held = bytearray(b"ab")
+    assert equal((held, b"ab", b"ac")) == [True, True, False]
+    held.append(1)  # which is refused while somebody has the buffer

@@ -105,11 +105,17 @@ def test_large_rows_that_a_few_bytes_tell_apart_are_not_hashed(rows: Any, hashed
 
 @pytest.mark.parametrize("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
 def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[int]) -> None:
-    rows = np.repeat(_noise(), 3, axis=0)
-    rows[1, at] ^= 1
+    rows = np.repeat(_noise(), 6, axis=0)
+    rows[1::2, at] ^= 1
     assert _stored(rows) == _stored(list(rows)) == 2
-    assert len(hashed) == 6
+    assert len(hashed) == 6, "those that differ from the first that they look like"
     assert same(column(rows, dedupe=True).numpy(), rows)
+
+
+def test_large_rows_of_equal_bytes_and_other_shapes_are_different() -> None:
+    images = [image.copy() for image in [np.zeros((128, 640)), np.zeros((640, 128))] for _ in range(3)]
+    assert _stored(images) == 2
+    assert same(column(images, dedupe=True).numpy(), images)
 
 
 def test_large_rows_with_strides_are_hashed(hashed: list[int]) -> None:
@@ -118,16 +124,21 @@ def test_large_rows_with_strides_are_hashed(hashed: list[int]) -> None:
     assert len(hashed) == 6, "to look at a few bytes would copy all"
 
 
-def test_rows_are_hashed_in_pieces_that_threads_can_share() -> None:
-    rows, pieces = np.repeat(_noise(20), 2, axis=0), []
+@pytest.mark.parametrize("large", [True, False])
+def test_rows_are_looked_at_in_pieces_that_threads_can_share(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedupe, "_CHUNK", 20_000)
+    rows = np.repeat(_noise(9) if large else _noise(9)[:, :6000], 2, axis=0)
+    count = []
 
     def each(work: Any, items: Any) -> list[Any]:
-        pieces.extend(items)
-        return [work(item) for item in pieces]
+        count.append(len(list(items)))
+        return [work(item) for item in items]
 
-    assert plan({"x": rows}, dedupe=["x"], each=each).columns[0].values.rows == 20
-    assert [row for piece in pieces for row in piece] == list(range(40))
-    assert {len(piece) for piece in pieces[:-1]} == {dedupe._PIECE // _LARGE}
+    planned = plan({"x": rows}, dedupe=["x"], each=each).columns[0]
+    assert planned.values.rows == 9
+    assert planned.index is not None
+    assert planned.index.tolist() == [i // 2 for i in range(18)]
+    assert count == ([9 * 4, 0] if large else [6]), "four of each pair, and none that differ; or three rows at a time"
 
 
 def test_rows_that_are_all_distinct_lie_in_place() -> None:
