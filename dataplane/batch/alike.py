@@ -42,7 +42,8 @@ class Laid:
 
     def check_contents(self, memory: Bytes) -> None:
         """`layout.check_contents`, for all columns at once where each has one row. Raises as that does."""
-        if len(memory) % 8 or not _rules(self.outline).one_row(self.numbers, memory):
+        rules = _rules(self.outline)
+        if rules.tables and (len(memory) % 8 or not rules.one_row(self.numbers, memory)):
             check_contents(self.layout, memory)
 
     @cached_property
@@ -114,6 +115,8 @@ class _Rules:
         self._starts, self._units, self._items = np.array(self._tables, np.int64).reshape(-1, 3).T
         self._where, self._held = np.array(self._flags, np.int64).reshape(-1, 2).T
         self._bounds, self._index = np.array(self._most), np.array(self._indexed)
+        #: Whether any bytes say how to read others.
+        self.tables = bool(self._tables or self._flags or not self._plain)
         self._stored, self._row, self._plus, self._unit, self._any = np.array(self._sizes, np.int64).reshape(-1, 5).T
 
     def _add(self, each: Form, start: int) -> int:
