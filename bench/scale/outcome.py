@@ -11,7 +11,7 @@ from bench.scale.controller import Controller
 from bench.scale.costs import Costs
 from bench.scale.job import Job
 from bench.scale.streams import Stream
-from dataplane.node.far import MAX_CLIENTS
+from dataplane.node.spread.far import MAX_CLIENTS
 from dataplane.wire.peer import MAX_SOCKETS
 
 FULL = 0.9

@@ -16,8 +16,8 @@ import msgspec
 from bench.scale.costs import Line
 from dataplane.cluster.membership import Member
 from dataplane.cluster.static import StaticMembership
-from dataplane.node.limits import _Ledger
-from dataplane.node.wholes import Wholes
+from dataplane.node.spread.limits import _Ledger
+from dataplane.node.spread.wholes import Wholes
 from dataplane.stream.admission import Entry
 from dataplane.stream.settings import Settings
 from dataplane.wire import peer_messages as pm

@@ -20,7 +20,7 @@ from bench.scale.homes import WINDOW, Homes, Rows
 from bench.scale.job import Job
 
 _NAME = "rollouts"
-_IN_A_ROW = 8  # as `node.gathering`
+_IN_A_ROW = 8  # as `node.spread.gathering`
 _HOT = -1
 
 Granted = list[tuple[int, Rows]]

@@ -27,9 +27,9 @@ from dataplane.errors import (
     Rejected,
     describe,
 )
-from dataplane.node.homes import Homes
-from dataplane.node.streaming import Streaming, StreamRequest, Waiting
-from dataplane.node.tables import TableRequest, Tables, Tabling
+from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm

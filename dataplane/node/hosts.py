@@ -14,11 +14,11 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
 from dataplane.errors import ProtocolMismatch
-from dataplane.node.fetch import Fetcher
-from dataplane.node.homes import Homes
-from dataplane.node.offers import Offers
-from dataplane.node.spread import Spread
-from dataplane.node.tables import Tables
+from dataplane.node.shards.fetch import Fetcher
+from dataplane.node.shards.offers import Offers
+from dataplane.node.spread.spread import Spread
+from dataplane.node.streams.homes import Homes
+from dataplane.node.tables.tables import Tables
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
@@ -69,11 +69,11 @@ class Hosts:
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        """Whether this is a member; see `node.offers`."""
+        """Whether this is a member; see `node.shards.offers`."""
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The number here of another's shard that others may read here; see `node.offers`."""
+        """The number here of another's shard that others may read here; see `node.shards.offers`."""
         return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:

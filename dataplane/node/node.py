@@ -24,8 +24,8 @@ from dataplane.clock import monotonic
 from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Unauthenticated, describe
 from dataplane.node.clients import Client
-from dataplane.node.homes import Homes
-from dataplane.node.tables import Tables
+from dataplane.node.streams.homes import Homes
+from dataplane.node.tables.tables import Tables
 from dataplane.store.claim import Claim
 from dataplane.store.store import Store
 from dataplane.wire import messages as m

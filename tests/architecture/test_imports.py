@@ -35,6 +35,10 @@ FLOORS = [
 ]
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
+#: Those of the node's wing; what lies in none of its packages is above them.
+NODE_FLOORS = [{"shards", "streams"}, {"tables"}, {"spread"}, {"node"}]
+NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
+
 #: Doors into other systems stand on the client alone.
 NARROWER = {"integrations": {"client", "batch", "errors", "config", "clock", "aio", "dataplane"}}
 
@@ -102,12 +106,22 @@ def unit_of(name: str) -> str | None:
     return parts[1] if len(parts) > 1 and parts[1] in FLOOR else "dataplane"
 
 
+def room_of(name: str) -> str:
+    """The package of the node's wing that a name there belongs to, or the wing itself."""
+    parts = name.split(".")
+    return parts[2] if len(parts) > 2 and parts[2] in NODE_FLOOR else "node"
+
+
 def violations(module: str, source: str, package: str) -> list[str]:
     """What the module imports and should not, a line each."""
     own = unit_of(module) or ""
     found = []
     for line, name in imported(source, package):
         unit = unit_of(name)
+        if unit == own == "node":
+            here, there = room_of(module), room_of(name)
+            if here != there and NODE_FLOOR[there] >= NODE_FLOOR[here]:
+                found.append(f"{module}:{line}: {own}.{here} imports {name}")
         if unit is None or unit == own:
             continue
         if FLOOR[unit] >= FLOOR[own] or unit not in NARROWER.get(own, FLOOR):
@@ -198,6 +212,9 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
+        ("dataplane.node.shards.gate", "from dataplane.node.streams import packed"),
+        ("dataplane.node.tables.homes", "from dataplane.node.spread.wholes import Wholes"),
+        ("dataplane.node.spread.wholes", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),
         ("dataplane.errors", "from dataplane.config import NodeConfig"),
         ("dataplane.clock", "from .config import NodeConfig"),
@@ -213,6 +230,7 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
         ("dataplane.batch.ref", "from dataplane.batch.rows import Rows\nfrom .. import errors"),
         ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
         ("dataplane.node.node", "import dataplane.observe.metrics, os"),
+        ("dataplane.node.spread.wholes", "from dataplane.node.streams.homes import Homes\nfrom ..tables import tables"),
         ("dataplane.integrations.verl", "from dataplane import connect"),
         ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),
     ],

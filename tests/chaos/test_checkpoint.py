@@ -16,7 +16,7 @@ import pytest
 import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.node.snapshots import MAX_SNAPSHOTS
+from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.block import Head
 from dataplane.stream.rows import PAGE
 from dataplane.wire import messages as m

@@ -1,0 +1,190 @@
+"""Shards of other hosts, as shards of this one: described when they are first asked for, fetched when they are read.
+
+A fetched shard is a copy. The store keeps it like any shard that is on disk too: many may ask for it, and it is fetched
+once; it is bounded by the same budget; and its memory is the first to be taken. Read again, it is fetched again. A copy
+that is in memory outlives its owner.
+
+What always holds: what a copy holds was checked as everything is that a client writes; a copy is never another's bytes,
+since a node's number is new with each start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from dataplane.batch.ref import ShardKey
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Membership
+from dataplane.errors import DataplaneError, Freed, OwnerDied, ProtocolMismatch
+from dataplane.node.shards.reading import Reading, member_of
+from dataplane.node.shards.remote import Remote, Want
+from dataplane.node.shards.replicas import Replicas
+from dataplane.store.store import Store
+from dataplane.transport.choice import Choice
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
+from dataplane.wire.peer import Peers
+
+MAX_COPIES = 1 << 16
+"""Shards of others that are remembered; the first known are forgotten."""
+
+_CONTROL_S = 5.0
+
+
+class Fetcher:
+    """The copies of one node."""
+
+    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, choice: Choice) -> None:
+        self._node = node
+        self._store = store
+        self._peers = peers
+        self._membership = membership
+        self._reading = Reading(node, peers, membership, choice)
+        self._copies: dict[ShardKey, int] = {}
+        self._remotes: dict[int, Remote] = {}
+        self._inline_bytes = 0
+        self.replicas = Replicas(node, store, peers, membership, self._reading)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What has come from other nodes, ever."""
+        return self._inline_bytes + self._reading.fetched_bytes
+
+    @property
+    def copies(self) -> int:
+        """Shards of other nodes that are known here, in memory or not."""
+        return len(self._copies)
+
+    async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
+        """The numbers that shards of other nodes have here: of each its node, its number there, and what of it is to be
+        read. When this returns, that comes with the shard, or is there. Raises OwnerDied, Freed, PeerUnavailable,
+        Backpressure, Misuse for columns or rows that a shard has not."""
+        keys = [(owner, shard) for owner, shard, _ in wanted]
+        unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
+        for owner, shard, wants in wanted:
+            if self.replicas.here((owner, shard)) is None and not self._known((owner, shard), wants):
+                unknown[owner][shard] = None
+        asked = [self._describe(owner, list(shards), deadline) for owner, shards in unknown.items()]
+        for error in [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked):
+            if error is not None:
+                raise error
+        return [await self._ready(key, wants, deadline) for key, (_, _, wants) in zip(keys, wanted, strict=True)]
+
+    def _known(self, key: ShardKey, wants: Sequence[Want]) -> bool:
+        """Whether what is wanted of this is here, or can be read where more of it was read before."""
+        copy = self._copies.get(key)
+        if copy is None or not self._store.mend(copy):
+            return False
+        remote = self._remotes[copy]
+        return remote.source in self._membership.members or (self._store.coming(copy) and remote.covers(wants))
+
+    async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
+        """The number here of a shard that is known; what is wanted of it is there, or comes with it."""
+        replica = self.replicas.here(key)
+        if replica is not None:
+            return replica
+        number = self._copies[key]
+        remote = self._remotes[number]
+        if remote.want(wants) and self._store.coming(number):
+            (held,) = await self._store.pin(self, [number], deadline)
+            try:
+                with self._store.arena.view(held.extent) as view:
+                    await remote.add(view)
+            finally:
+                self._store.unpin(self, [number])
+        return number
+
+    async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
+        """Learn what these shards of the owner are, from it or, where it has gone, from who keeps replicas. An error is
+        returned, so that the others are learnt of too."""
+        try:
+            member = self._membership.members.get(owner)
+            if member is not None and all(map(member.stores, shards)):
+                await self._learn_all(owner, {owner: [(shard, shard) for shard in shards]}, deadline)
+            elif member is None:
+                await self._learn_all(owner, await self.replicas.locate(owner, shards), deadline)
+            else:  # it has begun anew: what streams had of it may be elsewhere alone
+                await asyncio.gather(*(self._describe_old(owner, shard, deadline) for shard in shards))
+        except DataplaneError as error:
+            return error
+        while len(self._copies) > MAX_COPIES:
+            self._forget(next(iter(self._copies)))
+        return None
+
+    async def _describe_old(self, owner: bytes, shard: int, deadline: Deadline) -> None:
+        try:
+            await self._learn(owner, owner, [(shard, shard)], deadline)
+        except Freed as freed:
+            try:
+                places = await self.replicas.locate(owner, [shard])
+            except OwnerDied:
+                raise freed from None
+            await self._learn_all(owner, places, deadline)
+
+    async def _learn_all(self, owner: bytes, places: dict[bytes, list[tuple[int, int]]], deadline: Deadline) -> None:
+        for source, numbered in places.items():
+            for first in range(0, len(numbered), pm.MAX_SHARDS):
+                await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
+
+    async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
+        """Learn of shards of the owner from where they are, of each its number and that there."""
+        member = member_of(self._membership, source)
+        request = pm.Describe(self._peers.next_id(), [number for _, number in numbered])
+        reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        if len(reply.shards) != len(numbered):
+            raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
+        for (shard, there), described in zip(numbered, reply.shards, strict=True):
+            key = (owner, shard)
+            copy = self._copies.get(key)
+            if copy is not None and self._store.mend(copy) and self._remotes[copy].source == source:
+                continue  # somebody else has asked meanwhile
+            if copy is not None:
+                self._forget(key)
+            size, rows, columns, layout, live, payload = described
+            backing = Remote(self._reading, source, there, layout, size, whole=bool(payload))
+            number = self._store.adopt(
+                size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
+            )
+            self._copies[key], self._remotes[number] = number, backing
+            self._inline_bytes += len(payload)
+
+    def _forget(self, key: ShardKey) -> None:
+        number = self._copies.pop(key)
+        del self._remotes[number]
+        self._store.free([number])
+
+    async def free(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
+        """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
+        PeerUnavailable, ProtocolMismatch for no parts of a shard."""
+        self._free_here(owner, parts)
+        member = self._membership.members.get(owner)
+        if member is not None:
+            request = pm.FreeParts(self._peers.next_id(), parts)
+            await self._peers.request(member.address, request, Done, _CONTROL_S)
+            self._free_here(owner, parts)  # what was described meanwhile
+        else:
+            await self.replicas.free_all(owner, parts)
+
+    def _free_here(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
+        for shard, columns, rows in parts:
+            copy = self._copies.get((owner, shard))
+            if copy is not None:
+                try:
+                    self._store.free_part(copy, columns, Rows.decode(rows))
+                except (ValueError, IndexError) as error:
+                    raise ProtocolMismatch(f"no part of a shard: {error}") from None
+                if not self._store.mend(copy):
+                    self._forget((owner, shard))
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number here of a shard of which all is here in memory, for others to read."""
+        number = self._copies.get((owner, shard))
+        there = number is not None and self._remotes[number].complete and self._store.ready(number)
+        return number if there else None
+
+    async def aclose(self) -> None:
+        """Wait for what has begun."""
+        await self._reading.aclose()

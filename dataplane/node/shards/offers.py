@@ -1,0 +1,200 @@
+"""What other nodes may read of this one: shards that are held for them, a ticket each.
+
+What always holds: what is offered to another node stays as it is until it has been read, the offer has run out, or that
+node is no member any more: it is pinned in memory or, where it is on disk alone, its file is open; no more than
+`MAX_OFFERS` are at a time, and who waits comes in turn, by nodes; who has waited for long is told to ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
+from dataplane.node.shards.gate import Gate
+from dataplane.node.shards.sources import SHARED, Sources
+from dataplane.store.spillfile import CHUNK
+from dataplane.store.store import Store
+from dataplane.transport.base import Memory, SendsFiles, Transport
+from dataplane.wire import peer_messages as pm
+
+MAX_OFFERS = 48
+"""Shards that are read by other nodes at a time: of four streams each, fewer than the connections that tcp takes."""
+
+_WAIT = 0.8  # of the time that the asker gives, until it is told to ask again
+_LONGEST_S = 3600.0
+_SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # what a slow read takes: at least, at most; bytes/s in between
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Another node, as a holder of pins."""
+
+    node: bytes
+
+    def __str__(self) -> str:
+        return f"node {self.node.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """`undo` gives back what it holds; `here`: whether the bytes are this node's, and not elsewhere."""
+
+    reader: _Reader
+    shard: int
+    size: int
+    here: bool
+    until: asyncio.TimerHandle
+    undo: AsyncExitStack
+
+
+class Others(Protocol):
+    """What a node knows of others."""
+
+    def member(self, node: bytes) -> bool:
+        """Whether this is a member."""
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The number that a shard has here which is here as a whole, or None."""
+
+
+class Offers:
+    """The offers of one node."""
+
+    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Others) -> None:
+        self._node = node
+        self._store = store
+        self._transports = transports
+        self._others = others
+        self._sources = Sources(node)
+        self._gate = Gate(MAX_OFFERS, MAX_OFFERS)
+        self._offers: dict[bytes, _Offer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.sent_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    async def offer(self, request: pm.Offer) -> pm.Offered:
+        """Leave for another node to read a shard, here or at a third. Raises Freed, Corrupt, ProtocolMismatch,
+        Backpressure; PeerUnavailable for a copy that is not here."""
+        if not request.timeout_s >= 0:  # NaN too
+            raise ProtocolMismatch(f"a timeout is seconds, not {request.timeout_s}")
+        transport = next((t for t in self._transports if t.name == request.transport), None)
+        if transport is None:
+            raise ProtocolMismatch(f"this node has no transport {request.transport!r}")
+        self._check_member(request.node)
+        timeout_s = min(request.timeout_s, _LONGEST_S)
+        deadline = Deadline.after(_WAIT * timeout_s)
+        reader, shard = _Reader(request.node), self._number(request)
+        async with AsyncExitStack() as undo:
+            size = self._store.size(shard)
+            place = self._node
+            if request.whole and not request.owner and size >= SHARED:
+                patience_s = min(_SLOW_S + size / _SLOW_RATE, _SLOWEST_S)
+                place = await self._sources.choose(shard, request.node, request.avoid, patience_s, deadline)
+                undo.callback(self._sources.ended, shard, place)
+            if place == self._node:
+                await self._enter(reader, deadline, undo)
+                offered = await self._offer_file(transport, request, shard, undo)
+                if offered is None:
+                    offered = await self._offer_memory(transport, request, shard, deadline, undo)
+            else:
+                self._store.size(shard)  # it may have been freed meanwhile
+                offered = pm.Offered(request.id, secrets.token_bytes(16), place)
+            self._check_member(request.node)  # it may have gone while it waited
+            until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
+            here = place == self._node
+            self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
+        return offered
+
+    def _check_member(self, node: bytes) -> None:
+        """Of others nobody would drop the pins when they go."""
+        if not self._others.member(node):
+            raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
+
+    def _number(self, request: pm.Offer) -> int:
+        """The shard's number here."""
+        if request.owner in (b"", self._node):
+            return request.shard
+        number = self._others.copy(request.owner, request.shard)
+        if number is None:
+            raise PeerUnavailable("there is no copy of that here")
+        return number
+
+    async def _enter(self, reader: _Reader, deadline: Deadline, undo: AsyncExitStack) -> None:
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                await self._gate.enter(reader.node)
+        except TimeoutError:
+            raise Backpressure(f"{len(self._gate)} shards are being read here", waited_s=deadline.waited_s) from None
+        undo.callback(self._gate.leave, reader.node)
+
+    async def _offer_file(
+        self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
+    ) -> pm.Offered | None:
+        """What is on disk is sent from there, to who can check it, and takes no memory."""
+        if not request.checks or not isinstance(transport, SendsFiles):
+            return None
+        opened = await self._store.opened(shard)
+        if opened is None:
+            return None
+        undo.callback(opened.close)
+        ticket = transport.offer_file(Memory(opened.fd, 0, self._store.size(shard)))
+        undo.push_async_callback(transport.withdraw, ticket)
+        return pm.Offered(request.id, ticket, b"", CHUNK, opened.sums)
+
+    async def _offer_memory(
+        self, transport: Transport, request: pm.Offer, shard: int, deadline: Deadline, undo: AsyncExitStack
+    ) -> pm.Offered:
+        reader = _Reader(request.node)
+        if request.owner in (b"", self._node):
+            (held,) = await self._store.pin(reader, [shard], deadline)
+        else:  # a copy is not fetched for others: they can as well
+            there = self._store.pin_now(reader, [shard])
+            if there is None:
+                raise PeerUnavailable("there is no copy of that here any more")
+            (held,) = there
+        undo.callback(self._store.unpin, reader, [shard])
+        extent = held.extent
+        ticket = transport.offer(Memory(self._store.arena[extent.segment].readonly_fd, extent.offset, extent.size))
+        undo.push_async_callback(transport.withdraw, ticket)
+        return pm.Offered(request.id, ticket)
+
+    def withdraw(self, request: pm.Withdraw) -> None:
+        """The reader says that it has read. What is not offered to it is passed over."""
+        offer = self._offers.get(request.ticket)
+        if offer is not None and offer.reader.node == request.node:
+            if offer.here:
+                self.sent_bytes += max(0, min(request.came, offer.size))
+            if request.whole:
+                self._sources.has(offer.shard, request.node)
+            self._withdraw_soon(request.ticket)
+
+    def gone(self, nodes: Collection[bytes]) -> None:
+        """These are no members any more."""
+        self._sources.gone(nodes)
+        for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in nodes]:
+            self._withdraw_soon(ticket)
+
+    def _withdraw_soon(self, ticket: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self._withdraw(ticket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _withdraw(self, ticket: bytes) -> None:
+        offer = self._offers.pop(ticket, None)
+        if offer is not None:
+            offer.until.cancel()
+            await offer.undo.aclose()
+
+    async def aclose(self) -> None:
+        """Take all back."""
+        for ticket in list(self._offers):
+            await self._withdraw(ticket)
+        await asyncio.gather(*self._tasks, return_exceptions=True)

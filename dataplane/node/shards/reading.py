@@ -1,0 +1,222 @@
+"""Reading shards of other nodes: at their owner, or where that says; by the best transport that works; checked.
+
+What always holds: no more than `_FROM_ONE` reads from one node are under way, so that a thousand shards asked for at
+once come one after the other; a read ends when its owner is no member any more, with OwnerDied, and a read of a copy
+when its holder is none, to begin again at the owner; bytes from another's disk are compared with the sums that came
+with the offer, or are not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from dataplane.batch.stretches import Stretches, rounded, total, without
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Member, Membership
+from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
+from dataplane.node.shards.gate import Gate
+from dataplane.node.shards.running import Running
+from dataplane.threads import stopped
+from dataplane.transport.base import Transport, TransportError
+from dataplane.transport.choice import Choice
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
+from dataplane.wire.peer import Peers
+
+log = logging.getLogger(__name__)
+
+_LEAST_RATE = 10e6  # bytes/s that a read is given time for
+_LEAST_S = 20.0
+_AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
+_COPIES_TRIED = 4
+_PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too much to do is asked again
+
+
+def member_of(membership: Membership, node: bytes) -> Member:
+    """Raises OwnerDied where the node is no member."""
+    member = membership.members.get(node)
+    if member is None:
+        raise OwnerDied(f"node {node.hex()} is not in the cluster: it has died, or was never", node=node.hex())
+    return member
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Stretches of a shard, and where they are to be. `whole`: then all of it is there. `fresh`: nobody looks at that
+    memory yet, so it may be written with what proves false, and with more than was asked for, but not where it is
+    `there` already."""
+
+    owner: bytes
+    shard: int
+    memory: memoryview
+    stretches: Stretches
+    there: Stretches
+    whole: bool
+    fresh: bool
+
+    @property
+    def timeout_s(self) -> float:
+        """What a read is given."""
+        return _LEAST_S + total(self.stretches) / _LEAST_RATE
+
+
+class _Damaged(Exception):
+    """What came is not what was written."""
+
+
+class Reading:
+    """The reads of one node. To be used from its event loop."""
+
+    def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: Choice) -> None:
+        self._node = node
+        self._peers = peers
+        self._membership = membership
+        self._choice = choice
+        self._running = Running(membership)
+        self._turns = Gate(_AT_ONCE, _FROM_ONE)
+        self._checking = ThreadPoolExecutor(2, thread_name_prefix="dataplane-check")
+        self._closed = False
+        self.fetched_bytes = 0
+
+    async def read(self, wanted: Wanted) -> Stretches:
+        """Fill what is wanted of the memory, by the best transport that both have and that works; which stretches have
+        come, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
+        async with self._turns.turn(wanted.owner):
+            return await self._read(wanted)
+
+    async def _read(self, wanted: Wanted) -> Stretches:
+        owner, why = wanted.owner, "no transport is on both sides"
+        member = member_of(self._membership, owner)
+        for transport in self._choice.of(owner, member.transports):
+            try:
+                async with self._running.needing(owner):
+                    came = await self._read_by(transport, member.transports[transport.name], member, wanted)
+            except (TransportError, TimeoutError, PeerUnavailable) as error:
+                member_of(self._membership, owner)  # whether it is the owner that has gone
+                if isinstance(error, PeerUnavailable):
+                    raise
+                why = str(error)
+                self._choice.failed(owner, transport, error)
+                continue
+            self._choice.worked(owner, transport, total(came))
+            return came
+        member_of(self._membership, owner)
+        raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
+
+    async def _read_by(self, transport: Transport, address: str, member: Member, wanted: Wanted) -> Stretches:
+        """Read at the owner, or where it says; what has no copy there any more, at the next place that it says; what
+        came wrong from its disk, when it has itself read that back."""
+        avoid: list[bytes] = []
+        while True:
+            whole = wanted.whole and len(avoid) < _COPIES_TRIED
+            offered = await self._ask(member, transport, wanted, whole=whole, avoid=avoid)
+            came: Stretches = []
+            try:
+                if offered.holder and not whole:
+                    raise TransportError("it sends elsewhere who wants it from there")
+                if offered.holder:
+                    came = await self._read_copy(transport, offered.holder, wanted)
+                else:
+                    came = await self._take(transport, address, offered, wanted)
+            except (_Damaged, TransportError) as error:
+                if not offered.chunk or not wanted.fresh:
+                    raise
+                log.warning("a shard did not come from the disk of %s: %s", member.node.hex(), error)
+                wanted = replace(wanted, fresh=False)
+            finally:
+                self._withdraw(member, offered, wanted, came)
+            if came:
+                return came
+            if offered.holder:
+                avoid.append(offered.holder)
+
+    async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> Stretches:
+        """Read what is offered at that address, and check it if it comes from a disk; which stretches."""
+        stretches = wanted.stretches
+        if offered.chunk:
+            size = len(wanted.memory)
+            if not wanted.fresh or offered.chunk < 0 or len(offered.sums) != 8 * -(-size // offered.chunk):
+                raise TransportError("an offer that can not be checked")
+            stretches = rounded(stretches, offered.chunk, size)
+            if without(stretches, wanted.there) != stretches:
+                raise TransportError("a part of these chunks is there already")
+        await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, stretches)
+        if offered.chunk:
+            if self._closed:
+                raise TransportError("this node has stopped")
+            checking = self._checking.submit(_check, wanted.memory, stretches, offered.chunk, offered.sums)
+            try:
+                await asyncio.wrap_future(checking)
+            finally:
+                await stopped([checking])
+        self.fetched_bytes += total(stretches)
+        return stretches
+
+    async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> Stretches:
+        """Read at a node that has a copy; nothing where that did not come."""
+        member = self._membership.members.get(holder)
+        address = None if member is None else member.transports.get(transport.name)
+        if member is None or address is None:
+            return []
+        try:
+            async with self._running.needing(holder):
+                offered = await self._ask(member, transport, wanted, owner=wanted.owner, patience_s=0.0)
+                came: Stretches = []
+                try:
+                    came = await self._take(transport, address, offered, wanted)
+                finally:
+                    self._withdraw(member, offered, wanted, came)
+        except (TransportError, TimeoutError, DataplaneError, _Damaged) as error:
+            log.info("a copy of a shard did not come from %s: %s", holder.hex(), error)
+            return []
+        return came
+
+    async def _ask(
+        self,
+        member: Member,
+        transport: Transport,
+        wanted: Wanted,
+        *,
+        owner: bytes = b"",
+        whole: bool = False,
+        avoid: Sequence[bytes] = (),
+        patience_s: float = _PATIENCE_S,
+    ) -> pm.Offered:
+        """Leave to read; asked for again and again from who has much to do."""
+        patience = Deadline.after(patience_s)
+        timeout_s, node, checks = wanted.timeout_s, self._node, wanted.fresh and not owner
+        while True:
+            number, name = self._peers.next_id(), transport.name
+            offer = pm.Offer(number, node, wanted.shard, name, timeout_s, owner, whole, list(avoid), checks)
+            try:
+                return await self._peers.request(member.address, offer, pm.Offered, timeout_s)
+            except Backpressure:
+                if not patience.remaining_s:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+
+    def _withdraw(self, member: Member, offered: pm.Offered, wanted: Wanted, came: Stretches) -> None:
+        number, whole = self._peers.next_id(), bool(came) and wanted.whole
+        withdraw = pm.Withdraw(number, self._node, offered.ticket, total(came), whole)
+        self._peers.tell(member.address, withdraw, Done)
+
+    async def aclose(self) -> None:
+        """Wait for what has begun."""
+        self._closed = True
+        await asyncio.to_thread(self._checking.shutdown)
+
+
+def _check(memory: memoryview, stretches: Stretches, chunk: int, sums: bytes) -> None:
+    """In a thread: raises _Damaged where a chunk of these stretches is not what its sum says."""
+    for start, stop in stretches:
+        for begin in range(start, stop, chunk):
+            expected = int.from_bytes(sums[8 * (begin // chunk) :][:8], "little")
+            with memory[begin : min(begin + chunk, stop)] as part:
+                if xxhash.xxh3_64_intdigest(part) != expected:
+                    raise _Damaged(f"its bytes from {begin} on are not those that were written")

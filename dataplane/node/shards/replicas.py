@@ -1,0 +1,205 @@
+"""Shards that are stored twice: those of other nodes that are kept here for them, and where those of this node are.
+
+A replica is a shard of its own here, spilled and bounded as any other, under a number of its own; who reads the first
+and does not find its node asks where it is. What is freed of the first is freed of the replica. It is made right after
+the shard, on another host that all shards of one put share, so that their rows have one place to go on.
+
+What always holds: a put that asked for replicas returns when they are there; a replica is whole, and as it was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from dataplane.batch.ref import ShardKey
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Membership
+from dataplane.cluster.placement import Placement
+from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, ProtocolMismatch
+from dataplane.node.shards.reading import Reading, Wanted, member_of
+from dataplane.store.store import Store
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done
+from dataplane.wire.peer import Peers
+
+_CONTROL_S = 5.0
+
+Part = tuple[int, list[int], tuple[int, int, bytes]]
+
+
+class Replicas:
+    """The replicas of one node."""
+
+    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, reading: Reading) -> None:
+        self._node = node
+        self._store = store
+        self._peers = peers
+        self._membership = membership
+        self._reading = reading
+        self._here: dict[ShardKey, int] = {}
+        self._elsewhere: dict[int, list[bytes]] = {}
+        self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
+        """Frees a part of a replica here, or all of it, once nothing needs it."""
+        store.freed = self._freed
+
+    def __str__(self) -> str:
+        return "replicas of other nodes"
+
+    # of this node's shards
+
+    async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
+        """Have these shards on so many nodes, this one among them; which others. Raises LimitExceeded where there are
+        fewer, Backpressure, PeerUnavailable, Freed."""
+        others = [node for node in self._membership.members if node != self._node]
+        if len(others) < replicas - 1:
+            what = "nodes of the cluster"
+            raise LimitExceeded(
+                f"{replicas} replicas, and there are {len(others) + 1} {what}",
+                what=what,
+                asked=replicas,
+                limit=len(others) + 1,
+            )
+        chosen: list[bytes] = []
+        for _ in range(replicas - 1):
+            left = [node for node in others if node not in chosen]
+            chosen.append(Placement(left).home(self._node.hex(), min(shards)))
+        for shard in shards:
+            self._elsewhere[shard] = chosen
+        timeout_s = deadline.remaining_s
+        for node in chosen:
+            asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)
+            await self._peers.request(member_of(self._membership, node).address, asked, Done, timeout_s + _CONTROL_S)
+        return chosen
+
+    def _freed(self, shard: int, columns: Sequence[int], rows: Rows | None) -> None:
+        """Some of a shard of this node was freed; without rows, all of it."""
+        nodes = self._elsewhere.get(shard)
+        if nodes is None:
+            return
+        if rows is None:
+            del self._elsewhere[shard]
+        part: Part = (shard, list(columns), (0, 0, b"") if rows is None else rows.encode())
+        for node in nodes:
+            member = self._membership.members.get(node)
+            if member is not None:
+                self._peers.tell(member.address, pm.FreeReplicas(self._peers.next_id(), self._node, [part]), Done)
+
+    # of others' shards
+
+    def gone(self, node: bytes) -> None:
+        """This node has died, or took this one for dead: what it keeps is its own now."""
+        for shard, nodes in list(self._elsewhere.items()):
+            if node in nodes:
+                self._elsewhere[shard] = [other for other in nodes if other != node]
+
+    def begin_anew(self) -> None:
+        """Others took this node for dead, and count no more on what it keeps for them."""
+        here, self._here = self._here, {}
+        self._store.free(list(here.values()))
+
+    def here(self, key: ShardKey) -> int | None:
+        """The number here of another node's shard that is kept here; None for one that is not."""
+        return self._here.get(key)
+
+    async def take(self, request: pm.TakeReplicas) -> Done:
+        """Keep shards of another node. Raises Backpressure, LimitExceeded, OwnerDied, PeerUnavailable, Freed."""
+        if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
+            raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
+        deadline = Deadline.after(request.timeout_s)
+        owner = member_of(self._membership, request.node)
+        asked = pm.Describe(self._peers.next_id(), request.shards)
+        reply = await self._peers.request(owner.address, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        if len(reply.shards) != len(request.shards):
+            raise ProtocolMismatch("shards that are described falsely")
+        for shard, (size, _, _, layout, _, payload) in zip(request.shards, reply.shards, strict=True):
+            if (request.node, shard) not in self._here:
+                number = await self._keep(request.node, shard, size, layout, payload, deadline)
+                self._here[request.node, shard] = number
+        return Done(request.id)
+
+    async def _keep(
+        self, owner: bytes, shard: int, size: int, layout: bytes, payload: bytes, deadline: Deadline
+    ) -> int:
+        (made,) = await self._store.reserve(self, [size], deadline)
+        try:
+            with self._alive(), self._store.arena.view(made.extent) as view:
+                if payload:
+                    view[: len(payload)] = payload
+                else:
+                    wanted = Wanted(owner, shard, view, [(0, size)], [], whole=True, fresh=True)
+                    await self._reading.read(wanted)
+        except BaseException:
+            self._store.abort(self, [made.shard])
+            raise
+        self._store.seal(self, [(made.shard, layout)], scope="", holder=f"replica of {owner.hex()}")
+        return made.shard
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """While something is being read, its memory is not taken for that of somebody who is silent."""
+        loop, going = asyncio.get_running_loop(), True
+
+        def sign() -> None:
+            if going:
+                self._store.touch(self)
+                loop.call_later(self._store.lease_s / 4, sign)
+
+        sign()
+        try:
+            yield
+        finally:
+            going = False
+
+    def free(self, owner: bytes, parts: Sequence[Part]) -> None:
+        """Some of another node's shards was freed, of one without rows all. Raises ProtocolMismatch."""
+        for shard, columns, rows in parts:
+            number = self._here.get((owner, shard))
+            if number is None:
+                continue
+            try:
+                self.freeing((owner, shard), tuple(columns), Rows.decode(rows) if columns else None)
+            except (ValueError, IndexError) as error:
+                raise ProtocolMismatch(f"no part of a shard: {error}") from None
+            if not self._store.mend(number):
+                del self._here[owner, shard]
+
+    def found(self, request: pm.FindReplicas) -> pm.FoundReplicas:
+        """Which of another node's shards are here: their numbers here, 0 for none."""
+        return pm.FoundReplicas(request.id, [self._here.get((request.node, shard), 0) for shard in request.shards])
+
+    async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
+        """By node, which of these shards of a node that has gone are there, and under which numbers. Raises OwnerDied
+        where one is nowhere."""
+        others = [member for node, member in self._membership.members.items() if node != self._node]
+        found: dict[bytes, list[tuple[int, int]]] = {}
+        for first in range(0, len(shards), pm.MAX_SHARDS):
+            left = dict.fromkeys(shards[first : first + pm.MAX_SHARDS])
+            asked = pm.FindReplicas(self._peers.next_id(), owner, list(left))
+            replies = await asyncio.gather(*(self._ask(member.address, asked) for member in others))
+            for member, numbers in zip(others, replies, strict=True):
+                for shard, number in zip(asked.shards, numbers, strict=False):
+                    if number and shard in left:
+                        del left[shard]
+                        found.setdefault(member.node, []).append((shard, number))
+            if left:
+                raise OwnerDied(
+                    f"node {owner.hex()} is not in the cluster: it has died, or was never", node=owner.hex()
+                )
+        return found
+
+    async def _ask(self, address: str, asked: pm.FindReplicas) -> list[int]:
+        request = pm.FindReplicas(self._peers.next_id(), asked.node, asked.shards)
+        try:
+            return (await self._peers.request(address, request, pm.FoundReplicas, _CONTROL_S)).numbers
+        except DataplaneError:
+            return []
+
+    async def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
+        """Free parts of the shards of a node that has gone, wherever they are."""
+        self.free(owner, parts)
+        for node, member in list(self._membership.members.items()):
+            if node != self._node:
+                self._peers.tell(member.address, pm.FreeReplicas(self._peers.next_id(), owner, list(parts)), Done)

@@ -1,0 +1,338 @@
+"""What a client asks of streams: each request answered from a home, or made to wait there.
+
+What always holds: what a client staged and did not append, what it was admitted to bring, and streams that it was
+restoring, go with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, Closed, LeaseExpired, PeerUnavailable, ProtocolMismatch
+from dataplane.node.streams import packed
+from dataplane.node.streams.delivering import Delivering, dead_letters
+from dataplane.node.streams.homes import Homes, Stream
+from dataplane.node.streams.snapshots import Snapshots
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.figures import figures
+from dataplane.stream.rows import Index
+from dataplane.wire import messages as m
+
+Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
+
+_HOLDERS = 64  # that an error names
+_LOST = 4096  # lost rows that one message tells of
+_STREAMS = 50  # whose figures one message has
+
+StreamRequest = (
+    m.Open
+    | m.Admit
+    | m.GiveBack
+    | m.Append
+    | m.Extend
+    | m.Consume
+    | m.Look
+    | m.Watch
+    | m.Where
+    | m.Ack
+    | m.Renew
+    | m.DropRows
+    | m.End
+    | m.Dead
+    | m.TakeLost
+    | m.Measure
+    | m.Streams
+    | m.TakeSnapshot
+    | m.ReadSnapshot
+    | m.ReleaseSnapshot
+    | m.Restore
+    | m.PutBack
+    | m.PutColumns
+    | m.Restored
+)
+
+
+class Streaming:
+    """The streams as one client uses them, to whom `client` is the key."""
+
+    def __init__(self, client: object, homes: Homes) -> None:
+        self._client = client
+        self._homes = homes
+        self._staged: set[str] = set()
+        self._tickets: set[tuple[bytes, int]] = set()  # by stream: what was admitted and has not come
+        self._delivering = Delivering(client, homes)
+        self._snapshots = Snapshots(homes)
+
+    def staged(self, scope: str) -> None:
+        """The client puts something under this scope."""
+        if scope.startswith(m.STAGED):
+            self._staged.add(scope)
+
+    def free_scope(self, scope: str) -> None:
+        """The client frees the scope."""
+        self._homes.free_scope(scope)
+        self._staged.discard(scope)
+
+    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+        """The reply can not be told: what it gave is given back."""
+        if isinstance(request, m.Consume):
+            self._delivering.untold(request, reply)
+        elif isinstance(reply, m.Admitted):
+            self._give_back(reply.stream, reply.ticket)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self._homes.leave(self._client)
+        self._snapshots.leave()
+        for scope in self._staged:
+            self._homes.free_scope(scope)
+        self._staged.clear()
+
+    def restoring(self, token: bytes) -> bool:
+        """Whether the client restores a stream of this token."""
+        return self._snapshots.restoring(token)
+
+    def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """The reply, or what has to be called and awaited for it; None where there is none."""
+        match request:
+            case m.Open():
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                stream = self._homes.open(request.name, request.settings)
+                return m.Opened(request.id, stream.token, stream.home.settings, stream.home.books.keys.mark)
+            case m.Streams():
+                return m.Figures(request.id, self._homes.figures(request.after, _STREAMS))
+            case m.Restore():
+                packed.bound("the name of a stream", m.MAX_SCOPE, len(request.name))
+                return self._snapshots.begin(request)
+            case m.ReadSnapshot():
+                return self._snapshots.read(request)
+            case m.ReleaseSnapshot():
+                self._snapshots.release(request.snapshot)
+                return None
+            case m.GiveBack():
+                self._give_back(request.stream, request.ticket)
+                return None
+        stream = self._homes.find(request.stream)
+        now = stream.clock()
+        match request:
+            case m.Admit():
+                return partial(self._admit, request, stream, deadline)
+            case m.Append():
+                return self._append(request, stream)
+            case m.Extend():
+                if stream.has_moved and not request.keys:
+                    return partial(self._when_still, request, stream, self._extend)
+                return self._extend(request, stream)
+            case m.Consume():
+                return partial(self._delivering.consume, request, stream, deadline)
+            case m.Look():
+                return partial(self._delivering.look, request, stream, deadline)
+            case m.Watch():
+                return partial(self._delivering.watch, request, stream, deadline)
+            case m.Where():
+                keys = stream.home.books.keys
+                if request.digest:
+                    known = [keys.known(key, request.digest) for key in request.keys]
+                    found = np.array([-1 if row is None else row for row in known], np.int64)
+                else:
+                    found = keys.known_rows(request.keys)
+                return m.Placed(request.id, np.where(stream.home.books.rows.there(found), found, -1).tobytes())
+            case m.Ack():
+                noted, since = self._homes.noted, self._homes.since
+                if request.done:
+                    stream.home.ack(request.grant, self._client, request.replica, now)
+                else:
+                    stream.home.nack(request.grant, self._client, request.replica, now, seen=request.seen)
+                if self._homes.noted != noted:
+                    return partial(self._told, request, since)
+            case m.Renew():
+                stream.home.leases.renew(request.grant, self._client, request.replica, now)
+                stream.schedule()
+            case m.DropRows():
+                if stream.has_moved and not request.keys:
+                    return partial(self._when_still, request, stream, self._drop_rows)
+                return self._drop_rows(request, stream)
+            case m.End():
+                if request.drop:
+                    self._snapshots.drop(stream)
+                else:
+                    stream.home.close(now)
+            case m.Dead():
+                return dead_letters(request, stream)
+            case m.TakeLost():
+                return m.LostRows(request.id, stream.home.take_lost(_LOST))
+            case m.Measure():
+                return m.Figures(request.id, figures(stream.home, now))
+            case m.TakeSnapshot() if self._homes.keep_elsewhere is not None:
+                return partial(self._snapshots.take_whole, request, stream)
+            case m.TakeSnapshot():
+                return self._snapshots.take(request, stream)
+            case m.PutBack():
+                self._snapshots.put_back(request, stream)
+            case m.PutColumns():
+                self.kept(request.staged, self._snapshots.put_columns(request, stream))
+            case m.Restored():
+                self._snapshots.finish(stream)
+        return m.Done(request.id)
+
+    def _drop_rows(self, request: m.DropRows, stream: Stream) -> m.Reply:
+        rows = packed.rows_named(stream.home, request.rows, request.keys)
+        of_groups = stream.home.books.in_groups(request.groups)
+        stream.home.drop_rows(np.concatenate((rows, of_groups)), stream.clock())
+        return m.Done(request.id)
+
+    async def _when_still(self, request: Any, stream: Stream, do: Callable[[Any, Stream], m.Reply]) -> m.Reply:
+        """Do it to rows that are here, once none of them is on its way; or say where they are."""
+        rows = packed.int64("rows", request.rows)
+        await stream.still(rows)
+        return stream.elsewhere(request.id, rows) or do(request, self._homes.find(stream.token))
+
+    async def _told(self, request: m.Ack, since: int) -> m.Reply:
+        """An ack is answered once those know of it who could deliver the rows again, were this node to die. Raises
+        PeerUnavailable where it has begun anew meanwhile."""
+        await self._homes.told()
+        if self._homes.since != since:
+            raise PeerUnavailable("others took this node for dead as they were told of this: it may count, or not")
+        return m.Done(request.id)
+
+    # appending
+
+    async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> m.Reply:
+        packed.bound("rows of an append", m.MAX_ROWS, request.rows)
+        if request.rows < 1 or request.nbytes < 0:
+            raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
+        if request.key and stream.home.books.keys.known(request.key, request.digest) is not None:
+            return m.Admitted(request.id, stream.token, 0)
+        admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        entry = Entry(
+            self._client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
+        )
+        stream.home.admit(entry)
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                # Shielded, as below: the home may answer between a cancellation and the moment it is noticed here.
+                ticket = await asyncio.shield(admitted)
+            self._tickets.add((stream.token, ticket))
+            return m.Admitted(request.id, stream.token, ticket)
+        except BaseException as error:
+            if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+                stream.home.admission.give_back(admitted.result())
+            why = stream.home.withdraw(entry)
+            if isinstance(error, TimeoutError):
+                raise Backpressure(
+                    f"the stream {stream.name!r} is full ({why})",
+                    needed=request.nbytes,
+                    waited_s=deadline.waited_s,
+                    holders=self._holders(stream),
+                ) from None
+            raise
+
+    def _holders(self, stream: Stream) -> tuple[dict[str, Any], ...]:
+        home = stream.home
+        behind = [(name, "not consumed") for name in home.books.behind()] or [
+            (name, "dead letters") for name in home.books.dead_letters()
+        ]
+        holders = [
+            {"holder": f"task {name!r} of stream {stream.name!r}", "bytes": home.books.nbytes, "how": how}
+            for name, how in behind
+        ]
+        coming = home.admission.coming()
+        holders += [{"holder": str(client), "bytes": nbytes, "how": "admitted"} for client, nbytes in coming.items()]
+        return tuple(holders[:_HOLDERS])
+
+    @property
+    def expected(self) -> bool:
+        """Whether something was admitted that has not come."""
+        return bool(self._tickets)
+
+    def revoke(self) -> None:
+        """The client gives no sign of life: what it was admitted to bring is given up."""
+        for token, ticket in list(self._tickets):
+            self._give_back(token, ticket)
+
+    def _give_back(self, token: bytes, ticket: int) -> None:
+        if self._owns(token, ticket):
+            with suppress(Closed):  # the stream was dropped
+                self._homes.find(token).home.admission.give_back(ticket)
+
+    def _owns(self, token: bytes, ticket: int) -> bool:
+        """Whether the client was given the ticket, which it has used now."""
+        owned = (token, ticket) in self._tickets
+        self._tickets.discard((token, ticket))
+        return owned
+
+    def _append(self, request: m.Append, stream: Stream) -> m.Reply:
+        home = stream.home
+        ref, kept = BatchRef.decode(request.ref), False
+        ticket = self._let_in(request, ref, stream) if request.ticket == m.LET_IN else request.ticket
+        if not self._owns(stream.token, ticket):
+            raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
+        staged = request.staged if request.staged in self._staged else ""
+        try:
+            arrival = Arrival(
+                packed.one_a_row("groups", request.groups, len(ref)) or None,
+                packed.numbers("versions", request.versions, len(ref)),
+                packed.tags(request.tags, len(ref)),
+                packed.lengths(request.lengths, ref),
+                request.spares,
+            )
+            packed.one_a_row("keys", request.keys, len(ref))
+            self._homes.keep(ref)
+            kept = True
+            first, new = home.append(ticket, ref, request.keys, request.digest, arrival, stream.clock())
+        except BaseException:
+            home.admission.give_back(ticket)
+            if kept:
+                self._homes.forget(ref)
+            raise
+        if not new:
+            self._homes.forget(ref)
+            self._homes.free_scope(staged)
+        self.kept(staged, ref)
+        return m.Appended(request.id, first, new, changes=home.changes)
+
+    def _let_in(self, request: m.Append, ref: BatchRef, stream: Stream) -> int:
+        """A ticket for an append that nobody asked leave for, as no limit holds it back, or does now. Raises
+        Backpressure."""
+        tickets: list[int] = []
+        version = int(packed.int64("versions", request.versions).max(initial=0))
+        entry = Entry(self._client, len(ref), ref.stored_nbytes, version, tickets.append, lambda error: None)
+        stream.home.admit(entry)
+        if not tickets:
+            why = stream.home.withdraw(entry)
+            raise Backpressure(f"the stream {stream.name!r} is full ({why})", needed=ref.stored_nbytes)
+        self._tickets.add((stream.token, tickets[0]))
+        return tickets[0]
+
+    def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
+        ref = BatchRef.decode(request.ref)
+        rows = packed.rows_named(stream.home, request.rows, request.keys)
+        self._homes.keep(ref)
+        try:
+            lengths, holds = packed.lengths(request.lengths, ref), packed.int64("holds", request.holds)
+            packed.one_a_row("holds", holds, len(rows))
+            stream.home.extend(
+                rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds, spares=request.spares
+            )
+        except BaseException:
+            self._homes.forget(ref)
+            raise
+        self.kept(request.staged, ref)
+        return m.Done(request.id)
+
+    def kept(self, staged: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
+        """What was staged is a stream's; what it does not mean goes, and rows of it that came `again`."""
+        if staged in self._staged:
+            self._homes.unscope(ref)
+            self.free_scope(staged)
+            for rows in again:
+                self._homes.free(ref[rows])

@@ -1,0 +1,243 @@
+"""What others may read of a node: real memory, files and sockets, and no other node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, Freed, PeerUnavailable, ProtocolMismatch
+from dataplane.node.shards import offers
+from dataplane.node.shards.offers import Offers
+from dataplane.node.shards.sources import SHARED
+from dataplane.store.store import Store
+from dataplane.transport.base import TransportError
+from dataplane.transport.tcp import Tcp
+from dataplane.wire import peer_messages as pm
+from tests.unit.store.test_store import MIB, layout, running
+
+ME, THEM, OTHERS = b"me", b"them", b"others"
+SIZE = 2 * SHARED
+
+
+class NoCopies:
+    def __init__(self) -> None:
+        self.strangers = {b"stranger"}
+
+    def member(self, node: bytes) -> bool:
+        return node not in self.strangers
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        return None
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with running(tmp_path, memory=8 * MIB, compression="never") as made:
+        yield made
+
+
+@pytest.fixture
+async def tcp() -> AsyncIterator[Tcp]:
+    transport = Tcp("127.0.0.1")
+    await transport.start()
+    yield transport
+    await transport.aclose()
+
+
+@pytest.fixture
+async def offered(store: Store, tcp: Tcp) -> AsyncIterator[Offers]:
+    made = Offers(ME, store, (tcp,), NoCopies())
+    yield made
+    await made.aclose()
+    assert len(made) == 0
+    assert store.statistics().pinned == 0
+
+
+def content(seed: int) -> bytes:
+    return np.random.default_rng(seed).bytes(SIZE)
+
+
+async def put(store: Store, seed: int) -> int:
+    (made,) = await store.reserve("client", [SIZE], Deadline.after(5))
+    with store.arena.view(made.extent) as view:
+        view[:] = content(seed)
+    store.seal("client", [(made.shard, layout(SIZE))], scope="", holder="client")
+    return made.shard
+
+
+def offer(shard: int, node: bytes = THEM, timeout_s: float = 5.0, **more: object) -> pm.Offer:
+    return pm.Offer(1, node, shard, "tcp", timeout_s, **more)  # type: ignore[arg-type]
+
+
+def on_disk(directory: Path, shard: int) -> bool:
+    return bool(list(directory.rglob(f"{shard:016x}.spill")))
+
+
+async def read(tcp: Tcp, ticket: bytes) -> bytes:
+    target = bytearray(SIZE)
+    await tcp.read(tcp.address, ticket, memoryview(target), 5.0)
+    return bytes(target)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_it_is_held_until_it_has_been_read(store: Store, tcp: Tcp, offered: Offers) -> None:
+    shard = await put(store, 1)
+    ticket = (await offered.offer(offer(shard))).ticket
+    store.free([shard])
+    assert store.statistics().budget.used == SIZE
+    assert await read(tcp, ticket) == content(1)
+    offered.withdraw(pm.Withdraw(1, OTHERS, ticket, SIZE))
+    assert len(offered) == 1, "it is another's"
+    offered.withdraw(pm.Withdraw(1, THEM, ticket, SIZE))
+    await until(lambda: not len(offered) and store.statistics().budget.used == 0)
+    assert offered.sent_bytes == SIZE
+    with pytest.raises(TransportError):
+        await read(tcp, ticket)
+    with pytest.raises(Freed):
+        await offered.offer(offer(shard))
+
+
+async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, offered: Offers, tmp_path: Path) -> None:
+    """What is on disk takes no memory; freed meanwhile it is as whoever reads was promised."""
+    shards = [await put(store, seed) for seed in range(8)]
+    await until(lambda: store.statistics().spilled_shards)
+    spilled = next(seed for seed, shard in enumerate(shards) if not store.ready(shard))
+    assert on_disk(tmp_path, shards[spilled])
+    before, descriptors = store.statistics().budget.used, len(os.listdir("/proc/self/fd"))
+    made = await offered.offer(offer(shards[spilled], checks=True))
+    assert made.sums == xxhash.xxh3_64_digest(content(spilled))[::-1]
+    assert store.statistics().budget.used == before
+    store.free([shards[spilled]])
+    assert not on_disk(tmp_path, shards[spilled])
+    assert await read(tcp, made.ticket) == content(spilled)
+    offered.withdraw(pm.Withdraw(1, THEM, made.ticket))
+    await until(lambda: not len(offered))
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
+    assert store.statistics().disk.read == 0
+
+
+async def test_what_is_in_memory_too_is_sent_from_there(store: Store, offered: Offers) -> None:
+    """Written ahead, it can be sent without being checked."""
+    shards = [await put(store, seed) for seed in range(4)]
+    await until(lambda: store.statistics().disk.files and store.ready(shards[-1]))
+    for shard in shards:
+        if store.ready(shard):
+            assert not (await offered.offer(offer(shard, checks=True))).sums
+
+
+async def test_who_can_not_check_gets_it_from_memory(store: Store, tcp: Tcp, offered: Offers) -> None:
+    shards = [await put(store, seed) for seed in range(8)]
+    await until(lambda: store.statistics().spilled_shards)
+    spilled = next(seed for seed, shard in enumerate(shards) if not store.ready(shard))
+    made = await offered.offer(offer(shards[spilled]))
+    assert not made.sums
+    assert await read(tcp, made.ticket) == content(spilled)
+
+
+async def test_no_more_at_a_time_and_each_in_turn(store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "MAX_OFFERS", 2)
+    made = Offers(ME, store, (tcp,), NoCopies())
+    shard = await put(store, 1)
+    try:
+        tickets = [(await made.offer(offer(shard))).ticket for _ in range(2)]
+        with pytest.raises(Backpressure):
+            await made.offer(offer(shard, timeout_s=0.01))
+        waiting = [asyncio.create_task(made.offer(offer(shard, node))) for node in (THEM, THEM, OTHERS)]
+        await asyncio.sleep(0)
+        for ticket in tickets:
+            made.withdraw(pm.Withdraw(1, THEM, ticket))
+        await until(lambda: waiting[0].done() and waiting[2].done())
+        assert not waiting[1].done()
+        made.gone({OTHERS})
+        await waiting[1]
+    finally:
+        await made.aclose()
+    assert store.statistics().pinned == 0
+
+
+async def test_an_offer_that_nobody_takes_runs_out(store: Store, offered: Offers) -> None:
+    shard = await put(store, 1)
+    await offered.offer(offer(shard, timeout_s=0.1))
+    await until(lambda: not len(offered) and store.statistics().pinned == 0)
+
+
+async def test_the_second_is_sent_to_the_first(store: Store, offered: Offers) -> None:
+    shard = await put(store, 1)
+    first = await offered.offer(offer(shard, whole=True))
+    second = asyncio.create_task(offered.offer(offer(shard, OTHERS, whole=True)))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    offered.withdraw(pm.Withdraw(1, THEM, first.ticket, SIZE, whole=True))
+    sent_on = await second
+    assert sent_on.holder == THEM
+    offered.withdraw(pm.Withdraw(1, OTHERS, sent_on.ticket, SIZE, whole=True))
+    await until(lambda: not len(offered))
+    assert offered.sent_bytes == SIZE, "what came from elsewhere was not sent from here"
+    offered.gone({OTHERS, THEM})
+    assert not (await offered.offer(offer(shard, b"third", whole=True))).holder
+
+
+async def test_who_goes_while_it_waits_is_given_nothing(
+    store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offer would be there until it runs out."""
+    monkeypatch.setattr(offers, "MAX_OFFERS", 1)
+    others = NoCopies()
+    made = Offers(ME, store, (tcp,), others)
+    shard = await put(store, 1)
+    try:
+        first = await made.offer(offer(shard))
+        waiting = asyncio.create_task(made.offer(offer(shard, OTHERS)))
+        await asyncio.sleep(0)
+        others.strangers.add(OTHERS)
+        made.gone({OTHERS})
+        made.withdraw(pm.Withdraw(1, THEM, first.ticket))
+        with pytest.raises(Backpressure):
+            await waiting
+        assert len(made) == len(made._gate) == 0
+        assert store.statistics().pinned == 0
+    finally:
+        await made.aclose()
+
+
+async def test_what_was_freed_while_somebody_waited_is_not_sent_for(store: Store, offered: Offers) -> None:
+    shard = await put(store, 1)
+    first = await offered.offer(offer(shard, whole=True))
+    second = asyncio.create_task(offered.offer(offer(shard, OTHERS, whole=True)))
+    await asyncio.sleep(0.01)
+    store.free([shard])
+    offered.withdraw(pm.Withdraw(1, THEM, first.ticket, SIZE, whole=True))
+    with pytest.raises(Freed):
+        await second
+    await until(lambda: not offered._sources._readers)
+
+
+async def test_what_is_refused(store: Store, offered: Offers) -> None:
+    shard = await put(store, 1)
+    for timeout_s in (float("nan"), -1.0, float("-inf")):
+        with pytest.raises(ProtocolMismatch):
+            await offered.offer(offer(shard, timeout_s=timeout_s))
+    with pytest.raises(ProtocolMismatch, match="no transport"):
+        await offered.offer(pm.Offer(1, THEM, shard, "pigeon", 1.0))
+    with pytest.raises(PeerUnavailable):
+        await offered.offer(offer(shard, owner=OTHERS))
+    with pytest.raises(Backpressure, match="not yet"):
+        await offered.offer(offer(shard, b"stranger"))
+    for number in (-1, 2**63, shard + 1):
+        with pytest.raises(Freed):
+            await offered.offer(offer(number))
+    assert len(offered) == 0
+    assert len(offered._gate) == 0
+    assert (await offered.offer(offer(shard, timeout_s=float("inf")))).ticket

@@ -1,0 +1,143 @@
+"""Reading what another node offers, by real sockets: what is checked, what is asked for again, what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from dataplane.batch.stretches import Stretches
+from dataplane.cluster.membership import Member
+from dataplane.errors import PeerUnavailable
+from dataplane.node.shards.reading import Reading, Wanted
+from dataplane.transport.base import Memory
+from dataplane.transport.choice import Choice
+from dataplane.transport.tcp import Tcp
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
+from tests.unit.node.shards.test_running import Members
+
+ANY, OWNER, ME = "tcp://127.0.0.1:0", b"owner", b"me"
+CHUNK, SIZE = 64 << 10, 1 << 20
+CONTENT = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
+
+
+class Owner:
+    """A node's end of it: what it offers comes from a file whose bytes may be wrong, or from memory, where they are
+    right."""
+
+    def __init__(self) -> None:
+        self.tcp = Tcp("127.0.0.1")
+        self.asked: list[pm.Offer] = []
+        self.fds = [os.memfd_create(name) for name in ("disk", "memory")]
+        for fd in self.fds:
+            os.pwrite(fd, CONTENT, 0)
+        parts = [CONTENT[start : start + CHUNK] for start in range(0, SIZE, CHUNK)]
+        self.sums = b"".join(xxhash.xxh3_64_digest(part)[::-1] for part in parts)
+        self.peers = Peers(ANY, None, self._answer)
+
+    def damage(self, offset: int) -> None:
+        os.pwrite(self.fds[0], bytes([CONTENT[offset] ^ 1]), offset)
+
+    def _answer(self, request: Any) -> Message:
+        if not isinstance(request, pm.Offer):
+            return Done(request.id)
+        self.asked.append(request)
+        memory = Memory(self.fds[not request.checks], 0, SIZE)
+        if request.checks:
+            return pm.Offered(request.id, self.tcp.offer_file(memory), b"", CHUNK, self.sums)
+        return pm.Offered(request.id, self.tcp.offer(memory))
+
+
+@pytest.fixture
+async def owner() -> AsyncIterator[Owner]:
+    made = Owner()
+    await made.tcp.start()
+    made.peers.start()
+    yield made
+    await made.peers.aclose()
+    await made.tcp.aclose()
+    for fd in made.fds:
+        os.close(fd)
+
+
+@pytest.fixture
+async def reading(owner: Owner) -> AsyncIterator[Reading]:
+    tcp, peers, members = Tcp("127.0.0.1"), Peers(ANY, None, lambda request: Done(request.id)), Members()
+    await tcp.start()
+    peers.start()
+    members._members[OWNER] = Member(OWNER, owner.peers.address, {"tcp": owner.tcp.address})
+    made = Reading(ME, peers, members, Choice((tcp,)))
+    yield made
+    await peers.aclose()
+    await tcp.aclose()
+    await made.aclose()
+
+
+async def read(reading: Reading, chosen: Stretches, there: Stretches | None = None, *, fresh: bool = True) -> Any:
+    target = np.zeros(SIZE, np.uint8)
+    for start, stop in there or []:
+        target[start:stop] = CONTENT[start:stop]
+    async with asyncio.timeout(10):
+        came = await reading.read(Wanted(OWNER, 1, memoryview(target), chosen, there or [], False, fresh))
+    return target, came
+
+
+async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: Reading) -> None:
+    target, came = await read(reading, [(10, 20), (CHUNK + 1, 2 * CHUNK + 1)])
+    assert came == [(0, 3 * CHUNK)]
+    assert np.array_equal(target[: 3 * CHUNK], CONTENT[: 3 * CHUNK])
+    assert not target[3 * CHUNK :].any()
+    assert reading.fetched_bytes == 3 * CHUNK
+
+
+async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, reading: Reading) -> None:
+    owner.damage(CHUNK + 5)
+    target, came = await read(reading, [(CHUNK, CHUNK + 4)])
+    assert [each.checks for each in owner.asked] == [True, False]
+    assert came == [(CHUNK, CHUNK + 4)], "the rest of that chunk was not read again, and so is not there"
+    assert np.array_equal(target[CHUNK : CHUNK + 4], CONTENT[CHUNK : CHUNK + 4])
+
+
+async def test_what_is_there_is_not_written_again_with_what_may_be_wrong(owner: Owner, reading: Reading) -> None:
+    owner.damage(0)
+    target, came = await read(reading, [(100, 200)], there=[(0, 50)])
+    assert came == [(100, 200)]
+    assert np.array_equal(target[:50], CONTENT[:50])
+
+
+async def test_memory_that_others_see_is_filled_with_what_is_right_alone(owner: Owner, reading: Reading) -> None:
+    target, came = await read(reading, [(0, 100)], fresh=False)
+    assert [each.checks for each in owner.asked] == [False]
+    assert came == [(0, 100)]
+    assert not target[100:].any()
+
+
+async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: Reading) -> None:
+    owner.sums = owner.sums[:-8]
+    target, _ = await read(reading, [(0, 100)])
+    assert np.array_equal(target[:100], CONTENT[:100]), "it was asked for what needs no sums"
+    owner.peers._answer = lambda request: pm.Offered(request.id, bytes(16), b"", CHUNK, owner.sums)
+    with pytest.raises(PeerUnavailable):
+        await read(reading, [(0, 100)])
+
+
+async def test_sixteen_at_a_time(owner: Owner, reading: Reading) -> None:
+    most = 0
+    answer = owner._answer
+
+    def counting(request: Any) -> Message:
+        nonlocal most
+        most = max(most, len(reading._turns))
+        return answer(request)
+
+    owner.peers._answer = counting
+    await asyncio.gather(*(read(reading, [(n, n + 1)]) for n in range(100)))
+    assert most == 16
+    assert len(reading._turns) == 0

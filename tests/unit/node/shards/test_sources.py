@@ -1,0 +1,106 @@
+"""Where who wants a shard is sent: to few at a place, and to those who have it by then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from dataplane.clock import Deadline
+from dataplane.node.shards.sources import Sources
+
+ME = b"me"
+LONG_S = 10.0
+
+
+async def choose(sources: Sources, reader: bytes, *avoid: bytes, patience_s: float = LONG_S) -> bytes:
+    return await sources.choose(1, reader, avoid, patience_s, Deadline.after(LONG_S))
+
+
+async def test_the_first_reads_here_and_the_second_there() -> None:
+    sources = Sources(ME)
+    assert await choose(sources, b"a") == ME
+    second = asyncio.create_task(choose(sources, b"b"))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    sources.has(1, b"a")
+    sources.ended(1, ME)
+    assert await second == b"a"
+    assert await choose(sources, b"c") == ME
+
+
+@pytest.mark.parametrize(("count", "here"), [(6, 3), (15, 4), (31, 5)])
+async def test_each_round_doubles_the_places(count: int, here: int) -> None:
+    """All come at once; each read takes a round. As many rounds as doublings, each with at most one read here."""
+    sources = Sources(ME)
+    readers = [b"%d" % i for i in range(count)]
+    waiting = {reader: asyncio.create_task(choose(sources, reader)) for reader in readers}
+    places: Counter[bytes] = Counter()
+    rounds = 0
+    while waiting:
+        rounds += 1
+        for _ in range(3):
+            await asyncio.sleep(0)
+        going = {reader: task.result() for reader, task in waiting.items() if task.done()}
+        assert max(Counter(going.values()).values()) == 1
+        for reader, place in going.items():
+            del waiting[reader]
+            places[place] += 1
+            sources.has(1, reader)
+            sources.ended(1, place)
+    assert rounds <= here
+    assert places[ME] <= here
+    assert not sources._readers
+    assert not sources._changed
+
+
+async def test_who_waits_for_nothing_goes_on() -> None:
+    sources = Sources(ME)
+    await choose(sources, b"a")
+    assert await choose(sources, b"b", patience_s=0.01) == ME
+    sources.has(1, b"c")
+    assert await choose(sources, b"d", patience_s=0.01) == b"c"
+    assert await choose(sources, b"e", patience_s=0.01) == b"c", "of two places the one with fewer readers"
+
+
+async def test_nobody_is_sent_to_itself_or_to_who_has_it_not() -> None:
+    sources = Sources(ME)
+    sources.has(1, b"a")
+    assert await choose(sources, b"a") == ME
+    sources.ended(1, ME)
+    assert await choose(sources, b"b") == b"a"
+    sources.ended(1, b"a")
+    assert await choose(sources, b"b", b"a") == ME, "it has found no copy there"
+    sources.ended(1, ME)
+    assert await choose(sources, b"c") == ME, "nor is anybody else sent there"
+
+
+async def test_who_has_gone_is_no_place() -> None:
+    sources = Sources(ME)
+    sources.has(1, b"a")
+    sources.has(2, b"a")
+    sources.gone({b"a", b"nobody"})
+    assert await choose(sources, b"b") == ME
+
+
+async def test_cancelled_it_counts_for_nothing() -> None:
+    sources = Sources(ME)
+    assert await choose(sources, b"a") == ME
+    waiting = asyncio.create_task(choose(sources, b"b"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    sources.ended(1, ME)
+    assert not sources._readers
+    assert await choose(sources, b"c") == ME
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    sources = Sources(ME)
+    for shard in range(5000):
+        sources.has(shard, b"a")
+    for holder in range(100):
+        sources.has(4999, b"%d" % holder)
+    assert len(sources._holders) == 4096
+    assert len(sources._holders[4999]) == 64
