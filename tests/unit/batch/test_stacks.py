@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.alike import Laid, laid, one
+from dataplane.batch.alike import _FEW, Laid, laid, one
 from dataplane.batch.batch import Column
 from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
@@ -109,21 +109,22 @@ def test_false_flags_in_one_of_many_are_refused(flag: int) -> None:
                 each.check_contents(memory)
 
 
+@pytest.mark.parametrize("many", [1, _FEW])
 @pytest.mark.parametrize("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
-def test_no_number_is_believed_that_check_refuses(value: int) -> None:
-    """Each number of a layout in turn is made false, where a good one of its outline came before."""
+def test_no_number_is_believed_that_check_refuses(value: int, many: int) -> None:
+    """Each number of a layout in turn is made false, where one or many good ones of its outline come with it."""
     encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
     (good,) = laid([encoded], [len(memory)])
     for at in range(len(good.numbers)):
         numbers = good.numbers.copy()
         numbers[at] = value
         layout = ShardLayout.of(good.outline, numbers)
-        alone = _refused(layout, len(memory))
-        if alone:
+        together = [encoded] * many + [layout.encode()]
+        if _refused(layout, len(memory)):
             with pytest.raises(Corrupt):
-                laid([encoded, layout.encode()], [len(memory)] * 2)
+                laid(together, [len(memory)] * len(together))
         else:
-            laid([encoded, layout.encode()], [len(memory)] * 2)
+            laid(together, [len(memory)] * len(together))
 
 
 def _refused(layout: ShardLayout, nbytes: int) -> bool:
@@ -142,9 +143,10 @@ def test_sizes_that_wrap_around_are_not_believed() -> None:
     with pytest.raises(Corrupt):
         one(ShardLayout((("x", false),)).encode(), 4096)
     good = ColumnLayout(Field("text"), 0, 0, ((0, 8), (64, 0)))
-    laid([ShardLayout((("x", good),)).encode()], [4096])
+    alike = [ShardLayout((("x", each),)).encode() for each in (*[good] * _FEW, false)]
+    laid(alike[:-1], [4096] * _FEW)
     with pytest.raises(Corrupt):
-        one(ShardLayout((("x", false),)).encode(), 4096)
+        laid(alike, [4096] * len(alike))
 
 
 def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
