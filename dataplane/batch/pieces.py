@@ -99,7 +99,7 @@ def _check(name: str, layout: ColumnLayout) -> None:
 
 def check_fits(name: str, part: Field, whole: Field) -> None:
     """Raises Corrupt where rows of `part` are no rows of `whole`."""
-    if part is not whole and not _fits(part, whole):
+    if part != whole and not _fits(part, whole):
         raise refuse(name, f"a shard holds {part!r} where {whole!r} was put")
 
 

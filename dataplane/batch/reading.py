@@ -6,6 +6,7 @@ made from one form a kind: an array for dense rows, items with offsets for ragge
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -34,10 +35,15 @@ class Items(NamedTuple):
     shared: bool
 
 
+@lru_cache(maxsize=1024)
+def _item(field: Field) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """The storage type, shape and bytes of a row."""
+    return storage(field.dtype), field.item_shape, field.item_nbytes
+
+
 def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
     """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
-    dtype, shape = storage(field.dtype), field.item_shape
-    unit = field.item_nbytes
+    dtype, shape, unit = _item(field)
     if not unit or not reading.rows:
         return np.empty((reading.rows, *shape), dtype)
     if (run := reading.run) is not None:
