@@ -6,8 +6,8 @@
  * large processors): tensors of tens of MiB, and rows of some KiB that are joined, never get there. What is
  * written here goes to other processes, so that it is not left in this one's caches is no loss.
  *
- * Bytes that are read once in order, by `memcmp` or a hash, come at 17 GB/s to two cores here; several pages at a time, at 22
- * to 26: a core waits for few lines at once, and what it fetches ahead by itself ends with the page.
+ * Bytes that are read once in order, by `memcmp` or a hash, come at 17 GB/s to two cores here; several pages at a
+ * time, at 21 to 24: a core waits for few lines at once, and what it fetches ahead by itself ends with the page.
  *
  * What always holds: nothing is written unless all sources together are as many bytes as the target; the
  * interpreter's lock is not held while bytes are moved or compared.
