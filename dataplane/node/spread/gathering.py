@@ -24,7 +24,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, NotReady, PeerUnavailable
 from dataplane.node.spread.looking import Looking
 from dataplane.node.spread.merging import Told, keyed, merged, reordered
-from dataplane.node.spread.reach import Reach, all_of
+from dataplane.node.spread.reach import Reach, all_of, ended
 from dataplane.node.spread.wholes import Part, Whole
 from dataplane.node.streams.delivering import not_ready
 from dataplane.wire import messages as m
@@ -136,15 +136,7 @@ class Gathering:
             except PeerUnavailable:
                 del states[part]
 
-        tasks = [asyncio.ensure_future(one(part)) for part in list(states)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await ended([one(part) for part in states], first=first)
 
     # taking
 

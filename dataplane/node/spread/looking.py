@@ -21,7 +21,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, LeaseExpired, NotReady, PeerUnavailable
 from dataplane.node.spread.merging import Told
-from dataplane.node.spread.reach import Reach
+from dataplane.node.spread.reach import Reach, ended
 from dataplane.node.spread.wholes import Part, Whole
 from dataplane.node.streams import packed
 from dataplane.node.streams.delivering import not_ready
@@ -67,7 +67,7 @@ class Looking:
         """What the homes show that have rows or, with `first`, the one that does so first. Raises NotReady, Closed
         where all are."""
         shown: Shown = {}
-        ended: list[Exception] = []
+        errors: list[Exception] = []
 
         async def one(part: Part, seen: int) -> None:
             wait = deadline if first else Deadline.after(0.0)
@@ -85,22 +85,14 @@ class Looking:
             try:
                 shown[part] = await self._reach.ask(part, asked, m.Shown, wait)
             except (NotReady, Closed, PeerUnavailable) as error:
-                ended.append(error)
+                errors.append(error)
                 if first and isinstance(error, Closed | PeerUnavailable):
                     await asyncio.Event().wait()  # others may have something
 
-        tasks = [asyncio.ensure_future(one(part, seen)) for part, seen in since.items()]
-        try:
-            how = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
-            done, _ = await asyncio.wait(tasks, return_when=how, timeout=deadline.remaining_s if first else None)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if not first and ended and all(isinstance(error, Closed) for error in ended) and len(ended) == len(since):
-            raise ended[0]
+        asked = [one(part, seen) for part, seen in since.items()]
+        await ended(asked, first=first, timeout_s=deadline.remaining_s if first else None)
+        if not first and errors and all(isinstance(error, Closed) for error in errors) and len(errors) == len(since):
+            raise errors[0]
         if first and not shown and not deadline.remaining_s:
             raise not_ready(whole.name, request.task, deadline)
         return shown

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -131,3 +131,17 @@ async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(each, BaseException):
             raise each
     return found  # type: ignore[return-value]
+
+
+async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, timeout_s: float | None = None) -> None:
+    """Wait until all have ended or, with `first`, one has; then no other is under way any more. Raises what one did."""
+    tasks = [asyncio.ensure_future(each) for each in asked]
+    try:
+        how = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=how)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
