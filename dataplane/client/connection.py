@@ -76,6 +76,7 @@ class Connection:
         except BaseException:
             connection.close()
             raise
+        connection.pins.source = (address, connection.welcome.token) if connection.welcome.token else None
         granted = connection.welcome.grants
         connection._prewarm = [connection.segments[grant.segment].mapping(writable=True) for grant in granted]
         return connection
@@ -168,6 +169,8 @@ class Connection:
         self._channel.send(message)
 
     def _received(self, reply: m.Reply) -> None:
+        for number in getattr(reply, "gone", ()):
+            self.segments.pop(number, None)  # mapped for as long as a view looks into it
         for grant in getattr(reply, "grants", ()):
             (fd,) = self._channel.take_descriptors(1)
             segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size))
@@ -246,7 +249,8 @@ class Connection:
             for start in range(0, self.welcome.prewarm, _PREWARM_STEP):
                 size = min(_PREWARM_STEP, self.welcome.prewarm - start)
                 if self._closing or not self._channel.open or not mapping.populate(start, size):
-                    return
+                    break
+        self._prewarm.clear()
 
     # The end
 
@@ -276,9 +280,11 @@ class Connection:
         self.segments.clear()  # views have what they need of them
 
     def forked(self) -> None:
-        """In the child: this connection is the parent's."""
-        self._forked = True
+        """In the child: this connection is the parent's. What is written to its drafts here changes nothing there."""
+        self._forked = self._detached = True
         let_go(self._socket)
+        for mapping, (segment, offset) in list(self.unsealed.items()):
+            segment.unshare(mapping, offset)
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

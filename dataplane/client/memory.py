@@ -8,6 +8,9 @@ What always holds: an array keeps the mapping it looks into and the pin that hol
 the last array, tensor or Arrow buffer made from it does, whether or not the plane is still open. Descriptors do not
 grow with views: a mapping needs none once it is made, and each segment keeps one of each kind.
 
+In a forked child, what the parent may write to is not to be touched: the child would write over what the parent has
+sealed. Drafts become private there (`unshare`). Views stay readable where the child has pins of its own.
+
 mmap is called through ctypes since Python's own duplicates the descriptor for each mapping.
 """
 
@@ -29,10 +32,12 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 _FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_WRITE = 23  # linux/mman.h, since Linux 5.14
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_PROT_NONE = 0
 
 
 class _Span:
@@ -53,7 +58,7 @@ class _Span:
 class Mapping:
     """Addresses of this process that show a part of a file. Unmapped with the last array that looks into it."""
 
-    __slots__ = ("__weakref__", "address", "size", "writable")
+    __slots__ = ("__weakref__", "address", "shared", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
         """Raises OSError where the kernel refuses."""
@@ -63,7 +68,10 @@ class Mapping:
         self.address: int = address
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)
+        self.shared = self.writable and bool(flags & mmap.MAP_SHARED)
+        """Whether what is written here is seen by others."""
         weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        _mappings.add(self)
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
         """`size` bytes from `offset`, writable where the mapping is. Keeps the mapping, and `keeps`."""
@@ -82,6 +90,21 @@ class Mapping:
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         if _libc.mmap(self.address, self.size, protection, flags, fd, offset) == _FAILED:
             raise OSError(ctypes.get_errno(), f"mapping {self.size} bytes: {os.strerror(ctypes.get_errno())}")
+        self.shared = False
+
+    def forbid(self) -> None:
+        """Let nothing be read or written here any more: who does is ended by SIGSEGV."""
+        _libc.mprotect(self.address, self.size, _PROT_NONE)
+
+
+_mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
+
+
+def after_fork_in_child(*, readable: bool) -> None:
+    """In a forked child: nothing of the parent's can be written to any more and, unless `readable`, nothing read."""
+    for mapping in list(_mappings):
+        if mapping.shared or not readable:
+            mapping.forbid()
 
 
 class _Descriptor:

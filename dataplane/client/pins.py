@@ -4,7 +4,9 @@ A pin is dropped when the last view of its shard is: from a finalizer, so in any
 middle of the same code. So nothing here blocks or takes a lock that is not reentrant. A plane that is closed while
 views exist leaves its socket here, out of its loop; the last view closes it.
 
-What always holds: each pin is dropped once; in a forked child nothing is sent, since the connection is the parent's.
+What always holds: each pin is dropped once. A forked child has pins of its own for the views that it inherits
+(`client.inheriting`), and sends nothing over its parent's connection; where the node gives it none, its views can not
+be read.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from dataplane.client import memory
+from dataplane.client.inheriting import inherit
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 
@@ -46,9 +50,11 @@ class Pins:
     interrupt (Ctrl-C) within the finalizer, so who has `dropped` to send looks for it now and then."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
+        self.source: tuple[str, bytes] | None = None
+        """The node's address, and the token of this client there."""
         self._flush = flush
         self._lock = threading.RLock()
-        self._abandoned = False
+        self._heir: socket.socket | None = None
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
         self._dropped: list[int] = []
@@ -69,8 +75,6 @@ class Pins:
         return len(self._live)
 
     def _drop(self, shards: Sequence[int], token: int) -> None:
-        if self._abandoned:
-            return
         with self._lock:
             self._live.discard(token)
             first = not self._dropped
@@ -91,11 +95,26 @@ class Pins:
             dropped, self._dropped = self._dropped, []
             return dropped
 
-    def abandon(self) -> None:
-        """In a forked child: the pins and the socket are the parent's. Drop none, and let go of it."""
-        self._abandoned = True
+    def before_fork(self) -> None:
+        """Have pins ready for a child, if there are views that it could read."""
+        if self._live and self.source is not None:
+            self._heir = inherit(*self.source)
+
+    def after_fork_in_parent(self) -> None:
+        """The child has them."""
+        if self._heir is not None:
+            self._heir.close()
+            self._heir = None
+
+    def after_fork_in_child(self) -> bool:
+        """The socket is the parent's: let go of it, and go on with the child's own. Whether what is live is held."""
         if self._socket is not None:
             let_go(self._socket)
+        self._lock = threading.RLock()  # another thread of the parent's may have had it
+        self._socket, self._unsent, self._heir = self._heir, b"", None
+        self._flush = lambda: None
+        self._send()
+        return self._socket is not None or not self._live
 
     def inherit(self, connected: socket.socket, rest: bytes) -> None:
         """The plane is closed: own its socket until the last pin is dropped. `rest` is still to be sent."""
@@ -126,12 +145,22 @@ class Pins:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
 
-def _abandon_all() -> None:
+def _before_fork() -> None:
     for pins in list(_all):
-        pins.abandon()
+        pins.before_fork()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+def _after_fork_in_parent() -> None:
+    for pins in list(_all):
+        pins.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    held = [pins.after_fork_in_child() for pins in list(_all)]
+    memory.after_fork_in_child(readable=all(held))
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _end_all() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Client:
         hosts: Hosts | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
+        others: Collection[Client],
         gone: Callable[[Client], None],
     ) -> None:
         self.pid, _ = peer(connected)
@@ -75,13 +77,17 @@ class Client:
         self._hosts = hosts
         self._node = node
         self._figures = figures
+        self._others = others
         self._gone = gone
+        self.token = secrets.token_bytes(16)
+        """By which a child of the client's process inherits its pins."""
         self._greeted = False
         self._leaving = False
         self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._waiting_bytes = 0
         self._granted: set[tuple[int, bool]] = set()
+        self._closed_segments = store.arena.closed
         self._channel = Channel(connected, _decoder, self._received, self._closed, farewell=_farewell)
 
     def __str__(self) -> str:
@@ -180,6 +186,8 @@ class Client:
                 self._send_held(request.id, held)
             case m.Unpin():
                 self._store.unpin(self, request.shards)
+            case m.InheritPins():
+                self._inherit(request)
             case m.Prefetch():
                 return self._prefetch(request)
             case m.FreeElsewhere():
@@ -271,8 +279,16 @@ class Client:
             lease_s=self._store.lease_s,
             grants=grants,
             prewarm=nbytes,
+            token=self.token,
         )
         self._channel.send(welcome, descriptors)
+
+    def _inherit(self, request: m.InheritPins) -> None:
+        for client in self._others:
+            if secrets.compare_digest(client.token, request.token):
+                self._store.pins.inherit(client, self)
+                break
+        self._channel.send(m.Done(request.id))
 
     def _put(self, request: m.Put) -> Coroutine[Any, Any, None] | None:
         self._bound("payload in a message", m.MAX_INLINE, len(request.payload))
@@ -421,13 +437,25 @@ class Client:
 
     def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
         extents = [(r.shard, r.extent.segment, r.extent.offset, r.extent.size) for r in made]
+        gone = self._gone_segments()
         grants, descriptors = self._grants((r.extent.segment for r in made), writable=True)
-        self._channel.send(m.Reserved(identifier, extents, grants), descriptors)
+        self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
 
     def _send_held(self, identifier: int, held: list[Pinned]) -> None:
         shards = [(p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, p.live) for p in held]
+        gone = self._gone_segments()
         grants, descriptors = self._grants((p.extent.segment for p in held), writable=False)
-        self._channel.send(m.Held(identifier, shards, grants), descriptors)
+        self._channel.send(m.Held(identifier, shards, grants, gone), descriptors)
+
+    def _gone_segments(self) -> list[int]:
+        """Which of the segments that were granted have been closed since this was last asked."""
+        arena = self._store.arena
+        if self._closed_segments == arena.closed:
+            return []
+        self._closed_segments = arena.closed
+        gone = {number for number, _ in self._granted if number not in arena}
+        self._granted = {grant for grant in self._granted if grant[0] not in gone}
+        return sorted(gone)
 
     def _grants(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
         grants, descriptors = [], []

@@ -118,6 +118,7 @@ class Node:
                     self.hosts,
                     self.id,
                     self.figures,
+                    self._clients,
                     self._client_gone,
                 )
             )
@@ -132,6 +133,11 @@ class Node:
         self._idle = then
         if not self._clients:
             then()
+
+    def guard_memory(self) -> None:
+        """Keep processes from opening segments for writing, as `store.segment` says. Takes SIGIO for that."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGIO, self._store.arena.harden_opened)
+        self._store.arena.guard()
 
     def _pause_accepting(self) -> None:
         loop = asyncio.get_running_loop()
@@ -242,6 +248,7 @@ async def _run(node: Node, starter: int | None, ready: Callable[[], None]) -> No
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
+    node.guard_memory()
     if starter is None:
         loop.add_signal_handler(signal.SIGINT, stop.set)
         await node.serve(stop, ready)

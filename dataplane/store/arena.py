@@ -1,28 +1,39 @@
-"""The node's shared memory: segments, and the extents allocated in them.
+"""The node's shared memory: segments (`store.segment`), and the extents allocated in them.
 
-A segment is one memfd, larger than the budget and sparse, so that fragmentation costs addresses and not memory.
-At any time one client may write to it, its owner, and reuses there what it freed, warm in the file and in its own
-page tables; everybody else gets a read-only descriptor. When the owner goes, the next client that needs a segment
-adopts it. Segments are never closed while the node lives.
+A segment belongs to one client, the only process besides the node that may write to it, and which reuses there what
+it freed, warm in the file and in its own page tables; or it is the node's. It is made when its owner needs addresses,
+as large as all that the owner has, so that there are few. It is sparse: fragmentation costs addresses and not memory.
 
 What always holds: `used` (bytes of extents) <= `resident` (bytes with pages behind them) <= `capacity`. An extent
-that needs fresh pages when the arena is full takes them from pages that are warm but free, by punching holes.
-The arena does not decide who may allocate: the budget does, before, and never admits more than the capacity.
+that needs fresh pages when the arena is full takes them from pages that are warm but free, by punching holes. No
+segment carries bytes of one client that another could ever write to: when its owner goes, a segment is retired, its
+free pages go back to the host, and the rest follows with its extents. The arena does not decide who may allocate: the
+budget does, before, and never admits more than the capacity.
 
 Rejected: names in /dev/shm (they leak, and containers limit it); one segment that all write to (a client could
-write over another's sealed shard); one memfd an extent (a descriptor and a cold mapping for each put).
+write over another's sealed shard); one memfd an extent (a descriptor and a cold mapping for each put); giving the
+segment of a client that has gone to the next one (its connection has ended, but its process may live on).
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
+import logging
 import mmap
-import os
-from collections.abc import Hashable
-from contextlib import ExitStack, suppress
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from dataplane.config import PAGE
-from dataplane.store.extents import FreeList, RangeSet
+from dataplane.store.segment import Segment
+
+log = logging.getLogger(__name__)
+
+_LEAST, _MOST = 16 << 20, 64 << 30
+"""Bytes of addresses of a segment; more where one extent needs them."""
+
+_FREELY = 1 << 30
+"""Bytes of addresses that may be mapped however small the capacity is."""
 
 
 def pages(nbytes: int) -> int:
@@ -44,35 +55,6 @@ class Extent:
         return self.offset + self.size
 
 
-class Segment:
-    """One memfd, mapped here for writing. `fd` may write, `readonly_fd` may not."""
-
-    def __init__(self, number: int, size: int) -> None:
-        self.number = number
-        self.size = size
-        with ExitStack() as undo:
-            self.fd = os.memfd_create(f"dataplane-{number}", os.MFD_CLOEXEC)
-            undo.callback(os.close, self.fd)
-            os.ftruncate(self.fd, size)
-            self.readonly_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
-            undo.callback(os.close, self.readonly_fd)
-            os.fchmod(self.fd, 0o400)  # so that the read-only descriptor cannot be reopened for writing
-            self.memory = mmap.mmap(self.fd, size)
-            undo.pop_all()
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTDUMP"):
-            with suppress(AttributeError, OSError):  # huge pages are only where the kernel offers them
-                self.memory.madvise(getattr(mmap, advice))
-        self.free = FreeList(size)
-        self.warm = RangeSet()
-
-    def close(self) -> None:
-        """Give the descriptors back. The mapping goes when the last view of it does."""
-        os.close(self.fd)
-        os.close(self.readonly_fd)
-        with suppress(BufferError):  # an abandoned view; the process is ending
-            self.memory.close()
-
-
 @dataclass(frozen=True, slots=True)
 class ArenaStatistics:
     """Bytes, unless said."""
@@ -80,6 +62,7 @@ class ArenaStatistics:
     capacity: int
     used: int
     resident: int
+    mapped: int  # addresses
     segments: int  # a count
 
 
@@ -95,63 +78,147 @@ class Arena:
         self.capacity = capacity
         self.used = 0
         self.resident = 0
-        self._segments: list[Segment] = []
+        self.mapped = 0
+        self.closed = 0
+        """How many segments were closed, so that who keeps something of theirs knows when to look."""
+        self._least = min(_LEAST, max(1 << 20, _power(2 * capacity)))
+        self._numbers = itertools.count()
+        self._segments: dict[int, Segment] = {}
         self._owned: dict[Hashable, list[Segment]] = {}
-        self._orphans: list[Segment] = []
+        self._guarded = False
 
     def __getitem__(self, number: int) -> Segment:
         return self._segments[number]
 
-    def segment_for(self, owner: Hashable, size: int) -> Segment:
-        """A segment of `owner`'s with `size` free addresses in a row: its own, an orphan, or a new one."""
+    def __contains__(self, number: int) -> bool:
+        return number in self._segments
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(list(self._segments.values()))
+
+    # Segments
+
+    def _make(self, owner: Hashable, size: int) -> Segment:
+        """A new segment for the owner, of at least `size` bytes. Raises OSError."""
         owned = self._owned.setdefault(owner, [])
-        for segment in reversed(owned):
-            if any(end - start >= size for start, end in segment.free):
-                return segment
-        while self._orphans:
-            segment = self._orphans.pop()
-            owned.append(segment)
-            if any(end - start >= size for start, end in segment.free):
-                return segment
-        segment = Segment(len(self._segments), 2 * max(pages(self.capacity), size))
-        self._segments.append(segment)
+        grown = min(_MOST, sum(segment.size for segment in owned))
+        size = _power(max(size, grown, self._least))
+        if self.mapped + size > max(4 * self.capacity, _FREELY):
+            self._close_idle()
+        number = next(self._numbers)
+        try:
+            segment = Segment(number, size)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            self._close_idle()  # for their addresses
+            segment = Segment(number, size)
+        if self._guarded and not segment.guard():
+            log.warning("the system gives no lease on segment %d: a process of this user could reopen it", number)
+        self._segments[number] = segment
         owned.append(segment)
+        self.mapped += size
         return segment
 
-    def allocate(self, owner: Hashable, nbytes: int) -> Extent:
-        """An extent of at least `nbytes` in a segment of `owner`'s. Its bytes are those of whoever had it before.
+    def _close_idle(self) -> None:
+        """Close the segments in which nothing lies. Their owners hear of it with what they are granted next."""
+        for segments in self._owned.values():
+            for segment in [segment for segment in segments if not segment.extents]:
+                segments.remove(segment)
+                self._close(segment)
+
+    def _close(self, segment: Segment) -> None:
+        for start, end in segment.warm:
+            self._punch(segment, start, end)  # readers may map it still
+        self.resident -= sum(end - start for start, end in segment.warm)
+        self.mapped -= segment.size
+        self.closed += 1
+        del self._segments[segment.number]
+        segment.close()
+
+    def _retire(self, segment: Segment) -> None:
+        """Put nothing new there, give its free pages back to the host, and close it with its last extent."""
+        segment.retired = True
+        for start, end in segment.free:
+            for a, b in segment.warm.within(start, end):
+                self._punch(segment, a, b)
+        if not segment.extents:
+            self._close(segment)
+
+    def depart(self, owner: Hashable) -> None:
+        """The owner has gone, though its process may live and write where it could. Its shards stay."""
+        for segment in self._owned.pop(owner, ()):
+            self._retire(segment)
+
+    def guard(self) -> None:
+        """From now on hear by SIGIO of processes that open a segment for writing; the handler calls `harden_opened`."""
+        self._guarded = True
+        for segment in self:
+            segment.guard()
+
+    def harden_opened(self) -> None:
+        """Answer the processes that wait to open a segment for writing: seal it first."""
+        for segment in self:
+            if segment.opened:
+                segment.harden()
+                log.warning("a process opened segment %d for writing: it was sealed against that", segment.number)
+                for segments in self._owned.values():
+                    if segment in segments:
+                        segments.remove(segment)
+                        self._retire(segment)
+
+    # Extents
+
+    def allocate(self, owner: Hashable, nbytes: int, following: int = 0) -> Extent:
+        """An extent of at least `nbytes` in a segment of the owner's. Its bytes are those of whoever had it before.
+        `following`: the bytes that the owner is about to ask for next, which are better in the same segment.
 
         Raises MemoryError where that would exceed the capacity; the budget sees to it that it never does. Raises
-        OSError where the system refuses a new segment: out of descriptors, most likely. Nothing is allocated then.
+        OSError where the system refuses a new segment, out of descriptors most likely, or pages that are free can not
+        be given back. Nothing is allocated then.
         """
         size = pages(nbytes)
         if self.used + size > self.capacity:
             raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")
-        for segment in reversed(self._owned.get(owner, ())):
+        for segment in self._owned.get(owner, ()):  # the oldest first: what is free there is warm
             offset = segment.free.take(size)
             if offset is not None:
                 break
         else:
-            segment = self.segment_for(owner, size)
+            segment = self._make(owner, size + following)
             offset = segment.free.take(size)
             if offset is None:
                 raise MemoryError(f"segment {segment.number} has no {size} bytes in a row")
-        extent = Extent(segment.number, offset, size)
+        try:
+            self._warm_up(segment, offset, offset + size)
+        except BaseException:
+            segment.free.give(offset, size)
+            raise
+        segment.extents += 1
         self.used += size
-        self._warm_up(segment, extent.offset, extent.end)
-        return extent
+        return Extent(segment.number, offset, size)
 
     def _warm_up(self, segment: Segment, start: int, end: int) -> None:
         missing = end - start - segment.warm.covered(start, end)
         if missing:
-            self._punch_free(self.resident + missing - self.capacity)
+            needed = self.resident + missing - self.capacity
+            if needed > 0 and self._punch_free(needed) < needed:
+                raise OSError(errno.ENOMEM, "free pages can not be given back: a segment was sealed against that")
             segment.warm.add(start, end)
             self.resident += missing
 
     def release(self, extent: Extent, hollow: int = 0) -> None:
         """Make the extent free, of which so many bytes were hollowed. Its pages stay warm."""
-        self._segments[extent.segment].free.give(extent.offset, extent.size)
+        self._give(self._segments[extent.segment], extent)
         self.used -= extent.size - hollow
+
+    def _give(self, segment: Segment, extent: Extent) -> None:
+        segment.free.give(extent.offset, extent.size)
+        segment.extents -= 1
+        if segment.retired:
+            self._punch(segment, extent.offset, extent.end)
+            if not segment.extents:
+                self._close(segment)
 
     def hollow(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
         """Give the pages of a part of the extent back to the host, of which `nbytes` were not given back before. Its
@@ -167,27 +234,19 @@ class Arena:
     def readmit(self, extent: Extent) -> None:
         """End a quarantine: nobody writes there any more."""
         segment = self._segments[extent.segment]
-        segment.memory.madvise(mmap.MADV_REMOVE, extent.offset, extent.size)
-        segment.free.give(extent.offset, extent.size)
+        segment.punch(extent.offset, extent.end)  # pages that were written meanwhile and count nowhere
+        self._give(segment, extent)
 
     def prewarm(self, owner: Hashable, nbytes: int) -> tuple[Segment, int]:
         """A segment for `owner`, and how many bytes at its start it may make ready. They count as resident."""
-        segment = self.segment_for(owner, PAGE)
+        owned = self._owned.get(owner)
+        segment = owned[0] if owned else self._make(owner, nbytes)
         free = next((end for start, end in segment.free if start == 0), 0)
         room = self.capacity - self.resident + segment.warm.covered(0, free)
         nbytes = min(nbytes, free, room) // PAGE * PAGE
         if nbytes:
             self._warm_up(segment, 0, nbytes)
         return segment, nbytes
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether a segment waits for a new owner."""
-        return bool(self._orphans)
-
-    def orphan(self, owner: Hashable) -> None:
-        """The owner has gone. Its shards stay; its segments wait for the next that needs one."""
-        self._orphans.extend(self._owned.pop(owner, ()))
 
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes, writable. Release it before the node closes the arena."""
@@ -197,33 +256,37 @@ class Arena:
         """Unmap a part of the extent from this process (not from the file), so that its pages count once."""
         self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
 
-    def _punch_free(self, nbytes: int) -> None:
-        """Give at least `nbytes` of pages that no extent uses back to the host, orphans' and high addresses first."""
-        if nbytes <= 0:
-            return
-        owned = [segment for segments in self._owned.values() for segment in segments]
-        for segment in (*self._orphans, *owned):
+    def _punch_free(self, nbytes: int) -> int:
+        """Give at least `nbytes` of pages that no extent uses back to the host, high addresses first; how many were
+        given back."""
+        given = 0
+        for segment in self:
             for start, end in sorted(segment.free, reverse=True):
                 for a, b in reversed(segment.warm.within(start, end)):
-                    cut = max(a, b - nbytes)
-                    nbytes -= self._punch(segment, cut, b)
-                    if nbytes <= 0:
-                        return
+                    given += self._punch(segment, max(a, b - (nbytes - given)), b)
+                    if given >= nbytes:
+                        return given
+        return given
 
     def _punch(self, segment: Segment, start: int, end: int) -> int:
-        segment.memory.madvise(mmap.MADV_REMOVE, start, end - start)
+        if not segment.punch(start, end):
+            return 0
         removed = segment.warm.remove(start, end)
         self.resident -= removed
         return removed
 
     def statistics(self) -> ArenaStatistics:
         """The arena's figures now."""
-        return ArenaStatistics(self.capacity, self.used, self.resident, len(self._segments))
+        return ArenaStatistics(self.capacity, self.used, self.resident, self.mapped, len(self._segments))
 
     def close(self) -> None:
         """Close every segment. Clients that map one keep its bytes until they unmap it."""
-        for segment in self._segments:
+        for segment in self._segments.values():
             segment.close()
         self._segments.clear()
         self._owned.clear()
-        self._orphans.clear()
+
+
+def _power(nbytes: int) -> int:
+    """The least power of two that is not below `nbytes`."""
+    return 1 << (nbytes - 1).bit_length()

@@ -21,6 +21,13 @@ class Pins:
         mine[shard] = mine.get(shard, 0) + 1
         self._total[shard] = self._total.get(shard, 0) + 1
 
+    def inherit(self, client: Hashable, heir: Hashable) -> None:
+        """The heir holds what the client holds, as often, besides what it held."""
+        for shard, count in self._of.get(client, {}).items():
+            mine = self._of.setdefault(heir, {})
+            mine[shard] = mine.get(shard, 0) + count
+            self._total[shard] += count
+
     def drop(self, client: Hashable, shard: int) -> bool:
         """One hold less; whether that was the shard's last. A hold that is not there is no hold: False."""
         mine = self._of.get(client, {})

@@ -99,7 +99,7 @@ class Store:
         self._seen: dict[Hashable, float] = {}
         self._held_freed: dict[int, Shard] = {}
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
-        self._prewarmed = False
+        self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
         self._put_bytes = 0
         self._freed_bytes = 0
@@ -136,9 +136,11 @@ class Store:
         given back."""
         self.touch(client)
         made: list[Reservation] = []
+        following = self._total(sizes)
         try:
             for size in sizes:
-                made.append(Reservation(next(self._numbers), self.arena.allocate(owner, size)))
+                following -= pages(size)
+                made.append(Reservation(next(self._numbers), self.arena.allocate(owner, size, following)))
         except OSError as error:
             for reservation in made:
                 self.arena.release(reservation.extent)
@@ -482,15 +484,15 @@ class Store:
         return self._config.reservation_lease_s
 
     def prewarm(self, client: Hashable) -> tuple[int | None, int]:
-        """A segment for the first client that comes, and how many bytes at its start it should make ready.
+        """A segment for the first client that comes, and how many bytes at its start it should make ready. When that
+        client has gone, for the next that comes.
 
-        When that client has gone, the next that comes inherits its segment, warm. (None, 0) for all others: pages that
-        nobody may ever write are not taken from the host.
+        (None, 0) for all others: pages that nobody may ever write are not taken from the host.
         """
-        if not self._config.prewarm_bytes or (self._prewarmed and not self.arena.abandoned):
+        if not self._config.prewarm_bytes or self._prewarmed is not None:
             return None, 0
-        self._prewarmed = True
         segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)
+        self._prewarmed = client
         return segment.number, nbytes
 
     def touch(self, client: Hashable) -> None:
@@ -517,12 +519,14 @@ class Store:
             self.budget.release(extent.size)
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: its pins and reservations go too, and its segments wait for the next."""
+        """The client has gone: its pins and reservations go too, and its segments with the last shard in them."""
         self.abort(client, [*self._reserved[client], *self._revoked[client]])
         del self._reserved[client], self._revoked[client]
         self._seen.pop(client, None)
         self._unheld(self.pins.drop_client(client))
-        self.arena.orphan(client)
+        self.arena.depart(client)
+        if self._prewarmed is client:
+            self._prewarmed = None
 
     # Statistics
 

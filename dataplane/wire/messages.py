@@ -157,6 +157,13 @@ class Unpin(Message, frozen=True, tag="unpin"):
     shards: list[int]
 
 
+class InheritPins(Message, frozen=True, tag="inherit-pins"):
+    """Hold all that the client of this token holds: from a process that forks, for the child. Answered by `Done`."""
+
+    id: int
+    token: bytes
+
+
 class Free(Message, frozen=True, tag="free"):
     """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and a scope. Answered by `Done`."""
 
@@ -613,6 +620,7 @@ Request = (
     | Replicate
     | Members
     | Unpin
+    | InheritPins
     | Free
     | Stats
     | Cancel
@@ -669,7 +677,8 @@ class Grant(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready."""
+    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready.
+    `token` names this client to a process that inherits its pins."""
 
     id: int
     major: int
@@ -679,14 +688,16 @@ class Welcome(Message, frozen=True, tag="welcome"):
     lease_s: float
     grants: list[Grant]
     prewarm: int
+    token: bytes = b""
 
 
 class Reserved(Message, frozen=True, tag="reserved"):
-    """(shard, segment, offset, size) for each size asked for."""
+    """(shard, segment, offset, size) for each size asked for. `gone`: segments granted before that are no more."""
 
     id: int
     extents: list[tuple[int, int, int, int]]
     grants: list[Grant]
+    gone: list[int] = []
 
 
 class Stored(Message, frozen=True, tag="stored"):
@@ -700,11 +711,13 @@ HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
 
 
 class Held(Message, frozen=True, tag="held"):
-    """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`."""
+    """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`.
+    `gone`: as in `Reserved`."""
 
     id: int
     shards: list[HeldOne]
     grants: list[Grant]
+    gone: list[int] = []
 
 
 class Replicated(Message, frozen=True, tag="replicated"):

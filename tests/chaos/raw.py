@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from pathlib import Path
@@ -22,6 +23,8 @@ class Raw:
     """A connected socket. Blocking, with a limit of ten seconds for everything."""
 
     def __init__(self, address: str, *, greet: bool = True) -> None:
+        self.descriptors: list[int] = []
+        """What the node passed, in order."""
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(10)
         self.socket.connect(str(Path(address.removeprefix("unix://"))))
@@ -44,7 +47,8 @@ class Raw:
         """The next message. Raises EOFError where the node has closed the connection."""
         while not self._replies:
             try:
-                data = self.socket.recv(1 << 16)
+                data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
+                self.descriptors += descriptors
             except ConnectionResetError:
                 data = b""
             if not data:
@@ -87,6 +91,8 @@ class Raw:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.socket.close()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 def one_column(nbytes: int, rows: int | None = None, offset: int = 0, width: int = 1, name: str = "x") -> bytes:

@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,32 +108,111 @@ def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: b
         plane.close()
 
 
+@pytest.fixture
+def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Forks a process that says what `work` returns each time it is asked; `ask()` is what to ask by."""
+    mine, theirs = multiprocessing.Pipe()
+    pids: list[int] = []
+
+    def fork(work: Callable[[], Any]) -> Callable[[], Any]:
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            signal.alarm(int(WAIT_S))
+            while theirs.poll(WAIT_S):
+                theirs.recv()
+                theirs.send(work())
+            os._exit(0)
+        return ask
+
+    def ask() -> Any:
+        mine.send(None)
+        assert mine.poll(WAIT_S), "the child hangs or has ended"
+        return mine.recv()
+
+    yield fork
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    mine.close()
+    theirs.close()
+
+
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
-def test_a_living_child_keeps_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
-    """The child has the parent's socket, from the fork; it must not keep the connection up."""
+def test_a_living_child_keeps_no_connection_of_the_parent(node: StandingNode, child: Any, closed: bool) -> None:
+    """The child has the parent's socket, from the fork; it must not keep the connection up. Of views that were dropped
+    before the fork it holds nothing."""
     with dp.connect(node.address) as watcher:
         plane = dp.connect(node.address)
         view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
+        del view
         if closed:
             plane.close()
-        mine, theirs = multiprocessing.Pipe()
-        pid = os.fork()
-        if pid == 0:
-            theirs.send("alive")
-            mine.close()
-            theirs.poll(WAIT_S)
-            os._exit(0)
-        try:
-            assert mine.recv() == "alive"
-            del view
+        ask = child(lambda: "alive")
+        plane.close()
+        assert ask() == "alive"
+        eventually(lambda: watcher.stats().clients == 1, "the connection ended")
+        assert watcher.stats().pinned_bytes == 0
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
+def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, closed: bool) -> None:
+    """What it reads does not change when the parent drops its views, frees the batch and puts others."""
+    with dp.connect(node.address) as watcher:
+        plane = dp.connect(node.address)
+        ref = plane.put({"x": pattern(1, MIB)})
+        batch = plane.get(ref)
+        views = [batch["x"].numpy(), batch["x"].torch(), batch["x"].arrow()]
+        del batch
+        if closed:
             plane.close()
-            eventually(lambda: watcher.stats().clients == 1, "the connection ended")
-            assert watcher.stats().pinned_bytes == 0
+        ask = child(lambda: (np.array_equal(views[0], pattern(1, MIB)), int(views[1].sum()), views.clear())[:2])
+        views.clear()
+        plane.close()
+        watcher.free(ref)
+        eventually(lambda: watcher.stats().clients == 2, "the parent's connection ended, and the child has its own")
+        assert watcher.stats().pinned_bytes == MIB
+        assert any("child of" in holder["holder"] for holder in watcher.stats().holders)
+        for seed in range(2, 6):
+            watcher.free(watcher.put({"x": pattern(seed, 15 * MIB)}, timeout=5))
+        assert ask() == (True, int(pattern(1, MIB).sum()))
+        eventually(lambda: watcher.stats().clients == 1, "the child dropped its views, and so its pins")
+        assert watcher.stats().memory_used == 0
+
+
+def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, child: Any) -> None:
+    with dp.connect(node.address) as plane:
+        draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
+        array = draft["x"]
+        array[:] = pattern(1, MIB)
+
+        def write() -> bool:
+            array[:] = 7
+            return bool((array == 7).all())
+
+        ask = child(write)
+        assert ask(), "the child sees what it wrote"
+        ref = draft.seal()
+        assert ask()
+        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
+
+
+def test_a_child_whose_node_does_not_answer_can_not_read_views(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read other people's bytes later. The parent's views stay."""
+    monkeypatch.setattr("dataplane.client.inheriting._ANSWER_S", 0.2)
+    with dp.connect(node.address) as plane:
+        view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
+        node.freeze()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+                os._exit(int(view[0, 0]) % 2)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
         finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            mine.close()
-            theirs.close()
+            node.thaw()
+        assert np.array_equal(view, pattern(1, MIB))
 
 
 def test_the_child_connects_by_itself(node: StandingNode) -> None:

@@ -1,0 +1,108 @@
+"""One memfd of the node's shared memory, and what keeps processes out of it that may only read it.
+
+A segment has one writer besides the node: the process it was made for, or none. The kernel holds the others off:
+
+- its size is sealed (`F_SEAL_SHRINK`, `F_SEAL_GROW`), so nobody can cut pages away from under those who map it;
+- readers receive a descriptor of another open file, which is read-only;
+- a read lease (fcntl(2), `F_SETLEASE`) is broken by whoever opens the file for writing, through /proc for example.
+  That `open` waits until the node answers, up to /proc/sys/fs/lease-break-time. The answer is `F_SEAL_FUTURE_WRITE`:
+  from then on the file can be neither written nor mapped for writing by anybody; mappings that exist stay.
+
+`F_SEAL_FUTURE_WRITE` also forbids to punch holes, by which the arena gives memory back, so it is not set before it is
+needed. What is left between processes of one user: ptrace(2) and /proc/PID/mem where the system allows them, a node
+that is stopped for longer than the lease-break-time, and a writer that changes what it wrote itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from contextlib import ExitStack, suppress
+
+from dataplane.store.extents import FreeList, RangeSet
+
+_FUTURE_WRITE = getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)  # linux/fcntl.h, since Linux 5.1
+
+
+class Segment:
+    """A sparse memfd of `size` bytes, mapped here for writing. `fd` may write, `readonly_fd` may not."""
+
+    def __init__(self, number: int, size: int) -> None:
+        """Raises OSError where the system refuses; nothing is left then."""
+        self.number = number
+        self.size = size
+        with ExitStack() as undo:
+            self.fd = os.memfd_create(f"dataplane-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            undo.callback(os.close, self.fd)
+            os.ftruncate(self.fd, size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            self.readonly_fd = self._reopened()
+            undo.callback(os.close, self.readonly_fd)
+            os.fchmod(self.fd, 0o400)
+            self.memory = mmap.mmap(self.fd, size)
+            undo.pop_all()
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTDUMP"):
+            with suppress(AttributeError, OSError):  # huge pages are only where the kernel offers them
+                self.memory.madvise(getattr(mmap, advice))
+        self.free = FreeList(size)
+        self.warm = RangeSet()
+        self.extents = 0
+        """How many extents lie in it, those in quarantine too."""
+        self.retired = False
+        """Whether nothing new goes there: its owner has gone, or it can not give memory back."""
+        self._lease: int | None = None
+
+    def _reopened(self) -> int:
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def guard(self) -> bool:
+        """Take the lease; whether the system gives one. The process hears of its breaking by SIGIO, and has to have a
+        handler for that. The lease has a descriptor of its own: who has another of the same open file may end it."""
+        if self._lease is None:
+            with suppress(OSError):
+                lease = self._reopened()
+                try:
+                    fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                    self._lease = lease
+                except OSError:
+                    os.close(lease)
+        return self._lease is not None
+
+    @property
+    def opened(self) -> bool:
+        """Whether a process waits to open it for writing."""
+        return self._lease is not None and fcntl.fcntl(self._lease, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+    def harden(self) -> None:
+        """Let nobody write to it any more who does not map it already, and then end the lease."""
+        with suppress(OSError):  # its writer has sealed its seals
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        self._end_lease()
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            with suppress(OSError):
+                fcntl.fcntl(self._lease, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # a fork may have the descriptor too
+            os.close(self._lease)
+            self._lease = None
+
+    def punch(self, start: int, end: int) -> bool:
+        """Give the pages of a range back to the host; it reads as zeros. Whether the system did that: not where the
+        segment was hardened, or its writer added seals."""
+        try:
+            self.memory.madvise(mmap.MADV_REMOVE, start, end - start)
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the descriptors back. The mapping goes when the last view of it does."""
+        self._end_lease()
+        os.close(self.fd)
+        os.close(self.readonly_fd)
+        with suppress(BufferError):  # an abandoned view; the process is ending
+            self.memory.close()

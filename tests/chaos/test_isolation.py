@@ -1,0 +1,160 @@
+"""Processes of one user, one of which means harm or is wrong: it changes nothing that others have sealed.
+
+Each test is an attack that once worked.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from tests.chaos.raw import Raw, one_column
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    with StandingNode(tmp_path, memory="64MiB") as node:
+        yield node
+
+
+def written(raw: Raw, nbytes: int) -> tuple[dp.BatchRef, mmap.mmap, int]:
+    """A shard that the raw client has sealed, its writable mapping of the segment, and its descriptor."""
+    reply = raw.ask(m.Reserve(raw.next(), [nbytes], 5.0))
+    (descriptor,) = raw.descriptors
+    memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    shard, _, offset, _ = reply.extents[0]
+    memory[offset : offset + nbytes] = b"\5" * nbytes
+    assert isinstance(raw.ask(m.Seal(raw.next(), [(shard, one_column(nbytes))], "", False)), m.Done)
+    return shard, memory, descriptor
+
+
+def reader(pipe: Any, address: str, node_id: bytes, shard: int, nbytes: int) -> None:
+    field = dp.batch.field.Field("dense", "uint8", ())
+    with dp.connect(address) as plane:
+        ref = dp.BatchRef.of(node_id, nbytes, [("x", field, nbytes, shard, 0)])
+        view = plane.get(ref)["x"].numpy()
+        while True:
+            pipe.send(int(view[5000]))
+            pipe.recv()
+
+
+def test_a_writer_can_not_cut_its_segment_away_under_readers(node: StandingNode) -> None:
+    """ftruncate of a segment ended the node and all who read from it, by SIGBUS."""
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        shard, memory, descriptor = written(raw, MIB)
+        with Worker(reader, node.address, bytes.fromhex(plane.stats().node), shard, MIB) as victim:
+            assert victim.hear() == 5
+            for size in (0, 1 << 40):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(descriptor, size)
+            assert victim.ask() == 5
+        memory.close()
+
+
+def test_who_has_closed_its_connection_writes_to_nobody_elses_bytes(node: StandingNode) -> None:
+    """Its descriptor and mapping stay with it: its segment must not go to the next client."""
+    raw = Raw(node.address)
+    _, memory, _ = written(raw, 4096)
+    raw.__exit__(None, None, None)
+    with dp.connect(node.address) as plane:
+        eventually(lambda: plane.stats().clients == 1, "it has gone")
+        refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(8)]
+        memory[:] = b"\xee" * len(memory)
+        for seed, ref in enumerate(refs):
+            assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, 4 * MIB))
+        memory.close()
+
+
+def test_an_open_draft_of_a_client_that_was_cut_off_changes_nothing(node: StandingNode) -> None:
+    """The array of a draft outlives the connection, and the user's loop goes on filling it."""
+    with dp.connect(node.address) as other:
+        plane = dp.connect(node.address)
+        draft = plane.draft({"x": dp.dense((8 * MIB,), "uint8")})
+        mine = draft["x"]
+        mine[:] = 1
+        plane.close()
+        eventually(lambda: other.stats().clients == 1, "it has gone")
+        refs = [other.put({"x": pattern(seed, 8 * MIB)}) for seed in range(6)]
+        mine[:] = 0xEE
+        for seed, ref in enumerate(refs):
+            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 8 * MIB))
+        draft.drop()
+
+
+REOPEN = """
+import mmap, os, sys
+descriptor, offset, user = map(int, sys.argv[1:])
+os.setgid(user), os.setuid(user)
+try:
+    os.fchmod(descriptor, 0o600)
+except PermissionError:
+    pass
+try:
+    writable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+except PermissionError:
+    print("not opened")
+    sys.exit()
+for attempt in (lambda: os.pwrite(writable, b"evil", offset), lambda: mmap.mmap(writable, 0)):
+    try:
+        attempt()
+    except PermissionError:
+        print("refused")
+    else:
+        print("WRITTEN")
+"""
+
+
+@pytest.mark.parametrize("user", sorted({os.getuid(), 65534 if os.getuid() == 0 else os.getuid()}))
+def test_a_reader_can_not_open_its_descriptor_again_for_writing(node: StandingNode, user: int) -> None:
+    """Through /proc: the file is its own user's, so it may change the mode; root passes modes anyway."""
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        ref = plane.put({"x": pattern(1, MIB)})
+        ((_, shard),) = ref.shards()
+        held = raw.ask(m.Pin(raw.next(), [shard], 5.0))
+        assert [grant.writable for grant in held.grants] == [False]
+        (descriptor,) = raw.descriptors
+        offset = held.shards[0][2]
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", REOPEN, str(descriptor), str(offset), str(user)],
+            pass_fds=[descriptor],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            cwd="/",
+        )
+        if ran.returncode and user != os.getuid():
+            pytest.skip(f"user {user} can not run {sys.executable}")
+        assert set(ran.stdout.split("\n")) <= {"refused", "not opened", ""}, ran.stdout
+        assert ran.stdout, ran.stderr
+        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
+        # The segment can not give memory back any more, and the plane goes on with another one.
+        for seed in range(4):
+            plane.free(plane.put({"x": pattern(seed, 8 * MIB)}))
+        plane.free(ref)
+
+
+def test_a_reader_lets_go_of_segments_that_are_no_more(node: StandingNode) -> None:
+    """Producers come and go, each with a segment of its own: neither descriptors nor mappings of a reader grow."""
+
+    def mine() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("memfd:dataplane")
+
+    with dp.connect(node.address) as plane:
+        seen = []
+        for seed in range(12):
+            with dp.connect(node.address) as producer:
+                ref = producer.put({"x": pattern(seed, MIB)})
+                assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
+            plane.free(ref)
+            seen.append(mine())
+        assert seen[-1] == seen[3]

@@ -1,0 +1,186 @@
+"""A segment of shared memory: what the kernel keeps processes from that only read it, or wrote to it once."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.config import PAGE
+from dataplane.store.arena import Arena
+from dataplane.store.segment import Segment
+
+SIZE = 64 * PAGE
+WAIT_S = 10
+
+
+@pytest.fixture
+def segment() -> Iterator[Segment]:
+    made = Segment(0, SIZE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[list[int]]:
+    """The signals that came of processes that opened a segment for writing."""
+    if not int(Path("/proc/sys/fs/leases-enable").read_text()):
+        pytest.skip("leases are disabled on this system")
+    heard: list[int] = []
+    before = signal.signal(signal.SIGIO, lambda number, frame: heard.append(number))
+    yield heard
+    signal.signal(signal.SIGIO, before)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """A forked process that ends with 0 if the work raises nothing, and with 1 if it raises OSError."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 2
+    try:
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        signal.alarm(WAIT_S)
+        work()
+        code = 0
+    except OSError:
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def outcome(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("size", [0, PAGE, 2 * SIZE])
+@pytest.mark.parametrize("which", ["fd", "readonly_fd"])
+def test_nobody_changes_its_size(segment: Segment, which: str, size: int) -> None:
+    """Not its writer either: to cut pages away ends all who map them with SIGBUS."""
+    with pytest.raises(OSError, match=r"not permitted|Invalid argument"):
+        os.ftruncate(getattr(segment, which), size)
+    assert os.fstat(segment.fd).st_size == SIZE
+
+
+def test_a_readers_descriptor_can_not_write(segment: Segment) -> None:
+    with pytest.raises(PermissionError):
+        mmap.mmap(segment.readonly_fd, SIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(segment.readonly_fd, b"x")
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(segment.readonly_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    segment.memory[:3] = b"abc"
+    with mmap.mmap(segment.readonly_fd, SIZE, prot=mmap.PROT_READ) as reading:
+        assert reading[:3] == b"abc"
+
+
+def test_pages_are_given_back(segment: Segment) -> None:
+    segment.memory[:SIZE] = b"\1" * SIZE
+    assert segment.punch(0, SIZE // 2)
+    assert segment.memory[: SIZE // 2] == bytes(SIZE // 2)
+    assert segment.memory[SIZE // 2 :] == b"\1" * (SIZE // 2)
+
+
+@pytest.mark.parametrize("flags", [0, os.O_NONBLOCK], ids=["blocking", "not blocking"])
+def test_who_opens_it_for_writing_finds_it_sealed(segment: Segment, opened: list[int], flags: int) -> None:
+    """A reader makes the file writable (its user owns it) and opens it again, through /proc."""
+    assert segment.guard()
+    segment.memory[:3] = b"abc"
+
+    def reopen() -> None:
+        os.fchmod(segment.readonly_fd, 0o600)
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                writable = os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR | flags)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+        for attempt in (
+            lambda: os.pwrite(writable, b"xyz", 0),
+            lambda: mmap.mmap(writable, SIZE),
+            lambda: os.ftruncate(writable, 0),
+            lambda: os.posix_fallocate(writable, 0, 2 * SIZE),
+        ):
+            try:
+                attempt()
+            except OSError:
+                continue
+            os._exit(3)
+
+    child = in_child(reopen)
+    deadline = time.monotonic() + WAIT_S
+    while not segment.opened:
+        assert time.monotonic() < deadline, "the lease was not broken"
+    segment.harden()
+    assert outcome(child) == 0
+    assert opened, "the node hears of it"
+    assert segment.memory[:3] == b"abc"
+    segment.memory[:3] = b"def"  # who maps it already goes on
+    assert not segment.opened
+
+
+def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: Segment, opened: list[int]) -> None:
+    assert segment.guard()
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        fcntl.fcntl(segment.readonly_fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    again = os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDONLY)
+    os.close(again)
+    assert not segment.opened
+
+
+def test_a_hardened_segment_keeps_its_pages_until_it_is_closed(opened: list[int]) -> None:
+    """It can not give memory back any more, so nothing new goes there, and what it holds still counts."""
+    arena = Arena(64 * PAGE)
+    try:
+        arena.guard()
+        kept, freed = arena.allocate("a", 16 * PAGE), arena.allocate("a", 32 * PAGE)
+        segment = arena[kept.segment]
+        arena.release(freed)
+        child = in_child(lambda: os.close(os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR)))
+        deadline = time.monotonic() + WAIT_S
+        while not opened:
+            assert time.monotonic() < deadline
+        arena.harden_opened()
+        assert outcome(child) == 0
+        assert (arena.used, arena.resident) == (16 * PAGE, 48 * PAGE)
+        other = arena.allocate("a", 16 * PAGE)
+        assert other.segment != kept.segment
+        with pytest.raises(OSError, match="can not be given back"):
+            arena.allocate("b", PAGE)
+        assert (arena.used, arena.resident) == (32 * PAGE, 64 * PAGE)
+        arena.release(kept)
+        assert (arena.used, arena.resident) == (16 * PAGE, 16 * PAGE)
+        assert arena.allocate("b", 48 * PAGE).size == 48 * PAGE
+    finally:
+        arena.close()
+
+
+def test_a_writer_that_seals_its_segment_harms_nobody_else() -> None:
+    """With the descriptor that it may write by, it keeps the node from punching holes."""
+    arena = Arena(64 * PAGE)
+    try:
+        mine = arena.allocate("a", 32 * PAGE)
+        arena.release(arena.allocate("a", 16 * PAGE))
+        fcntl.fcntl(arena[mine.segment].fd, fcntl.F_ADD_SEALS, 0x10 | fcntl.F_SEAL_SEAL)
+        with pytest.raises(OSError, match="can not be given back"):
+            arena.allocate("b", 32 * PAGE)
+        assert arena.allocate("b", 16 * PAGE).size == 16 * PAGE
+        arena.quarantine(mine)
+        assert arena.used == 16 * PAGE
+        arena.readmit(mine)
+        arena.depart("a")
+        assert arena.resident == arena.used == 16 * PAGE
+    finally:
+        arena.close()
+
+
+def test_a_segment_that_can_not_be_mapped_leaves_no_descriptor() -> None:
+    with pytest.raises(OSError, match="memory"):
+        Segment(0, 1 << 60)
