@@ -145,7 +145,12 @@ class Draft:
         reserved = await connection.request(request, m.Reserved, timeout)
         connection.reserved(+1)
         shard, segment, offset, _ = reserved.extents[0]
-        return cls(connection, specs, layouts, (shard, segment, offset), scope)
+        try:
+            return cls(connection, specs, layouts, (shard, segment, offset), scope)
+        except BaseException:
+            connection.tell(m.Abort([shard]))
+            connection.reserved(-1)
+            raise
 
     def _write_offsets(self) -> None:
         for name, layout in self._layouts:

@@ -17,6 +17,7 @@ mmap is called through ctypes since Python's own duplicates the descriptor for e
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -24,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dataplane.errors import LimitExceeded, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -61,16 +64,13 @@ class Mapping:
     __slots__ = ("__weakref__", "address", "shared", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
-        """Raises OSError where the kernel refuses."""
-        address = _libc.mmap(None, size, protection, flags, fd, offset)
-        if address == _FAILED:
-            raise OSError(ctypes.get_errno(), f"mapping {size} bytes: {os.strerror(ctypes.get_errno())}")
-        self.address: int = address
+        """Raises LimitExceeded where this process can not map so much, Rejected where the file is sealed."""
+        self.address = _mapped(None, size, protection, flags, fd, offset)
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)
         self.shared = self.writable and bool(flags & mmap.MAP_SHARED)
         """Whether what is written here is seen by others."""
-        weakref.finalize(self, _libc.munmap, address, size).atexit = False
+        weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
         _mappings.add(self)
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
@@ -88,13 +88,28 @@ class Mapping:
         """Show the same file from `offset` at the same addresses, but copy what is written from
         now on: writing through arrays that are out already changes nothing that others see."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
-        if _libc.mmap(self.address, self.size, protection, flags, fd, offset) == _FAILED:
-            raise OSError(ctypes.get_errno(), f"mapping {self.size} bytes: {os.strerror(ctypes.get_errno())}")
+        _mapped(self.address, self.size, protection, flags, fd, offset)
         self.shared = False
 
     def forbid(self) -> None:
         """Let nothing be read or written here any more: who does is ended by SIGSEGV."""
         _libc.mprotect(self.address, self.size, _PROT_NONE)
+
+
+def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    address: int = _libc.mmap(where, size, protection, flags, fd, offset)
+    if address != _FAILED:
+        return address
+    code = ctypes.get_errno()
+    if code == errno.EPERM:
+        raise Rejected(
+            "a process opened this segment for writing, so it was sealed; the next is another one: try again"
+        )
+    raise LimitExceeded(
+        f"this process can not map {size} bytes: {os.strerror(code)}; see ulimit -v and vm.max_map_count",
+        what="addresses of this process",
+        asked=size,
+    )
 
 
 _mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
