@@ -85,7 +85,7 @@ class Arena:
         self._numbers = itertools.count()
         self._segments: dict[int, Segment] = {}
         self._owned: dict[Hashable, list[Segment]] = {}
-        self._guarded = False
+        self._guarded = self._warned = False
 
     def __getitem__(self, number: int) -> Segment:
         return self._segments[number]
@@ -113,8 +113,8 @@ class Arena:
                 raise
             self._close_idle()  # for their addresses
             segment = Segment(number, size)
-        if self._guarded and not segment.guard():
-            log.warning("the system gives no lease on segment %d: a process of this user could reopen it", number)
+        if self._guarded:
+            self._guard(segment)
         self._segments[number] = segment
         owned.append(segment)
         self.mapped += size
@@ -154,7 +154,12 @@ class Arena:
         """From now on hear by SIGIO of processes that open a segment for writing; the handler calls `harden_opened`."""
         self._guarded = True
         for segment in self:
-            segment.guard()
+            self._guard(segment)
+
+    def _guard(self, segment: Segment) -> None:
+        if not segment.guard() and not self._warned:
+            self._warned = True
+            log.warning("this system gives no leases: a process of this user can open segments for writing")
 
     def harden_opened(self) -> None:
         """Answer the processes that wait to open a segment for writing: seal it first."""
