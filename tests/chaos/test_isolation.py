@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -161,51 +160,28 @@ def test_a_reader_lets_go_of_segments_that_are_no_more(node: StandingNode) -> No
         assert seen[-1] == seen[3]
 
 
-def _put_once(address: str, ready: int, go_on: int) -> None:
-    """In a forked process: put by shared memory as a client of its own, and stay."""
-    raw = Raw(address)
-    reply = raw.ask(m.Reserve(raw.next(), [MIB], 20.0))
-    shard, _, offset, _ = reply.extents[0]
-    with mmap.mmap(raw.descriptors[0], os.fstat(raw.descriptors[0]).st_size) as memory:
-        memory[offset : offset + 8] = shard.to_bytes(8, "little")
-    sealed = raw.ask(m.Seal(raw.next(), [(shard, one_column(MIB))], "", False))
-    os.write(ready, b"." if isinstance(sealed, m.Done) else b"x")
-    os.read(go_on, 1)
-
-
 def test_512_processes_put_into_a_node_of_a_tebibyte(tmp_path: Path) -> None:
     """Each has a segment, which the node maps too: one as large as the budget for each were more than there are
     addresses."""
     count = 512
     with StandingNode(tmp_path, memory="1TiB", spill=0) as node, dp.connect(node.address) as plane:
-        (heard, ready), (go_on, stop) = os.pipe(), os.pipe()
-        pids = []
-        try:
-            for _ in range(count):
-                pid = os.fork()
-                if pid == 0:
-                    try:
-                        os.close(stop)
-                        signal.alarm(60)
-                        _put_once(node.address, ready, go_on)
-                    finally:
-                        os._exit(0)
-                pids.append(pid)
-            said = b""
-            while len(said) < count:
-                said += os.read(heard, count)
-            assert said == b"." * count
-            stats = plane.stats()
-            assert (stats.shards, stats.clients) == (count, count + 1)
-            maps = Path(f"/proc/{stats.pid}/maps").read_text().splitlines()
-            ends = [line.split()[0].split("-") for line in maps if "memfd:dataplane" in line]
-            assert len(ends) == count
-            assert sum(int(end, 16) - int(start, 16) for start, end in ends) <= 4 << 40
-            plane.put({"x": pattern(1, MIB)})
-        finally:
-            os.close(stop)
-            for pid in pids:
-                os.waitpid(pid, 0)
-            for descriptor in (heard, ready, go_on):
-                os.close(descriptor)
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.writers", node.address, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        ) as writers:
+            try:
+                assert writers.stdin is not None
+                assert writers.stdout is not None
+                assert writers.stdout.read(count) == b"." * count
+                stats = plane.stats()
+                assert (stats.shards, stats.clients) == (count, count + 1)
+                maps = Path(f"/proc/{stats.pid}/maps").read_text().splitlines()
+                ends = [line.split()[0].split("-") for line in maps if "memfd:dataplane" in line]
+                assert len(ends) == count
+                assert sum(int(end, 16) - int(start, 16) for start, end in ends) <= 4 << 40
+                plane.put({"x": pattern(1, MIB)})
+            finally:
+                writers.stdin.close()
         eventually(lambda: plane.stats().clients == 1, "they have gone")
