@@ -26,8 +26,8 @@ class Raw:
         self.descriptors: list[int] = []
         """What the node passed, in order."""
         self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(Path(address.removeprefix("unix://"))))  # which waits where many come at once
         self.socket.settimeout(10)
-        self.socket.connect(str(Path(address.removeprefix("unix://"))))
         self._framer = Framer()
         self._replies: list[Any] = []
         self._id = 0
