@@ -67,6 +67,7 @@ def _search(trace: Trace) -> Iterator[tuple[str, Floats]]:
 
     yield "prompt_tokens", trace.each(lambda s: s.input_tokens)
     yield "total_tokens", trace.each(totals)
+    yield "total_completion_tokens", trace.each(lambda s: s.of_responses(s.turn_output_tokens))
     yield "completion_tokens_per_turn", trace.each(lambda s: s.turn_output_tokens)
     yield "tool_response_tokens", trace.each(lambda s: s.turn_input_tokens[later(s)])
     yield "engine_seconds_per_turn", trace.each(lambda s: s.engine_seconds)

@@ -18,9 +18,9 @@ from dataplane.workloads.quantiles import spread
 Floats = npt.NDArray[np.float64]
 
 
-def normal_correlation(rank_correlation: float) -> float:
+def normal_correlation(rank_correlation: npt.ArrayLike) -> Floats:
     """How much normal scores have to correlate for their ranks to do so by so much."""
-    return 2 * math.sin(math.pi * rank_correlation / 6)
+    return 2 * np.sin(np.pi / 6 * np.asarray(rank_correlation, np.float64))
 
 
 def shares(
@@ -28,7 +28,7 @@ def shares(
 ) -> tuple[Floats, Floats]:
     """Shares for the inputs [prompts] and the outputs [prompts * samples], by the rank correlations of two responses
     to one prompt, and of a prompt's length and a response's."""
-    alike, follows = normal_correlation(siblings), normal_correlation(input_output)
+    alike, follows = normal_correlation([siblings, input_output]).tolist()
     share = follows / math.sqrt(alike) if alike > 0 else 0.0
     length = source.standard_normal(prompts)
     prompt = share * length + math.sqrt(1 - share**2) * source.standard_normal(prompts)

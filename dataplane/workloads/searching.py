@@ -1,17 +1,25 @@
 """Trajectories that search: turns of the model, and a tool's answer between each two.
 
-Turns, their tokens and the tool's are drawn each from its own table. Then the answers are dealt again, once, so that
-the totals come near theirs: a trajectory whose total is too small for its rank gets longer ones. That changes which
-trajectory has an answer, and not which there are.
+How many turns there are, and how long each is, is one draw: of each number of turns there is a table of each turn's
+tokens, and how the turns of one trajectory correlate. The first turn of two is short and the last one long, the middle
+ones of five are longer still, so the turns of all trajectories from one table would not sum up to the trajectories'.
+
+The tool's tokens are drawn from a table of their own. Then its answers are dealt again, once, so that the totals come
+near theirs: a trajectory whose total is too small for its rank gets longer ones. That changes which trajectory has an
+answer, and not which there are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.workloads.quantiles import scattered, spread, tokens
-from dataplane.workloads.tables import Task
+from dataplane.workloads.groups import normal_correlation
+from dataplane.workloads.quantiles import Quantiles, scattered, spread, tokens
+from dataplane.workloads.tables import Task, percentiles
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -32,9 +40,13 @@ def trajectories(
     own = np.repeat(np.arange(responses), turns)
 
     prompt = tokens(task.quantiles["prompt_tokens"].at(scattered(prompts, source)), 1)
-    inputs, outputs = np.empty(len(own), np.int64), np.empty(len(own), np.int64)
+    inputs = np.empty(len(own), np.int64)
     inputs[first] = np.repeat(prompt, samples)
-    outputs[:] = tokens(task.quantiles["completion_tokens_per_turn"].at(scattered(len(own), source)), 1)
+    lengths = np.empty(len(own))
+    for n, model in task.figures["completion_tokens_by_turns"].items():
+        of_n = np.flatnonzero(turns == int(n))
+        lengths[first[of_n, None] + np.arange(int(n))] = _completions(model, len(of_n), source)
+    outputs = tokens(task.quantiles["completion_tokens_per_turn"].at(spread(lengths, source)), 1)
     answers = task.quantiles["tool_response_tokens"]
     inputs[called] = tokens(answers.at(scattered(len(called), source)), 1)
     made = np.bincount(own, inputs + outputs, responses).astype(np.float64)
@@ -45,6 +57,15 @@ def trajectories(
     tool = np.zeros(len(own))
     tool[called - 1] = task.quantiles["tool_seconds"].at(scattered(len(called), source))
     return prompt, turns, inputs, outputs, engine, tool
+
+
+def _completions(model: Mapping[str, Any], responses: int, source: np.random.Generator) -> Floats:
+    """The model's tokens [responses, turns] of trajectories of so many turns: tables, joined by a Gaussian copula."""
+    correlation = normal_correlation(np.array(model["spearman"]))
+    scores = source.standard_normal((responses, len(correlation))) @ np.linalg.cholesky(correlation).T
+    tables = (Quantiles.of(percentiles(), values) for values in model["quantiles"])
+    drawn = [table.at(spread(scores[:, turn], source)) for turn, table in enumerate(tables)]
+    return np.stack(drawn, axis=1)
 
 
 def _missing(task: Task, total: Floats, turns: Ints, source: np.random.Generator) -> Floats:

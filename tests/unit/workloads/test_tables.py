@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import bench.workloads
@@ -29,6 +30,19 @@ def test_a_task_is_whole(name: str) -> None:
 
 def test_what_was_not_measured_is_said() -> None:
     assert [name for name in TASKS if task(name).assumed] == ["math_235b", "tool_use_235b", "image_understanding"]
+
+
+def test_turns_have_tables_by_their_number() -> None:
+    models = task("search_7b").figures["completion_tokens_by_turns"]
+    assert models.keys() == task("search_7b").figures["turns"].keys()
+    for n, model in models.items():
+        correlation = np.array(model["spearman"])
+        assert correlation.shape == (int(n), int(n))
+        assert (correlation == correlation.T).all()
+        assert (np.diag(correlation) == 1).all()
+        assert np.linalg.eigvalsh(correlation).min() > 0
+        assert [len(values) for values in model["quantiles"]] == [len(percentiles())] * int(n)
+        assert all(values == sorted(values) for values in model["quantiles"])
 
 
 def test_figures_that_must_agree_do() -> None:
