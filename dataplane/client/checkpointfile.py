@@ -1,13 +1,21 @@
-"""The file of a checkpoint: frames, each with its length and checksum, and one at the end that says all are there.
+"""The file of a checkpoint: a chain of frames, each with its length and checksum, and one at the end that counts them.
 
     magic (16 bytes) | frame | frame | ... | the end
-    frame: kind (8 bytes) | bytes of the payload (8) | xxh3-64 of kind and payload (8) | payload
+    frame: kind (8 bytes) | bytes of the payload (8) | checksum (8) | payload
+    checksum: xxh3-64 of: number of the frame (8) | checksum of the frame before (8) | kind | bytes of the payload |
+        payload
 
-Numbers are little-endian. A frame of `TABLE` is an Arrow IPC stream, which other programs can read; the others are
-MessagePack. Nothing in it is ever unpickled.
+Numbers are little-endian. The first frame is the file's id, 16 random bytes, so each checksum is of this file and of
+all that comes before its frame. A frame of `TABLE` is an Arrow IPC stream, which other programs can read; the others
+are MessagePack. Nothing in it is ever unpickled.
 
-What always holds: the file is under its name once all of it is on the disk, and not before; what takes its place stays
-until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE; NFS has not).
+What always holds: a frame is read where it was written, behind the frame that it was written behind, in the file that
+it was written to, or is `Corrupt`: frames that change places, are missing, come twice or are of another file (an older
+checkpoint, say) do not pass. The file is under its name once all of it is on the disk, and not before; what takes its
+place stays until then; a writer that dies leaves nothing, where the file system has files without names (O_TMPFILE;
+NFS has not).
+
+Files of format 1 had checksums of each frame alone, so they can not show that. They are refused, by `ProtocolMismatch`.
 """
 
 from __future__ import annotations
@@ -24,13 +32,34 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from dataplane.errors import Corrupt, LimitExceeded, Misuse
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
 
-MAGIC = b"dataplane/strm\x01\n"
-HEAD, BLOCK, COLUMNS, TABLE, END = range(1, 6)
+_MAGIC_1 = b"dataplane/strm\x01\n"
+MAGIC = b"dataplane/strm\x02\n"
+START, HEAD, BLOCK, COLUMNS, TABLE, END = range(6)
 
 _FRAME = struct.Struct("<QQQ")
+_LINK = struct.Struct("<QQQQ")
+_ID = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Chain:
+    """The checksums of the frames of one file, in their order."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self._last = 0
+
+    def checksum(self, kind: int, payload: memoryview) -> int:
+        """The checksum of the next frame, if it is this one."""
+        state = xxhash.xxh3_64(_LINK.pack(self.frames, self._last, kind, len(payload)))
+        state.update(payload)
+        return state.intdigest()
+
+    def add(self, checksum: int) -> None:
+        """The next frame is the one with this checksum."""
+        self.frames, self._last = self.frames + 1, checksum
 
 
 class CheckpointWriter:
@@ -45,6 +74,8 @@ class CheckpointWriter:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._file = self._open()
             self._file.write(MAGIC)
+        self._chain = _Chain()
+        self.frame(START, secrets.token_bytes(_ID))
 
     def _open(self) -> BinaryIO:
         try:
@@ -61,9 +92,11 @@ class CheckpointWriter:
     def frame(self, kind: int, payload: Any) -> None:
         """Add a frame; `payload` is bytes, or what has them. Raises LimitExceeded where the disk is full."""
         view = memoryview(payload).cast("B")
+        checksum = self._chain.checksum(kind, view)
         with _typed(self.path):
-            self._file.write(_FRAME.pack(kind, len(view), _checksum(kind, view)))
+            self._file.write(_FRAME.pack(kind, len(view), checksum))
             self._file.write(view)
+        self._chain.add(checksum)
 
     def commit(self) -> None:
         """Put the file on the disk and under its name. Raises as `frame`."""
@@ -99,22 +132,45 @@ class CheckpointReader:
     """Reads one file. A context manager. For one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse where there is no file to be read, Corrupt where it is no checkpoint."""
+        """Raises Misuse where there is no file to be read, Corrupt where it is no checkpoint, ProtocolMismatch where it
+        is of a format that is not read any more."""
         self.path = Path(path)
         with _typed(self.path):
             self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
             self._left = os.fstat(self._file.fileno()).st_size
             self.size = self._left
+        self._chain = _Chain()
         try:
-            if self._read(len(MAGIC)) != MAGIC:
-                raise self.corrupt("is no checkpoint of a stream, or one of another version")
+            self._begin()
         except BaseException:
             self._file.close()
             raise
 
-    def corrupt(self, what: str) -> Corrupt:
-        """The error that says so of this file."""
-        return Corrupt(f"{self.path} {what}", path=str(self.path))
+    def _begin(self) -> None:
+        magic = self._read(len(MAGIC))
+        if magic == _MAGIC_1:
+            kind, nbytes, checksum = _FRAME.unpack(self._read(_FRAME.size))
+            if xxhash.xxh3_64_intdigest(kind.to_bytes(8, "little") + self._read(nbytes)) == checksum:
+                raise ProtocolMismatch(
+                    f"{self.path} is a checkpoint of format 1, which can not show that its parts are in their places: "
+                    "restore it with the version that wrote it, and write it again with this one",
+                    ours="2", theirs="1",
+                )  # fmt: skip
+        if magic != MAGIC:
+            raise self.corrupt("is no checkpoint of a stream, or one of another version", 0)
+        kind, file_id = self.frame()
+        if kind != START or len(file_id) != _ID:
+            raise self.corrupt("does not begin with its id", len(MAGIC))
+
+    @property
+    def offset(self) -> int:
+        """The place in the file of what comes next."""
+        return self.size - self._left
+
+    def corrupt(self, what: str, offset: int | None = None) -> Corrupt:
+        """The error that says so of this file, at this place of it, or where it has been read to."""
+        at = self.offset if offset is None else offset
+        return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path), offset=at)
 
     def _read(self, count: int) -> bytes:
         if count > self._left:
@@ -128,10 +184,12 @@ class CheckpointReader:
 
     def frame(self) -> tuple[int, bytes]:
         """The next frame: its kind and payload. Raises Corrupt."""
+        begin, number = self.offset, self._chain.frames
         kind, nbytes, checksum = _FRAME.unpack(self._read(_FRAME.size))
         payload = self._read(nbytes)
-        if _checksum(kind, memoryview(payload)) != checksum:
-            raise self.corrupt(f"was changed, in the {nbytes} bytes before {self.size - self._left}")
+        if self._chain.checksum(kind, memoryview(payload)) != checksum:
+            raise self.corrupt(f"was changed: its frame {number} is not the one that was written there", begin)
+        self._chain.add(checksum)
         return kind, payload
 
     @property
@@ -146,12 +204,6 @@ class CheckpointReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-def _checksum(kind: int, payload: memoryview) -> int:
-    state = xxhash.xxh3_64(kind.to_bytes(8, "little"))
-    state.update(payload)
-    return state.intdigest()
 
 
 @contextmanager

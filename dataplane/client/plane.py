@@ -215,8 +215,9 @@ class AsyncPlane:
         """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
 
         Nobody else sees it before all of it is there; if this fails or its process dies, nothing of it stays. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is cut, changed, or none), Misuse (no file is
-        there to be read, or a stream of the name is), Backpressure, LimitExceeded.
+        seconds to wait for room for each part. Raises Corrupt (the file is cut, changed, or none), ProtocolMismatch (it
+        is of a format that is not read any more), Misuse (no file is there to be read, or a stream of the name is),
+        Backpressure, LimitExceeded.
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 

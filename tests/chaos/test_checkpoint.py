@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dataplane as dp
 from dataplane.client import checkpoint
@@ -283,7 +285,7 @@ def frames(path: Path) -> list[tuple[int, bytes]]:
 
 def test_a_file_that_was_cut_or_changed(node: StandingNode, file: Path) -> None:
     whole = written(node, file)
-    ends = np.cumsum([16, *(24 + len(payload) for _, payload in frames(file))]).tolist()
+    ends = np.cumsum([16, 24 + 16, *(24 + len(payload) for _, payload in frames(file))]).tolist()
     with dp.connect(node.address) as plane:
         for length in [end + by for end in ends for by in (-1, 0, 5) if 0 <= end + by < len(whole)]:
             file.write_bytes(whole[:length])
@@ -300,6 +302,118 @@ def test_a_file_that_was_cut_or_changed(node: StandingNode, file: Path) -> None:
         eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
         file.write_bytes(whole)
         assert take(plane.restore(file)) == list(range(16))
+
+
+def laid_out(whole: bytes) -> list[bytes]:
+    """The beginning of a file and its frames, as they lie in it."""
+    found, at = [whole[:16]], 16
+    while at < len(whole):
+        end = at + 24 + int.from_bytes(whole[at + 8 : at + 16], "little")
+        found.append(whole[at:end])
+        at = end
+    return found
+
+
+def keyed(plane: Any, name: str) -> Any:
+    """A stream of many appends, in which each row's value is its key."""
+    stream = plane.stream(name, ["a"])
+    for start in range(0, 96, 8):
+        stream.append({"x": np.arange(start, start + 8)}, keys=[str(row) for row in range(start, start + 8)])
+    return stream
+
+
+def test_frames_that_change_places_restore_nothing(
+    node: StandingNode, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tables of one file, and one of an older checkpoint of the same stream."""
+    monkeypatch.setattr(checkpoint, "PIECE", 128)
+    with dp.connect(node.address) as plane:
+        stream = keyed(plane, "s")
+        stream.checkpoint(file)
+        older = laid_out(file.read_bytes())
+        stream.checkpoint(file)
+        whole = laid_out(file.read_bytes())
+        tables = [at for at, piece in enumerate(whole) if at and piece[0] == TABLE]
+        first, second = tables[:2]
+        swapped, replaced = list(whole), list(whole)
+        swapped[first], swapped[second] = whole[second], whole[first]
+        replaced[second] = older[second]
+        for changed, at in ((swapped, first), (replaced, second)):
+            file.write_bytes(b"".join(changed))
+            with pytest.raises(dp.Corrupt) as error:
+                plane.restore(file, name="t")
+            assert (error.value.path, error.value.offset) == (str(file), sum(map(len, whole[:at])))
+        assert list(plane.streams()) == ["s"]
+
+
+@st.composite
+def mutations(draw: Any, whole: list[bytes], older: list[bytes]) -> bytes:
+    """The file after a few changes of its frames, or of its bytes."""
+    pieces, place = list(whole), st.integers(0, max(len(whole), len(older)) - 1)
+    for _ in range(draw(st.integers(0, 3))):
+        i, j = draw(place) % len(pieces), draw(place) % len(pieces)
+        match draw(st.sampled_from(["swap", "drop", "repeat", "move", "transplant", "tail"])):
+            case "swap":
+                pieces[i], pieces[j] = pieces[j], pieces[i]
+            case "drop" if len(pieces) > 1:
+                del pieces[i]
+            case "repeat":
+                pieces.insert(j, pieces[i])
+            case "move":
+                pieces.insert(j, pieces.pop(i))
+            case "transplant":
+                pieces[i] = older[j % len(older)]
+            case "tail":
+                pieces[i:] = older[j:]
+                pieces = pieces or list(older)
+    changed = bytearray(b"".join(pieces))
+    for _ in range(draw(st.integers(0, 2))):
+        at, count = draw(st.integers(0, len(changed))), draw(st.integers(1, 64))
+        match draw(st.sampled_from(["flip", "cut", "insert", "zero", "end"])):
+            case "flip" if at < len(changed):
+                changed[at] ^= draw(st.integers(1, 255))
+            case "cut":
+                del changed[at : at + count]
+            case "insert":
+                changed[at:at] = draw(st.binary(min_size=1, max_size=64))
+            case "zero":
+                changed[at : at + count] = bytes(len(changed[at : at + count]))
+            case "end":
+                del changed[at:]
+    return bytes(changed)
+
+
+def test_a_file_that_was_changed_in_any_way_is_corrupt(
+    node: StandingNode, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is restored, so no row has another's value; and what was not changed is restored as it was."""
+    monkeypatch.setattr(checkpoint, "PIECE", 256)
+    with dp.connect(node.address) as plane:
+        stream = keyed(plane, "s")
+        stream.checkpoint(file)
+        older = file.read_bytes()
+        stream.append({"x": np.arange(96, 104)}, keys=[str(row) for row in range(96, 104)])
+        stream.checkpoint(file)
+        whole = file.read_bytes()
+
+        @settings(max_examples=80, deadline=None, database=None)
+        @given(changed=mutations(laid_out(whole), laid_out(older)))
+        def refuse(changed: bytes) -> None:
+            file.write_bytes(changed)
+            if changed in (whole, older):
+                again = plane.restore(file, name="t")
+                with again.consume("a", rows=200, columns=["x"], timeout=0) as delivery:
+                    assert list(delivery.keys) == [str(x) for x in values(delivery)]
+                    assert len(delivery) == (104 if changed == whole else 96)
+                again.drop()
+                return
+            with pytest.raises(dp.Corrupt) as error:
+                plane.restore(file, name="t")
+            assert error.value.path == str(file)
+            assert 0 <= error.value.offset <= len(changed)
+
+        refuse()
+        assert list(plane.streams()) == ["s"]
 
 
 def test_who_could_not_restore_leaves_as_others_do(node: StandingNode, file: Path) -> None:

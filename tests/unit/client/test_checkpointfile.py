@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from dataplane.client import checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
-from dataplane.errors import Corrupt, LimitExceeded, Misuse
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
 from tests.processes import MIB, Worker
 
 FRAMES = [(HEAD, b"head"), (BLOCK, b""), (COLUMNS, b"\0\xff" * 7), (TABLE, bytes(range(40))), (END, b"\x05")]
@@ -237,6 +238,86 @@ def test_a_length_that_no_memory_has(changed: tuple[bytes, Path]) -> None:
         path.write_bytes(whole[:24] + nbytes.to_bytes(8, "little") + whole[32:])
         with pytest.raises(Corrupt, match="short"):
             read(path)
+
+
+def pieces(whole: bytes) -> list[bytes]:
+    """The beginning of a file and its frames, as they lie in it."""
+    found, at = [whole[: len(MAGIC)]], len(MAGIC)
+    while at < len(whole):
+        end = at + 24 + int.from_bytes(whole[at + 8 : at + 16], "little")
+        found.append(whole[at:end])
+        at = end
+    return found
+
+
+def refused_at(path: Path, whole: list[bytes], changed: list[bytes]) -> None:
+    """The file of the changed pieces is corrupt, at the first one that is not where it was written."""
+    path.write_bytes(b"".join(changed))
+    same = 0
+    while same < min(len(whole), len(changed)) and changed[same] == whole[same]:
+        same += 1
+    with pytest.raises(Corrupt) as error:
+        read(path)
+    assert error.value.path == str(path)
+    assert error.value.offset == sum(map(len, changed[:same]))
+    assert f"byte {error.value.offset}" in str(error.value)
+
+
+ALIKE = [(HEAD, b"head"), (TABLE, b"a" * 40), (TABLE, b"b" * 40), (TABLE, b"a" * 40), (COLUMNS, b""), (END, b"\x05")]
+
+
+def test_frames_that_change_places(tmp_path: Path) -> None:
+    """Also where one is as long as the other, or has the same payload."""
+    write(tmp_path / "stream.dp", ALIKE)
+    whole = pieces((tmp_path / "stream.dp").read_bytes())
+    for i in range(1, len(whole)):
+        for j in range(i + 1, len(whole)):
+            changed = list(whole)
+            changed[i], changed[j] = whole[j], whole[i]
+            refused_at(tmp_path / "changed.dp", whole, changed)
+
+
+def test_frames_that_are_missing_or_come_twice(tmp_path: Path) -> None:
+    write(tmp_path / "stream.dp", ALIKE)
+    whole = pieces((tmp_path / "stream.dp").read_bytes())
+    for i in range(1, len(whole)):
+        for j in range(1, len(whole) + 1):
+            if j < len(whole):
+                refused_at(tmp_path / "changed.dp", whole, [*whole[:j], whole[i], *whole[j:]])
+            if j > i:
+                refused_at(tmp_path / "changed.dp", whole, whole[:i] + whole[j:])
+    refused_at(tmp_path / "changed.dp", whole, [*whole, whole[-1]])
+
+
+def test_frames_of_an_older_file(tmp_path: Path) -> None:
+    """With the same frames but one; or with the very same, written at another time."""
+    for older in (ALIKE, [*ALIKE[:2], (TABLE, b"c" * 40), *ALIKE[3:]]):
+        write(tmp_path / "older.dp", older)
+        write(tmp_path / "stream.dp", ALIKE)
+        old, whole = (pieces((tmp_path / name).read_bytes()) for name in ("older.dp", "stream.dp"))
+        for i in range(2, len(whole)):
+            for j in range(i + 1, len(whole) + 1):
+                refused_at(tmp_path / "changed.dp", whole, whole[:i] + old[i:j] + whole[j:])
+            refused_at(tmp_path / "changed.dp", old, old[:i] + whole[i:])
+
+
+def test_a_file_of_the_format_before_is_refused_as_such(tmp_path: Path) -> None:
+    """Its frames do not say where they belong. What merely says that it is one is corrupt."""
+    old = b"dataplane/strm\x01\n"
+    path = tmp_path / "stream.dp"
+    for i, (kind, payload) in enumerate(FRAMES):
+        checksum = xxhash.xxh3_64_intdigest(kind.to_bytes(8, "little") + payload)
+        old += (
+            kind.to_bytes(8, "little") + len(payload).to_bytes(8, "little") + checksum.to_bytes(8, "little") + payload
+        )
+        path.write_bytes(old)
+        with pytest.raises(ProtocolMismatch, match=f"{path}.*version") as error:
+            read(path)
+        assert (error.value.ours, error.value.theirs) == ("2", "1"), i
+    write(path)
+    path.write_bytes(old[: len(MAGIC)] + path.read_bytes()[len(MAGIC) :])
+    with pytest.raises(Corrupt):
+        read(path)
 
 
 def test_a_file_that_shrinks_while_it_is_read(changed: tuple[bytes, Path]) -> None:
