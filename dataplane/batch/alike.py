@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import form
-from dataplane.batch.field import MAX_BYTES, unit_bound
+from dataplane.batch.field import most_items
 from dataplane.batch.form import Form, Numbers, Outline
 from dataplane.batch.layout import ALIGNMENT, Bytes, ShardLayout, buffer_sizes, check, check_contents
 
@@ -129,7 +129,7 @@ class _Rules:
         own = each.field
         self._rows.append(start)
         self._indexed.append(each.indexed)
-        self._most.append(min(_MOST, MAX_BYTES // unit_bound(own)) if own.kind == "dense" else _MOST)
+        self._most.append(min(_MOST, most_items(own)) if own.kind == "dense" else _MOST)
         sizes = [buffer_sizes(own, *counts, each.indexed) for counts in ((0, 0), (0, 1), (1, 0))]
         for at, (plus, by_stored, by_row) in enumerate(zip(*sizes, strict=True)):
             self._offsets.append(start + 2 + 2 * at)
@@ -142,8 +142,7 @@ class _Rules:
         end = start + 2 + 2 * each.buffers
         self._plain &= not each.indexed and own.varying < 2
         if own.kind not in ("dense", "struct"):
-            bound = unit_bound(own) if own.dtype else 1
-            self._tables.append((start, own.item_nbytes, MAX_BYTES // bound))
+            self._tables.append((start, own.item_nbytes, most_items(own)))
         for at, child in enumerate(each.children):
             self._inner.append((end, start + 1))
             self._flags.append((start + 2 + 2 * at, end))

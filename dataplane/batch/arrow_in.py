@@ -3,12 +3,16 @@
 Slices and chunks are seen as their rows. Dictionaries are decoded. Null becomes NaT in times, an absent key in a
 struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types that no
 column has become objects too, where MessagePack holds their Python values; else they are refused.
+
+What always holds: nothing is followed that was not checked (`arrow_check`): the public functions check, or say that
+their caller has.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
+from dataplane.batch.arrow_check import check
 from dataplane.batch.dtypes import storage
+from dataplane.batch.field import MAX_BYTES
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import Index
 from dataplane.batch.values import (
@@ -37,24 +43,40 @@ Metadata = Mapping[bytes, bytes] | None
 _NAT = np.iinfo(np.int64).min
 
 
-def columns_of(table: Any) -> Iterator[tuple[str, Values]]:
-    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. Raises SchemaMismatch."""
+def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Values]]:
+    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. `checked`: they passed `arrow_check` before.
+    Raises SchemaMismatch."""
+    names = Counter(table.schema.names)
     for field, column in zip(table.schema, table.columns, strict=True):
-        if table.schema.names.count(field.name) > 1:
+        if names[field.name] > 1:
             raise mismatch(field.name, "several columns of this name", expected="one", found="several")
-        yield field.name, values_of(field.name, column, field.metadata)
+        yield field.name, (_converted if checked else values_of)(field.name, column, field.metadata)
 
 
 def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
     """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch."""
+    check(column, array)
+    return _converted(column, array, metadata)
+
+
+def _converted(column: str, array: Any, metadata: Metadata) -> Values:
+    """The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
+    try:
+        return _values(column, array, metadata)
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        message = f"an Arrow array that is no column: {error}"
+        raise mismatch(column, message, expected="rows of one kind", found=str(array.type)) from error
+
+
+def _values(column: str, array: Any, metadata: Metadata) -> Values:
     array = _whole(array)
     kind = array.type
     if pa.types.is_dictionary(kind):
-        return values_of(column, array.dictionary_decode(), metadata)
+        return _values(column, array.dictionary_decode(), metadata)
     if pa.types.is_run_end_encoded(kind):
         import pyarrow.compute as pc  # a tenth of a second, for a type that few use
 
-        return values_of(column, pc.run_end_decode(array), metadata)
+        return _values(column, pc.run_end_decode(array), metadata)
     declared = (metadata or {}).get(DTYPE, b"").decode("utf-8", "replace")
     if (metadata or {}).get(b"ARROW:extension:name") == VARIABLE.encode() and pa.types.is_struct(kind):
         found = _variable(column, array, declared, None)
@@ -153,16 +175,10 @@ def _bytes(array: Any, declared: str) -> Values | None:
     if not text and not pa.types.is_large_binary(array.type):
         return None
     _, edges, data = array.buffers()
-    offsets = _checked(_view(edges, np.int64, array.offset, len(array) + 1) if len(array) else np.zeros(1, np.int64))
+    offsets = _view(edges, np.int64, array.offset, len(array) + 1) if len(array) else np.zeros(1, np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
     values = _view(data, np.uint8, first, last - first)
     return byte_run("text" if text else "object" if declared == "object" else "bytes", values, offsets - first)
-
-
-def _checked(offsets: Index) -> Index:
-    if int(offsets[0]) < 0 or bool((offsets[1:] < offsets[:-1]).any()):
-        raise mismatch("", "Arrow offsets that do not rise", expected="rising offsets", found="false ones")
-    return offsets
 
 
 def _list(column: str, array: Any, declared: str, shape: bytes | None) -> Values | None:
@@ -181,7 +197,7 @@ def _list(column: str, array: Any, declared: str, shape: bytes | None) -> Values
 def _items(array: Any) -> tuple[Index, npt.NDArray[Any] | None]:
     """The offsets of a list array, from 0, and its items as an array [items, *sizes]."""
     offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int64)
-    offsets = _checked(offsets.astype(np.int64, copy=False))
+    offsets = offsets.astype(np.int64, copy=False)
     first = int(offsets[0])
     return offsets - first, _rectangle(array.values.slice(first, int(offsets[-1]) - first))
 
@@ -214,7 +230,8 @@ def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | N
     if values is None or values.ndim != 1:
         return None
     shapes = shapes.astype(np.int64)
-    if (len(shapes) and int(shapes.min()) < 0) or bool((shapes.prod(axis=1) != np.diff(offsets)).any()):
+    wraps = np.maximum(shapes, 1).astype(np.float64).prod(axis=1).max(initial=0) > MAX_BYTES
+    if wraps or shapes.min(initial=0) < 0 or bool((shapes.prod(axis=1) != np.diff(offsets)).any()):
         raise mismatch(column, "shapes that are not those of the data", expected=VARIABLE, found="false shapes")
     sizes = [tuple(shape) for shape in shapes.tolist()]
     shape = _shape(sizes, uniform, shapes.shape[1])
@@ -249,7 +266,7 @@ def _struct(column: str, array: Any, *, absent: bool) -> Values:
             flags = child.is_valid().to_numpy(zero_copy_only=False)
             child = _drop_null(child)
         presence.append(flags)
-        children.append(values_of(f"{column}.{field.name}", child, field.metadata))
+        children.append(_values(f"{column}.{field.name}", child, field.metadata))
     return struct(keys, presence, children, len(array))
 
 

@@ -20,9 +20,9 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.dedupe import Each, distinct
-from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text
+from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text, most_items, refuse
 from dataplane.batch.infer import infer
-from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned
+from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned, check_shapes
 from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
@@ -253,12 +253,27 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
             check_field(name, values.field)
         except Corrupt as error:
             raise mismatch(name, str(error), expected="a struct of few keys, not too deep") from error
+    _check_amount(name, values)
     rows, logical, index = values.rows, values.nbytes, None
     if dedupe is not None:
         values, index = distinct(values, dedupe)
     buffers = tuple(_buffers(values, index))
     nbytes = sum(aligned(buffer.nbytes) for buffer in buffers)
     return PlannedColumn(name, values.field, rows, nbytes, logical, values, index, buffers)
+
+
+def _check_amount(name: str, values: Values) -> None:
+    """Raises SchemaMismatch where rows that take no bytes are too many to be stored: see `field.MAX_EMPTY`."""
+    field, offsets = values.field, values.offsets
+    if field.kind not in ("dense", "ragged"):
+        return
+    try:
+        if values.shapes is not None and offsets is not None:
+            check_shapes(name, values.shapes, offsets, field)
+        elif (values.rows if offsets is None else int(offsets[-1])) > most_items(field):
+            raise refuse(name, f"more than {most_items(field)} rows or items that take no bytes")
+    except Corrupt as error:
+        raise mismatch(name, str(error).partition(": ")[2], expected="rows with elements", found=repr(field)) from error
 
 
 def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | RowSource]:

@@ -23,6 +23,7 @@ MAX_COLUMNS = 10_000  # of a shard, keys of structs included
 MAX_DEPTH = 16  # of structs in structs
 MAX_NDIM = 32
 MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero dimensions counted as one
+MAX_EMPTY = 1 << 24  # nor, of rows that take no bytes, the product of rows and shape: as a list each is an object
 
 
 _FEW = 8  # keys of a struct up to which it is remembered that there is nothing false in it
@@ -84,6 +85,14 @@ def refuse(name: str, reason: str) -> Corrupt:
 def unit_bound(field: Field) -> int:
     """The bytes of a dense row or ragged item, with every zero and varying dimension counted as one."""
     return storage(field.dtype).itemsize * math.prod(dim or 1 for dim in field.shape)
+
+
+def most_items(field: Field) -> int:
+    """Dense rows, or items of all ragged rows, or bytes of text, bytes and object, that a column may have."""
+    if not field.dtype:
+        return MAX_BYTES
+    bound = unit_bound(field)
+    return MAX_BYTES // bound if field.item_nbytes else MAX_EMPTY * storage(field.dtype).itemsize // bound
 
 
 def check_field(name: str, field: Field) -> None:

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from dataplane.batch import form
 from dataplane.batch.dtypes import storage
-from dataplane.batch.field import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, check_field, refuse, unit_bound
+from dataplane.batch.field import MAX_BYTES, MAX_COLUMNS, MAX_DEPTH, MAX_EMPTY, check_field, most_items, refuse
 from dataplane.batch.field import Field as Field
 from dataplane.batch.form import Form, Outline
 from dataplane.errors import Corrupt
@@ -135,7 +135,7 @@ def check_column(name: str, layout: ColumnLayout, nbytes: int, count: int = 0, d
     field, rows, stored = layout.field, layout.rows, layout.stored
     if not (0 <= rows <= MAX_BYTES and 0 <= stored <= MAX_BYTES) or (stored != rows and not layout.indexed):
         raise refuse(name, f"{rows} rows with {stored} stored")
-    if field.kind == "dense" and max(stored, 1) * unit_bound(field) > MAX_BYTES:
+    if field.kind == "dense" and max(stored, 1) > most_items(field):
         raise refuse(name, f"{stored} rows of {field!r} are too large")
     needed = buffer_sizes(field, rows, stored, layout.indexed)
     if len(needed) != len(layout.buffers):
@@ -238,8 +238,7 @@ def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None
     last, unit = int(offsets[-1]), field.item_nbytes
     if int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
         raise refuse(name, "row offsets do not rise from 0")
-    bound = unit_bound(field) if field.dtype else 1
-    if last * unit != nbytes or last * bound > MAX_BYTES:
+    if last * unit != nbytes or last > most_items(field):
         raise refuse(name, f"row offsets end at {last} items of {unit} bytes, the values at {nbytes}")
 
 
@@ -251,6 +250,10 @@ def check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None
     if int(shapes.min()) < 0 or bool((shapes[:, field.varying :] != np.array(fixed, np.int64)).any()):
         raise refuse(name, f"a row's shape is not one of {field!r}")
     # The product in floating point cannot wrap around, and is near enough to bound the exact one.
-    bound = np.maximum(shapes, 1).astype(np.float64).prod(axis=1) * storage(field.dtype).itemsize
-    if float(bound.max()) > MAX_BYTES or bool((shapes.prod(axis=1) != np.diff(offsets)).any()):
+    bound = np.maximum(shapes, 1).astype(np.float64).prod(axis=1)
+    elements = np.diff(offsets)
+    most = MAX_BYTES / storage(field.dtype).itemsize
+    if float(bound.max()) > most or bool((shapes.prod(axis=1) != elements).any()):
         raise refuse(name, "a row's shape has not as many elements as the row")
+    if float(bound[elements == 0].sum()) > MAX_EMPTY:
+        raise refuse(name, f"rows without elements have shapes of more than {MAX_EMPTY}")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dataplane.batch import form
 from dataplane.batch.buffers import offsets_of
-from dataplane.batch.field import MAX_BYTES, refuse, unit_bound
+from dataplane.batch.field import most_items, refuse
 from dataplane.batch.form import Form, Numbers
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_shapes
 from dataplane.batch.pieces import Stored
@@ -113,7 +113,7 @@ class Stacked(Stored):
         first = raw[np.concatenate(([0], ends[:-1]))]
         if first.any() or bool(((raw[1:] < raw[:-1]) & inside).any()):
             raise refuse(self.name, "row offsets do not rise from 0")
-        most = MAX_BYTES // (unit_bound(own) if own.dtype else 1)
+        most = most_items(own)
         if bool((last > most).any()) or bool((last * unit != self._table[:, self._start + 5]).any()):
             raise refuse(self.name, f"row offsets do not end at the values', in items of {unit} bytes")
         return offsets_of(np.diff(raw)[inside])

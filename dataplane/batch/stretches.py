@@ -97,7 +97,8 @@ def _values(column: ColumnLayout, rows: Rows, memory: Bytes) -> Stretches:
     (table, length), (base, size) = column.buffers[0], column.buffers[1]
     offsets = memory[table : table + length].view(np.int64)
     unit = size // int(offsets[-1]) if int(offsets[-1]) else 0
-    starts, stops = offsets[begins] * unit + base, offsets[ends] * unit + base
+    # Cut to the values: what was sound when it was checked may have been changed since by a hostile process.
+    starts, stops = (np.clip(offsets[edges] * unit, 0, size) + base for edges in (begins, ends))
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 

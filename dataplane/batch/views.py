@@ -60,7 +60,8 @@ def python(name: str, field: Field, rows: Reading) -> list[Any]:
         return _text(name, field, rows)
     if field.kind == "bytes":
         return [row.tobytes() for row in reading.spans(rows)]
-    return [objects.decode_row(name, row.data) for row in reading.spans(rows)]
+    # Copies: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
+    return [objects.decode_row(name, row.tobytes()) for row in reading.spans(rows)]
 
 
 def torch(name: str, field: Field, rows: Reading) -> Any:

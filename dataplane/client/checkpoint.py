@@ -134,18 +134,15 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout)
-            table = await to.writer.in_thread(once.nbytes, _table, batch)
+            table = await to.writer.in_thread(once.nbytes, _encoded, batch)
             del batch
             yield b"" if index is None else index.tobytes(), table
 
 
-def _table(batch: Batch) -> Any:
-    import pyarrow as pa  # heavy, and needed only here
+def _encoded(batch: Batch) -> Any:
+    from dataplane.batch import arrow_file  # pyarrow is heavy, and needed only here
 
-    table, sink = batch.to_arrow(), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink.getvalue()
+    return arrow_file.encoded(batch.to_arrow())
 
 
 async def read(
@@ -205,6 +202,9 @@ async def _fill(to: _Restoring) -> None:
                 orders = [np.frombuffer(index, np.int64) if index else None for index in columns.tables]
             except ValueError as error:
                 raise file.corrupt(f"has rows without a number: {error}") from None
+            for table, order in zip(tables, orders, strict=True):
+                if len(rows) != (table.num_rows if order is None else len(order)) or table.num_rows > len(rows):
+                    raise file.corrupt(f"has {table.num_rows} rows of columns for {len(rows)} rows")
             await _put_columns(to, rows, columns.task, list(zip(tables, orders, strict=True)))
         elif _decoded(file, END, int, (kind, payload)) != frames or not file.ended:
             raise file.corrupt("has frames too few or too many")
@@ -224,7 +224,7 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
     whole: BatchRef | None = None
     lengths: dict[str, bytes] = {}
     for table, order in tables:
-        planned = await to.writer.plan(table, ())
+        planned = await to.writer.plan(_columns(table), ())
         ref = await to.writer.write(planned, to.staging, to.timeout)
         try:
             part_ref = ref if order is None else ref[order]
@@ -242,6 +242,13 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
     await to.connection.request(request, m.Done, 0.0)
 
 
+def _columns(table: Any) -> dict[str, Any]:
+    """The columns of a table that was checked when it was read."""
+    from dataplane.batch import arrow_in  # as in `_encoded`
+
+    return dict(arrow_in.columns_of(table, checked=True))
+
+
 def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -> tuple[Any, Index | None]:
     """A stretch of the rows that the table is in this order, with no more of it than they need."""
     if order is None:
@@ -255,18 +262,16 @@ def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -
 
 
 def _read_table(file: CheckpointReader) -> Any:
-    import pyarrow as pa  # as in `_write_table`
+    from dataplane.batch import arrow_file  # as in `_encoded`
 
+    at = file.offset
     kind, payload = file.frame()
     if kind != TABLE:
-        raise file.corrupt("lacks a table")
+        raise file.corrupt("lacks a table", at)
     try:
-        with pa.ipc.open_stream(payload) as stream:
-            table = stream.read_all()
-        table.validate()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise file.corrupt(f"has a table that is none: {error}") from error
-    return table.combine_chunks()
+        return arrow_file.decoded(payload).combine_chunks()
+    except Corrupt as error:
+        raise file.corrupt(f"has {error}", at) from error
 
 
 def _decoded(file: CheckpointReader, wanted: int, kind: Any, frame: tuple[int, bytes]) -> Any:

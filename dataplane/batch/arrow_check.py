@@ -1,0 +1,75 @@
+"""Arrow values of others, validated in full, once, before anybody follows what is in them.
+
+Offsets, indexes, run ends, type ids, null counts and UTF-8 of an Arrow array are what its maker says, and pyarrow
+believes them: a false offset ends the process. So what comes from a caller, a file or another process comes through
+here first. Numbers cost nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
+
+What always holds: `check` looks at the rows of the array alone, whatever it is a slice of; what passes can be followed
+by any code. What is in the array must not change afterwards: it is the caller's, as in every put.
+
+Rejected: `validate(full=True)` of the whole. Of a slice of structs or lists it validates all that the slice was cut
+from: a table that is put in a thousand slices would be validated a thousand times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from dataplane.batch.values import mismatch
+
+
+def check(column: str, array: Any) -> None:
+    """Raises SchemaMismatch where an `Array` or `ChunkedArray` is not what its type says."""
+    try:
+        for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else (array,):
+            _check(chunk)
+    except (pa.ArrowException, ValueError, IndexError, OverflowError, RecursionError) as error:
+        message = f"an Arrow array that is not what its type says: {error}"
+        raise mismatch(column, message, expected="valid offsets, indexes and text", found=str(array.type)) from error
+
+
+def _check(array: Any) -> None:
+    array.validate()  # the lengths of all buffers and children: what is read below is there
+    if isinstance(array, pa.ExtensionArray):
+        _check(array.storage)
+        return
+    if (outside := _outside(array)) is None:
+        array.validate(full=True)
+        return
+    outside.validate(full=True)
+    for child in _inside(array):
+        _check(child)
+
+
+def _outside(array: Any) -> Any | None:
+    """A struct or list without what is in it: the same nulls and offsets over children of nulls, which have no memory;
+    None for other types."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        hollow, buffers, children = pa.struct([]), 1, []
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        hollow = (pa.large_list if pa.types.is_large_list(kind) else pa.list_)(pa.null())
+        buffers, children = 2, [pa.nulls(len(array.values))]
+    elif pa.types.is_fixed_size_list(kind):
+        hollow, buffers, children = pa.list_(pa.null(), kind.list_size), 1, [pa.nulls(len(array.values))]
+    else:
+        return None
+    return pa.Array.from_buffers(
+        hollow, len(array), array.buffers()[:buffers], array.null_count, array.offset, children
+    )
+
+
+def _inside(array: Any) -> Iterator[Any]:
+    """What the rows of a struct or list have, of which the outside was checked."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        yield from (array.field(i) for i in range(kind.num_fields))
+    elif pa.types.is_fixed_size_list(kind):
+        yield array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+    elif len(array):
+        offsets = array.offsets
+        first, last = offsets[0].as_py(), offsets[len(offsets) - 1].as_py()
+        yield array.values.slice(first, last - first)
