@@ -1,18 +1,17 @@
 """Checkpoints of all partitions: rows with their keys, tags and fields, and who consumed which, in a directory.
 
-    metadata.json               what the user gave, and that it is whole
+    metadata.json               what the user gave, and each other file with its size and digest
     partitions/<n>.bin          a partition but for its values, as MessagePack
-    partitions/<n>-<m>.arrow    the values of some of its rows, as Arrow IPC
+    partitions/<n>-<m>.arrow    the values of some of its rows, as an Arrow IPC stream
 
-What always holds: the directory is there as it was or as it is to be, whenever the process dies, but for the moment
-between two renames, after which the next load puts the old one back; nothing in it is unpickled. Rows come back with
-other global indexes, in the order that they had. Each process of the job may save and load; a load takes the place of
-all that is there.
+What always holds: what is loaded is what was saved, all of it, or nothing is dropped for it and it is `Corrupt`; the
+directory is there as it was or as it is to be, whenever the process dies, but for the moment between two renames,
+after which the next load puts the old one back; nothing in it is unpickled. Rows come back with other global indexes,
+in the order that they had. Each process of the job may save and load; a load takes the place of all that is there.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,13 @@ import msgspec
 import numpy as np
 
 from dataplane.client.tables import Rows
-from dataplane.errors import Corrupt, Misuse
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
+from dataplane.integrations.transfer_queue import manifest
+from dataplane.integrations.transfer_queue.manifest import Manifest
 from dataplane.integrations.transfer_queue.partition import PREFIX, Index, Partition
 from dataplane.integrations.transfer_queue.session import Session, session
 
-_META, _PARTITIONS = "metadata.json", "partitions"
-_VERSION = 1
+_PARTITIONS = "partitions"
 _PAGE_BYTES = 64 << 20
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -46,10 +46,10 @@ def save_checkpoint(
     shutil.rmtree(fresh, ignore_errors=True)
     (fresh / _PARTITIONS).mkdir(parents=True)
     try:
+        files: list[str] = []
         for number, name in enumerate(own.partitions()):
-            _save(own, own.partition(name), fresh / _PARTITIONS / str(number))
-        told = {"version": _VERSION, "storage_saved": True, "user_metadata": metadata or {}}
-        (fresh / _META).write_text(json.dumps(told, indent=2))
+            files += _save(own, own.partition(name), fresh, f"{_PARTITIONS}/{number}")
+        manifest.write(fresh, files, metadata or {})
         _sync(fresh)
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -66,7 +66,8 @@ def save_checkpoint(
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
     """Put the partitions of a checkpoint in place of those that are there.
 
-    Raises FileNotFoundError where there is none, Corrupt where it is not whole, NotStarted, Backpressure.
+    Raises FileNotFoundError where there is none, Corrupt where it is not what was saved, ProtocolMismatch where it is
+    of an older version, NotStarted, Backpressure.
     """
     own, target = session(), Path(checkpoint_dir)
     _, old = _beside(target)
@@ -74,14 +75,12 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
         old.rename(target)
     if not target.is_dir():
         raise FileNotFoundError(f"there is no checkpoint at {target}")
-    told = json.loads((target / _META).read_text())
-    if told.get("version") != _VERSION:
-        raise Corrupt(f"{target} is no checkpoint that this version reads", path=str(target))
-    found = sorted((target / _PARTITIONS).glob("*.bin"), key=lambda path: int(path.stem))
+    listed = Manifest(target)
+    listed.check()
     for name in own.partitions():
         own.partition(name).table.drop()
-    for path in found:
-        _load(own, path)
+    for name in listed.names(".bin"):
+        _load(own, listed, target, name)
 
 
 def _beside(target: Path) -> tuple[Path, Path]:
@@ -100,29 +99,31 @@ class _Saved(msgspec.Struct, frozen=True):
     """The fields, and the positions of the rows, of each file of values."""
 
 
-def _save(own: Session, partition: Partition, path: Path) -> None:
+def _save(own: Session, partition: Partition, directory: Path, stem: str) -> list[str]:
+    """Write a partition; the names of its files."""
     names = list(partition.table.schema())
     for _ in range(8):
         rows = partition.all(names)
         if rows is None:
-            return
+            return []
         try:
-            files = list(_values(own, partition, rows, names, path))
+            files = list(_values(own, partition, rows, names, directory / stem))
             tasks = own.plane.tables().get(PREFIX + partition.name, {}).get("tasks", [])
             consumed = {task: np.flatnonzero(partition.table.taken(task, rows.numbers)).tolist() for task in tasks}
         except Misuse:  # rows were cleared since: as they are now, then
             continue
         saved = _Saved(partition.name, rows.keys, rows.tags, consumed, files)
-        path.with_suffix(".bin").write_bytes(_encode(saved))
-        return
+        (directory / f"{stem}.bin").write_bytes(_encode(saved))
+        return [f"{stem}.bin", *(f"{stem}-{number}.arrow" for number in range(len(files)))]
     raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: save when that is done")
 
 
 def _values(
     own: Session, partition: Partition, rows: Rows, names: Sequence[str], path: Path
 ) -> Iterator[tuple[list[str], list[int]]]:
-    """Write the values: a file for rows that have the same fields, several where they are large."""
-    import pyarrow as pa
+    """Write the values: a file `<path>-<number>.arrow` for rows that have the same fields, several where they are
+    large."""
+    from dataplane.batch import arrow_file  # as in `_load`
 
     number = 0
     kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))
@@ -135,17 +136,17 @@ def _values(
         step = max(1, _PAGE_BYTES * len(places) // max(1, ref.nbytes))
         for start in range(0, len(places), step):
             values = own.plane.get(ref[start : start + step]).to_arrow()
-            with pa.OSFile(f"{path}-{number}.arrow", "wb") as file, pa.ipc.new_file(file, values.schema) as writer:
-                writer.write_table(values)
+            Path(f"{path}-{number}.arrow").write_bytes(arrow_file.encoded(values))
             number += 1
             yield fields, places[start : start + step].tolist()
 
 
-def _load(own: Session, path: Path) -> None:
-    import pyarrow as pa
+def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
+    from dataplane.batch import arrow_file, arrow_in  # pyarrow is heavy, and needed only here
 
+    path = directory / name
     try:
-        saved = _decode(path.read_bytes(), type=_Saved)
+        saved = _decode(listed.content(name), type=_Saved)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"{path} is not what was saved: {error}", path=str(path)) from error
     table = own.partition(saved.name).table
@@ -154,11 +155,13 @@ def _load(own: Session, path: Path) -> None:
         return
     numbers = table.write(saved.keys, tags=saved.tags)
     for number, (_, places) in enumerate(saved.files):
+        values = f"{name.removesuffix('.bin')}-{number}.arrow"
         try:
-            with pa.memory_map(f"{path.with_suffix('')}-{number}.arrow") as file:
-                table.write(numbers[places], pa.ipc.open_file(file).read_all())
-        except (pa.ArrowInvalid, FileNotFoundError) as error:
-            raise Corrupt(f"{path}: the values are not what was saved: {error}", path=str(path)) from error
+            read = arrow_file.decoded(listed.content(values))
+            table.write(numbers[places], dict(arrow_in.columns_of(read, checked=True)))
+        except (Corrupt, SchemaMismatch, IndexError) as error:
+            where = directory / values
+            raise Corrupt(f"{where} is not what was saved: {error}", path=str(where)) from error
     for task, taken in saved.consumed.items():
         if taken:
             table.take(task, numbers[taken])

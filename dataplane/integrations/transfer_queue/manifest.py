@@ -1,0 +1,105 @@
+"""Which files a checkpoint's directory has: `metadata.json` lists each with its size and digest, and has one of itself.
+
+What always holds: bytes that `content` gives are those that were written to that file of that checkpoint, or it raises
+`Corrupt`: a file that was changed, that changed places with another, or that is of another checkpoint has another
+digest than is listed. Checkpoints of version 1, which list nothing, are refused by `ProtocolMismatch`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dataplane.errors import Corrupt, ProtocolMismatch
+
+NAME = "metadata.json"
+_VERSION = 2
+_PIECE = 16 << 20
+
+
+class Manifest:
+    """The files of one directory, as its `metadata.json` lists them."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises Corrupt, ProtocolMismatch."""
+        self._directory = directory
+        self._files = _files(directory)
+
+    def names(self, suffix: str) -> list[str]:
+        """The files whose names end so, in the order in which they were written."""
+        return [name for name in self._files if name.endswith(suffix)]
+
+    def check(self) -> None:
+        """Raises Corrupt where a file is not what was written."""
+        for name in self._files:
+            self._compare(name, *_measured(self._path(name)))
+
+    def content(self, name: str) -> bytes:
+        """All bytes of a file. Raises Corrupt."""
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _corrupt(path, f"can not be read: {error.strerror}") from error
+        self._compare(name, len(data), xxhash.xxh3_128_hexdigest(data))
+        return data
+
+    def _path(self, name: str) -> Path:
+        return self._directory / name
+
+    def _compare(self, name: str, size: int, digest: str) -> None:
+        if self._files.get(name) != (size, digest):
+            raise _corrupt(self._path(name), "is not the file that was written there")
+
+
+def write(directory: Path, files: list[str], user_metadata: dict[str, Any]) -> None:
+    """List these files of the directory, which are written."""
+    listed = {name: list(_measured(directory / name)) for name in files}
+    told = {"version": _VERSION, "storage_saved": True, "user_metadata": user_metadata, "files": listed}
+    told = json.loads(json.dumps(told))  # as it will be read: JSON's keys are text
+    (directory / NAME).write_text(json.dumps(told | {"digest": _digest(told)}, indent=2))
+
+
+def _files(directory: Path) -> dict[str, tuple[int, str]]:
+    path = directory / NAME
+    try:
+        told = json.loads(path.read_bytes())
+        version, digest = told["version"], told.pop("digest", "")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _corrupt(path, f"is none of a checkpoint: {error}") from error
+    if version == 1 and not digest and "files" not in told:
+        raise ProtocolMismatch(
+            f"{directory} is a checkpoint of version 1, which does not list its files: load it with the version of "
+            "dataplane that saved it, and save it again with this one",
+            ours=str(_VERSION), theirs="1",
+        )  # fmt: skip
+    if version != _VERSION or digest != _digest(told):
+        raise _corrupt(path, "is not what was written there")
+    try:
+        return {name: (size, digest) for name, (size, digest) in told["files"].items()}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise _corrupt(path, f"lists no files: {error}") from error
+
+
+def _digest(told: dict[str, Any]) -> str:
+    """Of all that is told, however it is spelled."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(told, sort_keys=True).encode())
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    state, size = xxhash.xxh3_128(), 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_PIECE):
+                state.update(data)
+                size += len(data)
+    except OSError as error:
+        raise _corrupt(path, f"can not be read: {error.strerror}") from error
+    return size, state.hexdigest()
+
+
+def _corrupt(path: Path, what: str) -> Corrupt:
+    return Corrupt(f"{path} {what}", path=str(path))
