@@ -1,0 +1,163 @@
+"""Arrow arrays that are not what their types say: found before anything of them is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataplane.batch.arrow_check import check
+from dataplane.batch.columns import plan
+from dataplane.errors import SchemaMismatch
+
+TEXT = pa.large_string()
+FAR = 1 << 40
+
+
+def numbers(*values: int, dtype: type = np.int64) -> Any:
+    return pa.py_buffer(np.array(values, dtype).tobytes())
+
+
+def text(*offsets: int, data: bytes = b"abcd", kind: Any = TEXT, dtype: type = np.int64) -> Any:
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, numbers(*offsets, dtype=dtype), pa.py_buffer(data)])
+
+
+def lists(*offsets: int, child: Any = None) -> Any:
+    values = pa.array([1, 2]) if child is None else child
+    kind = pa.large_list(values.type)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, numbers(*offsets)], children=[values])
+
+
+def struct(child: Any, **how: Any) -> Any:
+    return pa.Array.from_buffers(pa.struct([("a", child.type)]), len(child), [None], children=[child], **how)
+
+
+def union() -> Any:
+    kind = pa.dense_union([pa.field("a", pa.int64()), pa.field("b", pa.string())])
+    types, offsets = pa.py_buffer(bytes([0, 1])), numbers(0, 1 << 30, dtype=np.int32)
+    return pa.Array.from_buffers(kind, 2, [None, types, offsets], children=[pa.array([1]), pa.array(["x"])])
+
+
+FALSE: dict[str, Callable[[], Any]] = {
+    "an offset beyond the text": lambda: text(0, FAR, 4),
+    "an offset below the text": lambda: text(0, -2, 4),
+    "offsets that fall": lambda: text(0, 3, 1, 4),
+    "an offset beyond text of 32 bits": lambda: text(0, 1 << 30, 4, kind=pa.string(), dtype=np.int32),
+    "an offset beyond the bytes": lambda: text(0, FAR, 4, kind=pa.large_binary()),
+    "text that is not UTF-8": lambda: text(0, 2, 4, data=b"ab\xff\xfe"),
+    "an offset in a character": lambda: text(0, 1, 2, data="ü".encode()),
+    "an offset beyond a list": lambda: lists(0, FAR, 2),
+    "text in a list": lambda: lists(0, 1, 2, child=text(0, FAR, 4)),
+    "text in a list of a fixed size": lambda: pa.Array.from_buffers(
+        pa.list_(TEXT, 1), 2, [None], children=[text(0, FAR, 4)]
+    ),
+    "text in a struct": lambda: struct(text(0, FAR, 4)),
+    "text in a struct in a struct": lambda: struct(struct(text(0, FAR, 4))),
+    "nulls that are not counted": lambda: pa.Array.from_buffers(
+        pa.int64(), 2, [pa.py_buffer(b"\x02"), numbers(1, 2)], null_count=2
+    ),
+    "nulls of a struct that are not there": lambda: pa.Array.from_buffers(
+        pa.struct([("a", pa.int64())]), 2, [pa.py_buffer(b"\x03")], null_count=2, children=[pa.array([1, 2])]
+    ),
+    "nulls of a list that are not there": lambda: pa.Array.from_buffers(
+        pa.large_list(pa.int64()),
+        2,
+        [pa.py_buffer(b"\x03"), numbers(0, 1, 2)],
+        null_count=1,
+        children=[pa.array([1, 2])],
+    ),
+    "an index beyond a dictionary": lambda: pa.DictionaryArray.from_arrays(
+        pa.array([0, FAR]), pa.array(["a", "b"]), safe=False
+    ),
+    "a union's offset beyond its child": union,
+    "run ends that fall": lambda: pa.Array.from_buffers(
+        pa.run_end_encoded(pa.int64(), pa.string()),
+        4,
+        [None],
+        children=[pa.array([3, 2, 4]), pa.array(["a", "b", "c"])],
+    ),
+    "an extension's storage": lambda: pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int64(), [1]),
+        pa.Array.from_buffers(
+            pa.list_(pa.int64(), 1), 2, [pa.py_buffer(b"\x03")], null_count=1, children=[pa.array([1, 2])]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_what_is_not_as_its_type_says_is_refused(what: str) -> None:
+    """By the check, and by whoever puts it: alone, in chunks, in a table and in a slice."""
+    try:
+        array = FALSE[what]()
+    except pa.ArrowInvalid:
+        pytest.skip("this pyarrow makes no such array")
+    for given in (array, pa.chunked_array([array]), pa.chunked_array([array.slice(0, 0), array])):
+        with pytest.raises(SchemaMismatch, match="'x'") as error:
+            check("x", given)
+        assert error.value.column == "x"
+        with pytest.raises(SchemaMismatch):
+            plan({"x": given})
+        with pytest.raises(SchemaMismatch):
+            plan(pa.table({"x": given}))
+
+
+GOOD = {
+    "text": pa.array(["a", None, "ü", ""]),
+    "lists": pa.array([["a"], None, ["b", "c"], []]),
+    "lists of a fixed size": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]], pa.list_(pa.int8(), 2)),
+    "structs": pa.array([{"a": "x", "b": [1, 2]}, None, {"a": None, "b": None}, {"a": "y", "b": []}]),
+    "nulls": pa.nulls(4),
+    "flags": pa.array([True, None, False, True]),
+    "views": pa.array(["a", "b", "a string that is longer than a view", None], pa.string_view()),
+    "maps": pa.array([[("a", 1)], [], None, [("b", 2)]], pa.map_(pa.string(), pa.int8())),
+    "a dictionary": pa.array(["a", "b", "a", None]).dictionary_encode(),
+    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24.0).reshape(4, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("what", GOOD)
+def test_what_is_as_its_type_says_passes(what: str) -> None:
+    array = GOOD[what]
+    for part in (array, array.slice(1), array.slice(1, 2), array.slice(0, 0), array.slice(4)):
+        check("x", part)
+        check("x", pa.chunked_array([part, array]))
+    check("x", pa.chunked_array([], array.type))
+
+
+@pytest.mark.parametrize("make", [struct, lambda child: lists(0, 1, 2, 3, child=child), lambda child: child])
+def test_a_slice_is_looked_at_alone(make: Callable[[Any], Any]) -> None:
+    """Whatever it was cut from: a table that is put in many slices is not looked at again for each."""
+    array = make(text(0, 2, 4, 6, data=b"ab\xff\xffcd"))
+    with pytest.raises(SchemaMismatch):
+        check("x", array)
+    with pytest.raises(SchemaMismatch):
+        check("x", array.slice(1, 1))
+    check("x", array.slice(0, 1))
+    check("x", array.slice(2))
+
+
+def test_metadata_that_make_no_sense_are_refused() -> None:
+    empty = pa.array([[], []], pa.large_list(pa.float32()))
+    for shape in (b"{", b"[1, -1]", b"7", b'["a"]', b"[0, 1e400]", b"[" * 10_000):
+        told = {b"dataplane.dtype": b"float32", b"dataplane.shape": shape}
+        table = pa.table([empty], schema=pa.schema([pa.field("x", empty.type, metadata=told)]))
+        with suppress(SchemaMismatch):  # or it is passed over, as where it says nothing
+            assert plan(table).rows == 2
+    named = {b"ARROW:extension:name": b"arrow.variable_shape_tensor"}
+    other = pa.array([{"a": 1}])
+    with pytest.raises(SchemaMismatch):
+        plan(pa.table([other], schema=pa.schema([pa.field("x", other.type, metadata=named)])))
+
+
+def test_rows_that_take_no_bytes_are_bounded() -> None:
+    """Plain values of them take memory all the same."""
+    for many in (np.empty((4, 1 << 40, 0)), [np.empty((1 << 30, 0))], [np.empty((1 << 30, 0, 2)), np.empty((3, 4, 2))]):
+        with pytest.raises(SchemaMismatch, match="'x'"):
+            plan({"x": many})
+    for few in (np.empty((1000, 1000, 0)), [np.empty((1000, 0))], [np.empty((1000, 0, 2)), np.empty((3, 4, 2))]):
+        assert plan({"x": few}).rows == len(few)

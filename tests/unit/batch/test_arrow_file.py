@@ -1,0 +1,144 @@
+"""Tables in files: what was written is read; of whatever becomes of the bytes, data or `Corrupt`, and nobody dies."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataplane.batch import arrow_file, arrow_in
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.layout import check, check_contents
+from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
+from tests.processes import Worker
+
+ROWS = 4
+KINDS: dict[str, Any] = {
+    "numbers": np.arange(12, dtype=np.float32).reshape(ROWS, 3),
+    "flags": np.array([True, False, True, True]),
+    "nothing": np.empty((ROWS, 0), np.int16),
+    "times": np.array([0, 1, "NaT", 3], "datetime64[ns]"),
+    "complex": np.array([1j, 2, 3, 4]),
+    "lists": [np.arange(n) for n in (2, 0, 3, 1)],
+    "items": [np.ones((n, 2), np.int16) for n in (2, 0, 3, 1)],
+    "images": [np.ones((2, n, 3), np.float32) for n in (1, 2, 0, 3)],
+    "text": ["a", "bc", "", "ü"],
+    "bytes": [b"\xff", b"", b"abc", b"\0"],
+    "objects": [None, 1, (2,), {"k": 3}],
+    "structs": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
+    "nested": [{"s": {"t": ["x"]}, "r": np.arange(3)}, {"s": {"u": b"b"}}, {}, {"r": np.arange(1)}],
+}
+
+
+def stored(columns: Any) -> Batch:
+    """The columns as a put of them would be read."""
+    planned = plan(columns)
+    memory = aligned_bytes(planned.nbytes)
+    for job in planned.jobs(memory):
+        job()
+    layout = planned.layout()
+    check(layout, len(memory))
+    check_contents(layout, memory)
+    held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
+    return Batch({name: Column(name, column.field, [Piece(column, held, rows)]) for name, column in layout.columns})
+
+
+def written(name: str) -> bytes:
+    return bytes(arrow_file.encoded(stored({name: KINDS[name]}).to_arrow()))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_kind_is_read_as_it_was_written(name: str) -> None:
+    before = stored({name: KINDS[name]})
+    after = stored(dict(arrow_in.columns_of(arrow_file.decoded(written(name)), checked=True)))
+    assert after.schema == before.schema
+    assert repr(after[name].to_list()) == repr(before[name].to_list())
+
+
+OTHERS = {
+    "nulls": pa.nulls(3),
+    "lists of nulls": pa.array([[None]]),
+    "lists of no width": pa.array([[[], []]], pa.large_list(pa.list_(pa.int8(), 0))),
+    "lists of text": pa.array([["a"]], pa.large_list(pa.large_string())),
+    "a dictionary": pa.array(["a"]).dictionary_encode(),
+    "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([1 << 30]), pa.array([1])),
+    "a struct of nulls": pa.array([{"a": None}]),
+    "decimals": pa.array([1], pa.decimal128(4)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_types_that_are_never_written_are_refused(what: str) -> None:
+    """Some are a value a row that takes no byte."""
+    with pytest.raises(Corrupt, match="type"):
+        arrow_file.decoded(bytes(arrow_file.encoded(pa.table({"x": OTHERS[what]}))))
+
+
+def mutated(chance: random.Random, data: bytes) -> bytes:
+    """The bytes with a few of them changed, to what offsets, lengths and counts are wrong with."""
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        at = chance.randrange(len(changed))
+        match chance.randrange(5):
+            case 0:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1:
+                changed[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 2:
+                at &= ~7
+                far = chance.choice((1 << 40, 1 << 62, (1 << 63) - 1, (1 << 64) - 1, 1 << 31, 0, 7, 1 << 20))
+                changed[at : at + 8] = far.to_bytes(8, "little")
+            case 3:
+                at &= ~3
+                changed[at : at + 4] = chance.choice((1 << 30, (1 << 31) - 1, (1 << 32) - 1, 0, 1)).to_bytes(
+                    4, "little"
+                )
+            case _:
+                size = len(changed[at : at + 16])
+                changed[at : at + size] = chance.randbytes(size)
+    return bytes(changed[: len(data)])
+
+
+def outcome(data: bytes) -> str:
+    """What comes of restoring these bytes and of looking at them in every way."""
+    try:
+        table = arrow_file.decoded(data)
+        if table.num_rows != ROWS:
+            return "other rows"
+        batch = stored(dict(arrow_in.columns_of(table.combine_chunks(), checked=True)))
+        for column in batch.values():
+            column.to_list()
+            column.numpy()
+            column.arrow()
+    except DataplaneError as error:
+        return type(error).__name__
+    return "data"
+
+
+def tries(pipe: Any, seed: int, count: int) -> None:
+    """Tells what came of all, if it may have as much memory as the few bytes of a file are worth, and lives."""
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    files, found = {name: written(name) for name in KINDS}, Counter[str]()
+    for number in range(count):
+        chance = random.Random(seed * 1_000_003 + number)
+        found[outcome(mutated(chance, files[chance.choice(list(files))]))] += 1
+    pipe.send(dict(found))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_bytes_are_data_or_a_typed_error(seed: int) -> None:
+    """In a process of its own, which would die of an offset that is followed and false."""
+    with Worker(tries, seed, 1000) as worker:
+        found = worker.hear()
+        assert worker.join() == 0
+    assert found.keys() <= {"data", "other rows", Corrupt.__name__, SchemaMismatch.__name__}
+    assert found["data"] > 50
+    assert found[Corrupt.__name__] > 500
