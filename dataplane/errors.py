@@ -96,12 +96,9 @@ class OwnerDied(Lost):
 
 
 class Corrupt(Lost):
-    """The bytes of `shard`, or of the file at `path`, are not those that were written. They were not served.
+    """The bytes of `shard` are not those that were written. They were not served."""
 
-    `offset` is the byte of the file where that was found, or -1.
-    """
-
-    FIELDS = {"shard": -1, "path": "", "offset": -1}
+    FIELDS = {"shard": -1, "path": ""}
 
 
 class Freed(Lost):

@@ -170,7 +170,7 @@ class CheckpointReader:
     def corrupt(self, what: str, offset: int | None = None) -> Corrupt:
         """The error that says so of this file, at this place of it, or where it has been read to."""
         at = self.offset if offset is None else offset
-        return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path), offset=at)
+        return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path))
 
     def _read(self, count: int) -> bytes:
         if count > self._left:

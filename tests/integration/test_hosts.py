@@ -253,7 +253,7 @@ def test_what_was_spilled_compressed(tmp_path: Path) -> None:
             assert (other.get(ref)["x"].numpy() == seed).all()
 
 
-@pytest.mark.parametrize("what", ["a byte", "the end", "all of it", "the record"])
+@pytest.mark.parametrize("what", ["a byte", "the end", "all of it", "the record", "its pages", "its file"])
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_spill_file_that_was_changed_is_no_data(
     tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]], what: str, rows: int
@@ -261,10 +261,15 @@ def test_a_spill_file_that_was_changed_is_no_data(
     """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
-    for path in files(tmp_path):
+    whole = [path.read_bytes() for path in files(tmp_path)]
+    for at, path in enumerate(files(tmp_path)):
         size = path.stat().st_size
         if what == "all of it":
             path.unlink()
+        elif what == "its pages":  # change places
+            path.write_bytes(whole[at][4096:8192] + whole[at][:4096] + whole[at][8192:])
+        elif what == "its file":  # is another's
+            path.write_bytes(whole[at - 1])
         elif what == "the end":
             os.truncate(path, MIB)
         else:

@@ -232,6 +232,36 @@ def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:
     assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
 
 
+class Changing(LocalMemory):
+    """Memory that somebody fills with other bytes, after so many reads."""
+
+    def __init__(self, data: np.ndarray[Any, Any], reads: int, seed: int) -> None:
+        super().__init__(data)
+        self._left, self._seed = reads, seed
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray[Any, Any]:
+        if not self._left:
+            words = np.random.default_rng(self._seed).choice([-1, 0, 1, 3, 1 << 40, 1 << 62], len(self._data) // 8)
+            self._data.setflags(write=True)
+            self._data[:] = words.view(np.uint8)
+        self._left -= 1
+        return super().read(offset, nbytes)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in _shard()[0].columns])
+def test_bytes_that_change_while_a_column_is_read_are_wrong_values_at_worst(name: str) -> None:
+    layout, memory = _shard()
+    column = layout.column(name)
+    assert column is not None
+    for reads in range(12):
+        for seed in range(6):
+            changing = Changing(memory.copy(), reads, seed)
+            read = Column(name, column.field, [Piece(column, changing, Rows.range(0, 4))])
+            for look in (read.to_list, read.numpy, read.arrow):
+                with contextlib.suppress(Corrupt):
+                    assert len(look()) == 4
+
+
 @given(st.integers(0, 1 << 40))
 def test_aligned_is_the_next_multiple(nbytes: int) -> None:
     assert nbytes <= aligned(nbytes) < nbytes + 64

@@ -259,8 +259,7 @@ def refused_at(path: Path, whole: list[bytes], changed: list[bytes]) -> None:
     with pytest.raises(Corrupt) as error:
         read(path)
     assert error.value.path == str(path)
-    assert error.value.offset == sum(map(len, changed[:same]))
-    assert f"byte {error.value.offset}" in str(error.value)
+    assert f"(at byte {sum(map(len, changed[:same]))})" in str(error.value)
 
 
 ALIKE = [(HEAD, b"head"), (TABLE, b"a" * 40), (TABLE, b"b" * 40), (TABLE, b"a" * 40), (COLUMNS, b""), (END, b"\x05")]

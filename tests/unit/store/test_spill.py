@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
+from dataplane.node.shards.reading import _check, _Damaged
 from dataplane.store import spill
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import CHUNK, SpillFile
@@ -253,6 +254,89 @@ async def test_a_file_replaced_by_anothers_is_corrupt(disk: Disk) -> None:
     shutil.copyfile(other.path, mine.path)
     await refused(disk, mine, 2 * PAGE)
     await disk.read(other, blank(2 * PAGE), nothing)
+
+
+async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
+    """Whether who reads the file from another host would take it for what was written."""
+    opened = await disk.open(file, extent)
+    if opened is None:
+        return False  # it is read back first, which says why it can not be
+    try:
+        memory = memoryview(bytearray(os.pread(opened.fd, extent, 0)))
+        _check(memory, [(0, extent)], CHUNK, opened.sums)
+    except _Damaged:
+        return False
+    finally:
+        opened.close()
+    return True
+
+
+def change_places(path: Path, one: int, other: int, size: int) -> None:
+    with path.open("r+b") as file:
+        parts = [os.pread(file.fileno(), size, at) for at in (one, other)]
+        for at, part in zip((other, one), parts, strict=True):
+            os.pwrite(file.fileno(), part, at)
+
+
+@pytest.mark.parametrize("size", [CHUNK, PAGE], ids=["chunks", "pages of a chunk"])
+async def test_parts_of_a_file_that_change_places_are_corrupt(disk: Disk, size: int) -> None:
+    file = await disk.write(1, random_bytes(3 * CHUNK), nothing)
+    assert await sent(disk, file, 3 * CHUNK)
+    change_places(file.path, 0, size, size)
+    await refused(disk, file, 3 * CHUNK)
+    assert not await sent(disk, file, 3 * CHUNK)
+    change_places(file.path, 0, size, size)
+    await disk.read(file, blank(3 * CHUNK), nothing)
+
+
+async def test_entries_of_a_record_that_change_places_are_corrupt(disk: Disk) -> None:
+    """With their chunks: each would have the sum that is said of it."""
+    extent = 2 * CHUNK
+    file = await disk.write(1, random_bytes(extent), nothing)
+    change_places(file.path, 0, CHUNK, CHUNK)
+    change_places(file.path, extent + 40, extent + 56, 16)
+    await refused(disk, file, extent)
+    assert not await sent(disk, file, extent)
+
+
+@pytest.mark.parametrize("what", ["a chunk", "the record", "all but the record", "all"])
+async def test_parts_of_another_file_are_corrupt(disk: Disk, what: str) -> None:
+    extent = 2 * CHUNK
+    mine, other = [await disk.write(shard, random_bytes(extent, shard), nothing) for shard in (1, 2)]
+    theirs = other.path.read_bytes()
+    start, end = {
+        "a chunk": (CHUNK, 2 * CHUNK),
+        "the record": (extent, len(theirs)),
+        "all but the record": (0, extent),
+        "all": (0, len(theirs)),
+    }[what]
+    with mine.path.open("r+b") as file:
+        os.pwrite(file.fileno(), theirs[start:end], start)
+    await refused(disk, mine, extent)
+    assert not await sent(disk, mine, extent)
+    assert await sent(disk, other, extent)
+
+
+async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: Path) -> None:
+    """As a stale copy is, of a file that was removed and written again: it is sound in itself."""
+    extent = CHUNK + PAGE
+    older = await disk.write(1, random_bytes(extent, 1), nothing)
+    shutil.copyfile(older.path, tmp_path / "stale")
+    disk.remove(older)
+    newer = await disk.write(1, random_bytes(extent, 2), nothing)
+    assert newer.path == older.path
+    shutil.copyfile(tmp_path / "stale", newer.path)
+    await refused(disk, newer, extent)
+    assert not await sent(disk, newer, extent)
+
+
+async def test_chunks_of_compressed_files_that_change_places_are_corrupt(packing: Disk) -> None:
+    extent = 2 * CHUNK
+    places = np.arange(extent)
+    file = await packing.write(1, aligned((places // 64 + places // CHUNK).astype(np.uint8)), nothing)
+    assert file.size < extent
+    change_places(file.path, 0, CHUNK, CHUNK)
+    await refused(packing, file, extent)
 
 
 async def test_a_file_replaced_by_a_directory_is_corrupt(disk: Disk) -> None:
