@@ -63,7 +63,7 @@ def _converted(column: str, array: Any, metadata: Metadata) -> Values:
     """The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
     try:
         return _values(column, array, metadata)
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         message = f"an Arrow array that is no column: {error}"
         raise mismatch(column, message, expected="rows of one kind", found=str(array.type)) from error
 

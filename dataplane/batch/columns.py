@@ -253,8 +253,9 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
             check_field(name, values.field)
         except Corrupt as error:
             raise mismatch(name, str(error), expected="a struct of few keys, not too deep") from error
-    _check_amount(name, values)
     rows, logical, index = values.rows, values.nbytes, None
+    if not logical or (values.shapes is not None and not values.shapes.all()):
+        _check_amount(name, values)
     if dedupe is not None:
         values, index = distinct(values, dedupe)
     buffers = tuple(_buffers(values, index))

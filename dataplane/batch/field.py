@@ -87,6 +87,7 @@ def unit_bound(field: Field) -> int:
     return storage(field.dtype).itemsize * math.prod(dim or 1 for dim in field.shape)
 
 
+@lru_cache(maxsize=1024)
 def most_items(field: Field) -> int:
     """Dense rows, or items of all ragged rows, or bytes of text, bytes and object, that a column may have."""
     if not field.dtype:

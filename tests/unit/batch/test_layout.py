@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataplane.batch.alike import laid
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned, check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
+from dataplane.batch.stacks import Stack
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
 
 _PLAN = plan(
@@ -201,6 +203,31 @@ def test_what_points_elsewhere_is_named(name: str, buffer: int, words: list[int]
     with pytest.raises(Corrupt, match=says) as caught:
         check_contents(layout, memory)
     assert repr(name) in str(caught.value)
+
+
+EMPTY = {
+    "dense rows": _column(Field("dense", "int8", (1 << 25, 0)), 1, (0, 0)),
+    "many dense rows": _column(Field("dense", "int8", (0,)), 1 << 25, (0, 0)),
+    "items": _column(Field("ragged", "int8", (None, 0)), 1, (0, 16), (64, 0)),
+    "shapes": _column(Field("ragged", "int8", (None, None)), 1, (64, 16), (64, 0), (128, 16)),
+}
+
+
+@pytest.mark.parametrize("what", EMPTY)
+def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
+    """As plain values they take memory all the same: 2^60 empty lists, of an offset of 8 bytes."""
+    layout, memory = EMPTY[what], aligned_bytes(192)
+    words = memory.view(np.int64)
+    words[:] = 0
+    words[1] = 1 << 60  # items
+    words[16:18] = 1 << 30, 0  # a shape
+    with pytest.raises(Corrupt):
+        check(layout, len(memory))
+        check_contents(layout, memory)
+    with pytest.raises(Corrupt):  # many at once, and read in one pass
+        found = laid([layout.encode()] * 8, [len(memory)] * 8)
+        table = np.array([each.numbers for each in found])
+        _ = Stack(found[0].outline, table, [memory] * 8).column("c", 0).tables
 
 
 def test_presence_that_does_not_fit_the_children_is_refused() -> None:
