@@ -56,11 +56,38 @@ class Patch:
     spares: tuple[bytes, ...] = ()
     shards: tuple[ShardKey, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on; `spares` are others that have them too."""
+    """Those that its columns are stored on. `spares` have columns too that others of them store."""
+    partial: dict[bytes, Flags] = field(default_factory=dict)
+    """Which rows of the reference a spare has, where that is not all."""
 
     def __post_init__(self) -> None:
         self.shards = self.ref.shards()
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.shards))
+
+    def add_spare(self, node: bytes, index: Index) -> None:
+        """This node has these rows of the reference too. It may store others itself: what several nodes stored comes
+        together in one patch."""
+        if self.nodes == (node,):
+            return
+        if node not in self.spares:
+            self.spares = (*self.spares, node)
+            self.partial[node] = self._none()
+        if node in self.partial:
+            self.partial[node][index] = True
+            if self.partial[node].all():
+                del self.partial[node]
+
+    def forget_spare(self, node: bytes) -> None:
+        """This node has none any more of what others store."""
+        self.spares = tuple(spare for spare in self.spares if spare != node)
+        self.partial.pop(node, None)
+
+    def spared(self, node: bytes, index: Index) -> Flags:
+        """Which of these rows of the reference this spare has."""
+        return self.partial[node][index] if node in self.partial else np.ones(len(index), np.bool_)
+
+    def _none(self) -> Flags:
+        return np.zeros(len(self.ref), np.bool_)
 
     def on(self, node: bytes, index: Index) -> Flags:
         """Of which of these rows of the reference something is stored on this node: not of all, where what several
@@ -71,7 +98,7 @@ class Patch:
 
     def _in(self, which: There) -> Flags:
         """Of which rows of the reference something is in one of these shards."""
-        flags = np.zeros(len(self.ref), np.bool_)
+        flags = self._none()
         for name in self.ref.columns:
             pieces, order = self.ref.sources(name)
             found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
@@ -79,12 +106,17 @@ class Patch:
         return flags
 
     def lives(self, there: There) -> bool:
-        """Whether its columns are somewhere, given which shards are there."""
-        return all(there(*shard) for shard in self.shards) or any(there(node, _SPARE) for node in self.spares)
+        """Whether all of its columns are somewhere, given which shards are there."""
+        whole = (node for node in self.spares if node not in self.partial)
+        return all(there(*shard) for shard in self.shards) or any(there(node, _SPARE) for node in whole)
 
     def lost(self, there: There, index: Index) -> Flags:
         """Of which of these rows of the reference, which does not live, something is gone."""
-        return self._in(lambda node, shard: not there(node, shard))[index]
+        gone = self._in(lambda node, shard: not there(node, shard))
+        for node, has in self.partial.items():
+            if there(node, _SPARE):
+                gone &= ~has
+        return gone[index]
 
 
 @dataclass(slots=True, eq=False)
@@ -383,7 +415,7 @@ class Rows:
                     for node in patch.nodes:
                         found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
                     for node in patch.spares:
-                        found.setdefault(node, []).append(rows[chosen[of]])
+                        found.setdefault(node, []).append(rows[chosen[of]][patch.spared(node, index[of])])
         return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
 
     def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
@@ -419,17 +451,14 @@ class Rows:
             for names, layer in page.layers.items():
                 if not any(name in names for name in columns):
                     continue
-                patches = layer.patch[inside]
+                patches, index = layer.patch[inside], layer.index[inside]
                 for number in np.unique(patches[patches >= 0]).tolist():
-                    patch = self._patches[number]
-                    if node not in patch.nodes and node not in patch.spares:
-                        patch.spares = (*patch.spares, node)
+                    self._patches[number].add_spare(node, index[patches == number])
 
     def forget_spare(self, node: bytes) -> None:
         """This node does not keep any more what others stored."""
         for patch in self._patches.values():
-            if node in patch.spares:
-                patch.spares = tuple(spare for spare in patch.spares if spare != node)
+            patch.forget_spare(node)
 
     def dead(self, there: There) -> Index:
         """The rows that have a column which is nowhere any more, given which shards are there."""

@@ -255,6 +255,19 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")
 
 
+def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(cluster: Cluster) -> None:
+    """A new home has rows that died with the old one on their second host, together with rows of that host's own."""
+    streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in cluster.planes]
+    for number in (1, 2, 0):
+        for part in range(4):
+            streams[number].append(ids(30, 30 * (4 * number + part)), group=GROUPS)
+    cluster.kill(0)
+    streams[1].close()
+    found = drained(streams[1], "actor", ["id"])
+    assert [row for stream in streams[1:] for row in stream.lost()] == []
+    assert sorted(found) == list(range(360))
+
+
 def test_rows_that_lack_what_died_with_their_home_are_told_and_keep_nobody(cluster: Cluster) -> None:
     """A column that was brought on the home's own host is known to nobody else but by what was said of the ack."""
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
-from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch, Rows
+from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch, Rows, There
 
 INT = Field("dense", "int64", ())
+A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
 
 
 def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
@@ -158,3 +160,53 @@ def test_what_is_only_asked_for_takes_no_place_among_the_columns() -> None:
         assert rows.mask([f"c{i}"]) is None
     rows.append(stored(1, 1, "x"))
     assert rows.mask(["x"]) == 1
+
+
+def several(*nodes: bytes, columns: str = "x") -> BatchRef:
+    """A reference to a row on each of these nodes."""
+    return concat([BatchRef.of(node, 1, [(name, INT, 8, 7, 0) for name in columns]) for node in nodes])
+
+
+def there(*nodes: bytes) -> There:
+    return lambda node, _: node in nodes
+
+
+def test_a_node_is_a_spare_of_rows_that_come_with_others_which_it_stores() -> None:
+    """Rows of several nodes come to a new home in one patch. Each survives with its spare, be that one of those nodes."""
+    rows = Rows()
+    rows.append(several(A, B, C))
+    rows.add_spare(np.array([0]), B, ["x"])
+    rows.add_spare(np.array([1]), C, ["x"])
+    assert rows.dead(there(B, C)).tolist() == []
+    assert rows.dead(there(A, C)).tolist() == []
+    assert rows.dead(there(A, B)).tolist() == [2], "of which nobody has another"
+    assert rows.dead(there(B)).tolist() == [2]
+    assert rows.dead(there(C)).tolist() == [0]
+    held = {node: of.tolist() for node, of in rows.by_node(np.arange(3)).items()}
+    assert held == {A: [0], B: [0, 1], C: [1, 2]}
+    assert rows.spares(np.arange(3)) == [B, C]
+
+
+def test_a_spare_that_is_gone_keeps_no_row() -> None:
+    rows = Rows()
+    rows.append(several(A, B))
+    rows.add_spare(np.array([0]), B, ["x"])
+    rows.forget_spare(B)
+    assert rows.dead(there(B)).tolist() == [0]
+
+
+def test_a_spare_of_every_row_keeps_all_of_them() -> None:
+    rows = Rows()
+    rows.append(several(A, B))
+    for row in (0, 1):
+        rows.add_spare(np.array([row]), C, ["x"])
+    assert rows.dead(there(C)).tolist() == []
+    assert rows.alone_on(np.array([0, 1]), A).tolist() == []
+
+
+def test_a_node_is_no_spare_of_what_it_alone_stores() -> None:
+    rows = Rows()
+    rows.append(several(A, A))
+    rows.add_spare(np.array([0, 1]), A, ["x"])
+    assert rows.spares(np.array([0, 1])) == []
+    assert rows.dead(there(B)).tolist() == [0, 1]
