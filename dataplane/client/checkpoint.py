@@ -30,7 +30,7 @@ from dataplane.client.getting import Getter
 from dataplane.client.writer import Writer
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream.block import Block, Head
-from dataplane.stream.rows import PAGE, Index
+from dataplane.stream.page import PAGE, Index
 from dataplane.wire import messages as m
 
 PIECE = 32 << 20

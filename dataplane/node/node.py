@@ -26,6 +26,7 @@ from dataplane.errors import PeerUnavailable, Unauthenticated, describe
 from dataplane.node.clients import Client
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.tables import Tables
+from dataplane.node.trimming import Trimming
 from dataplane.store.claim import Claim
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
@@ -56,6 +57,8 @@ class Node:
         self._path = path
         self._store = Store(config)
         self._homes = Homes(self.id, self._store, monotonic)
+        self._trimming = Trimming()
+        self._homes.dropped = self._trimming.due
         self._tables = Tables(self.id, self._homes)
         self.hosts: Hosts | None = None
         if cluster is not None:
@@ -201,6 +204,7 @@ class Node:
         for client in list(self._clients):
             client.end(gone)
         self._homes.close()
+        self._trimming.close()
         self._tables.close()
         if self.hosts is not None:
             await self.hosts.aclose()

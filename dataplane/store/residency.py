@@ -38,7 +38,7 @@ OWN = "node"
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
-_STALE = 1024  # entries of a heap that may be stale before it is made anew
+_STALE = 32  # entries of a heap that may be stale before it is made anew
 
 
 class Residency:
@@ -79,6 +79,8 @@ class Residency:
         """Give back what the shard has, in memory and on disk."""
         self._drop_file(shard)
         self._let_go(shard)
+        self._tidy(self._dirty_heap, clean=False)
+        self._tidy(self._clean_heap, clean=True)
 
     def _let_go(self, shard: Shard) -> None:
         """Take its memory, if it has any."""
@@ -185,8 +187,12 @@ class Residency:
     def _push(self, shard: Shard) -> None:
         heap = self._clean_heap if shard.clean else self._dirty_heap
         heapq.heappush(heap, (-shard.next_use, shard.number))
-        if len(heap) > 2 * len(self._shards) + _STALE:  # each use leaves an entry, and may be all that ever happens
-            there = (s for s in self._shards.values() if s.extent is not None and s.clean == shard.clean)
+        self._tidy(heap, clean=shard.clean)
+
+    def _tidy(self, heap: list[tuple[int, int]], *, clean: bool) -> None:
+        """Make the heap anew where most of it is stale: each use leaves an entry, and so does each shard that goes."""
+        if len(heap) > 2 * len(self._shards) + _STALE * bool(self._shards):
+            there = (s for s in self._shards.values() if s.extent is not None and s.clean == clean)
             heap[:] = [(-s.next_use, s.number) for s in there]
             heapq.heapify(heap)
 

@@ -10,7 +10,6 @@ What always holds: rows and bytes in the stream and admitted to it never pass a 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -48,7 +47,7 @@ class Admission:
     def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
         self._settings = settings
         self._held = held
-        self._entries: deque[Entry] = deque()
+        self._entries: dict[Entry, None] = {}  # in the order in which they came
         self._tickets: dict[int, Entry] = {}
         self._rows = 0
         self._nbytes = 0
@@ -67,7 +66,7 @@ class Admission:
                 raise LimitExceeded(
                     f"an append of {asked} {what} can never fit its {limit}", what=what, asked=asked, limit=limit
                 )
-        self._entries.append(entry)
+        self._entries[entry] = None
         self.let_in()
 
     def let_in(self) -> None:
@@ -78,7 +77,7 @@ class Admission:
                 continue
             if why:
                 break
-            self._entries.remove(entry)
+            del self._entries[entry]
             ticket = next(_numbers)
             self._tickets[ticket] = entry
             self._rows += entry.rows
@@ -102,7 +101,7 @@ class Admission:
     def withdraw(self, entry: Entry) -> None:
         """The entry no longer waits."""
         if entry in self._entries:
-            self._entries.remove(entry)
+            del self._entries[entry]
             self.let_in()
 
     def ticket(self, number: int) -> Entry | None:
@@ -130,13 +129,21 @@ class Admission:
     def leave(self, client: Hashable) -> None:
         """The client has gone: it waits no longer, and its tickets go back, all at once: who waits for one of them is
         not passed by who waits for another."""
-        self._entries = deque(entry for entry in self._entries if entry.client != client)
+        self._entries = {entry: None for entry in self._entries if entry.client != client}
         for number in [number for number, entry in self._tickets.items() if entry.client == client]:
             self._end(number)
         self.let_in()
 
     def refuse(self, error: Exception) -> None:
         """Nobody is admitted any more; who waits is told so."""
-        entries, self._entries = self._entries, deque()
+        entries, self._entries = self._entries, {}
         for entry in entries:
             entry.fail(error)
+
+    def forget_held(self) -> None:
+        """The stream is no more, and holds nothing."""
+        self._held = _empty
+
+
+def _empty() -> Held:
+    return Held(0, 0, None)

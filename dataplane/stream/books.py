@@ -20,8 +20,10 @@ from dataplane.errors import Misuse
 from dataplane.stream.facts import Arrival, Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
+from dataplane.stream.page import PAGE, Index
+from dataplane.stream.patch import Hold, Patch
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
-from dataplane.stream.rows import PAGE, Hold, Index, Patch, Rows
+from dataplane.stream.rows import Rows
 from dataplane.stream.settings import Settings
 
 OVER, MOVED = -1, -2

@@ -10,8 +10,8 @@ from dataplane.batch.field import MEASURED
 from dataplane.errors import Misuse
 from dataplane.stream.books import Books
 from dataplane.stream.lease import Grant, Who
+from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import EXPIRED
-from dataplane.stream.rows import PAGE, Index
 from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them

@@ -6,14 +6,15 @@ It is what samplers choose by and deliveries tell. Kept by page, in arrays; grou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.rows import PAGE, Index, Page, Places, Rows
+from dataplane.stream.page import PAGE, Index, Page, grown
+from dataplane.stream.rows import Places, Rows
 
 MAX_TAGS = 256
 """Tags of a stream, by name: each has a place in every row."""
@@ -33,19 +34,34 @@ class Arrival:
     """Other nodes that have the columns too."""
 
 
-@dataclass(slots=True, eq=False)
 class _Sheet:
-    """A page's facts."""
+    """A page's facts, for the rows that it has room for."""
 
-    group: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
-    version: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
-    arrived: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(PAGE))
-    tags: dict[str, Objects] = field(default_factory=dict)
-    lengths: dict[str, Index] = field(default_factory=dict)
+    __slots__ = ("arrived", "group", "lengths", "room", "tags", "version")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.group = np.zeros(room, np.int64)
+        self.version = np.zeros(room, np.int64)
+        self.arrived = np.zeros(room)
+        self.tags: dict[str, Objects] = {}
+        self.lengths: dict[str, Index] = {}
+
+    def grow(self, room: int) -> None:
+        """Have room for so many rows."""
+        self.room = room
+        self.group, self.version = grown(self.group, room), grown(self.version, room)
+        self.arrived = grown(self.arrived, room)
+        self.tags = {name: grown(values, room, None) for name, values in self.tags.items()}
+        self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
 
     def copy(self) -> _Sheet:
-        tags = {name: values.copy() for name, values in self.tags.items()}
-        return _Sheet(self.group.copy(), self.version.copy(), self.arrived.copy(), tags)
+        """The same, of its own; without lengths."""
+        sheet = _Sheet.__new__(_Sheet)
+        sheet.room, sheet.lengths = self.room, {}
+        sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
+        sheet.tags = {name: values.copy() for name, values in self.tags.items()}
+        return sheet
 
 
 class Facts:
@@ -54,15 +70,18 @@ class Facts:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._sheets: dict[int, _Sheet] = {}
-        self._names: set[str] = set()  # of tags
+        self._names: dict[str, None] = {}  # of tags
         self.latest = 0
         """The newest policy version that was appended."""
 
     def _sheet(self, page: Page) -> _Sheet:
         number = page.first // PAGE
-        if number not in self._sheets:
-            self._sheets[number] = _Sheet()
-        return self._sheets[number]
+        sheet = self._sheets.get(number)
+        if sheet is None:
+            sheet = self._sheets[number] = _Sheet(page.room)
+        elif sheet.room < page.room:
+            sheet.grow(page.room)
+        return sheet
 
     def enter(
         self, places: Places, groups: Index, versions: Index, arrived: Any, tags: Mapping[str, Sequence[Any]]
@@ -75,14 +94,15 @@ class Facts:
             sheet.version[inside] = versions[chosen]
             sheet.arrived[inside] = arrived[chosen]
             for name, values in tags.items():
-                column = sheet.tags.setdefault(name, np.full(PAGE, None, object))
-                column[inside] = np.fromiter(values, object, len(groups))[chosen]
-        self._names.update(tags)
+                if name not in sheet.tags:
+                    sheet.tags[name] = np.full(sheet.room, None, object)
+                sheet.tags[name][inside] = np.fromiter(values, object, len(groups))[chosen]
+        self._names.update(dict.fromkeys(tags))
         self.latest = max(self.latest, int(versions.max(initial=self.latest)))
 
     def require_room(self, tags: Iterable[str]) -> None:
         """Raises LimitExceeded where these are too many tags together with those that there are."""
-        names = self._names.union(tags)
+        names = self._names.keys() | tags
         if len(names) > MAX_TAGS:
             what = "tags of a stream"
             raise LimitExceeded(f"at most {MAX_TAGS} {what}, by name", what=what, asked=len(names), limit=MAX_TAGS)
@@ -91,7 +111,10 @@ class Facts:
         """How long the rows' ragged columns are."""
         for name, values in lengths.items():
             for page, inside, chosen in places:
-                self._sheet(page).lengths.setdefault(name, np.zeros(PAGE, np.int64))[inside] = values[chosen]
+                sheet = self._sheet(page)
+                if name not in sheet.lengths:
+                    sheet.lengths[name] = np.zeros(sheet.room, np.int64)
+                sheet.lengths[name][inside] = values[chosen]
 
     def groups(self, places: Places) -> Index:
         """The numbers of the rows' groups."""
@@ -151,7 +174,7 @@ class Facts:
     def copy(self, rows: Rows) -> Facts:
         """The facts now, of a copy of the rows; without lengths."""
         copied = Facts(rows)
-        copied.latest, copied._names = self.latest, set(self._names)
+        copied.latest, copied._names = self.latest, dict(self._names)
         copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
         return copied
 

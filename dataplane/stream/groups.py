@@ -19,6 +19,8 @@ import numpy.typing as npt
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+_LEAST = 8  # groups that there is room for at first
+
 
 class Groups:
     """Counts by group."""
@@ -27,12 +29,12 @@ class Groups:
         self._numbers: dict[Any, int] = {}
         self._names: dict[int, Any] = {}
         self._free: list[int] = []
-        self._members = np.zeros(64, np.int64)  # in the stream, and not dropped
-        self._dropped = np.zeros(64, np.int64)
-        self._left = np.zeros(64, np.int64)  # in the stream
-        self._done = np.zeros((tasks, 64), np.int64)  # by task: of the members, those it has acked or let expire
-        self._dead = np.zeros((tasks, 64), np.int64)  # by task: of the members, those that are dead for it
-        self._past = np.zeros((tasks, 64), np.int64)  # by task: of the dropped, those that do not count to it
+        self._members = np.zeros(_LEAST, np.int64)  # in the stream, and not dropped
+        self._dropped = np.zeros(_LEAST, np.int64)
+        self._left = np.zeros(_LEAST, np.int64)  # in the stream
+        self._done = np.zeros((tasks, _LEAST), np.int64)  # by task: of the members, those it has acked or let expire
+        self._dead = np.zeros((tasks, _LEAST), np.int64)  # by task: of the members, those that are dead for it
+        self._past = np.zeros((tasks, _LEAST), np.int64)  # by task: of the dropped, those that do not count to it
 
     @property
     def open(self) -> int:

@@ -22,14 +22,22 @@ from dataplane.stream.books import Books
 from dataplane.stream.choosing import Demand, choose, least
 from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Leases
+from dataplane.stream.patch import Hold, Patch, There
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
-from dataplane.stream.rows import Hold, Patch, There
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 Index = npt.NDArray[np.int64]
 
 MAX_LOST = 1 << 16
 """Lost rows of a stream that are remembered, the last ones."""
+
+
+def _nobody(task: int, rows: Index, state: int) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass
 
 
 class Home:
@@ -398,6 +406,10 @@ class Home:
         self._replaced.clear()
         self.books.clear()
         self._changed()
+        # Nothing here refers to itself any more: all of it goes at once, and not when garbage is looked for.
+        self.admission.forget_held()
+        self.books.tell = _nobody
+        self._changed = _nothing
 
     def drained(self, task: int) -> bool:
         """Whether nothing will ever come for this task again."""

@@ -22,8 +22,9 @@ from dataplane.stream.books import Books
 from dataplane.stream.facts import Arrival
 from dataplane.stream.keys import unnamed
 from dataplane.stream.moving import Columns
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Hold, Patch
 from dataplane.stream.progress import ACKED, EXPIRED, PENDING
-from dataplane.stream.rows import Hold, Index, Patch
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import block_of, columns_of, put_back, put_columns
 

@@ -16,8 +16,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
 from dataplane.stream.block import Block
 from dataplane.stream.home import Home
+from dataplane.stream.page import Index
 from dataplane.stream.progress import ACKED, EXPIRED, PENDING
-from dataplane.stream.rows import Index
 from dataplane.stream.snapshot import block_rows, put_back
 
 T = TypeVar("T")

@@ -13,23 +13,24 @@ dropped while leased.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.stream.rows import PAGE, Flags, Index, Page, Places, Rows
+from dataplane.stream.page import PAGE, Flags, Index, Page, grown
+from dataplane.stream.rows import Places, Rows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
 REDELIVERED = 5  # in `counts` alone
+_COUNTS = 6
 STATES = ("pending", "leased", "acked", "expired", "dead")
 
 
 @dataclass(slots=True, eq=False)
 class _Sheet:
-    """A page's progress. `state` and `tries` are [tasks, PAGE]."""
+    """A page's progress, for the rows that it has room for. `state` and `tries` are [tasks, rows]."""
 
     state: npt.NDArray[np.uint8]
     tries: npt.NDArray[np.uint8]
@@ -38,9 +39,14 @@ class _Sheet:
     """By task and columns: at which change of the page nothing was ready."""
 
     @classmethod
-    def new(cls, tasks: int) -> _Sheet:
-        states, tries = np.zeros((tasks, PAGE), np.uint8), np.zeros((tasks, PAGE), np.uint8)
-        return cls(states, tries, np.zeros(PAGE, np.bool_))
+    def new(cls, tasks: int, room: int) -> _Sheet:
+        states, tries = np.zeros((tasks, room), np.uint8), np.zeros((tasks, room), np.uint8)
+        return cls(states, tries, np.zeros(room, np.bool_))
+
+    def grow(self, room: int) -> None:
+        """Have room for so many rows."""
+        self.state, self.tries = grown(self.state, room), grown(self.tries, room)
+        self.dropped = grown(self.dropped, room)
 
 
 class Progress:
@@ -50,16 +56,19 @@ class Progress:
         self._rows = rows
         self._tasks = tasks
         self._sheets: dict[int, _Sheet] = {}
-        self.left = [Counter[int]() for _ in range(tasks)]
+        self.left: list[dict[int, int]] = [{} for _ in range(tasks)]
         """By task: rows that it is not done with, by policy version."""
-        self.counts = [Counter[int]() for _ in range(tasks)]
+        self.counts = [[0] * _COUNTS for _ in range(tasks)]
         """By task: rows that ever came to be in a state."""
 
     def _sheet(self, page: Page) -> _Sheet:
         number = page.first // PAGE
-        if number not in self._sheets:
-            self._sheets[number] = _Sheet.new(self._tasks)
-        return self._sheets[number]
+        sheet = self._sheets.get(number)
+        if sheet is None:
+            sheet = self._sheets[number] = _Sheet.new(self._tasks, page.room)
+        elif len(sheet.dropped) < page.room:
+            sheet.grow(page.room)
+        return sheet
 
     # arriving
 
@@ -67,7 +76,8 @@ class Progress:
         """New rows of these versions, pending for each task."""
         arrived = _by_value(versions)
         for left in self.left:
-            left.update(arrived)
+            for version, count in arrived.items():
+                left[version] = left.get(version, 0) + count
 
     def put_back(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
         """Rows that have entered come from a snapshot, where they were in these states after so many tries, both
@@ -270,7 +280,7 @@ def _by_value(values: Index) -> dict[int, int]:
     return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
 
 
-def _less(left: Counter[int], versions: Index) -> None:
+def _less(left: dict[int, int], versions: Index) -> None:
     for version, count in _by_value(versions).items():
         left[version] -= count
         if not left[version]:

@@ -1,12 +1,7 @@
-"""The rows of a stream: which columns each has and where they are, in pages of NumPy arrays.
+"""The rows of a stream: which columns each has and where they are, by page (`page`) and by what brought them (`patch`).
 
-A row has a number, given in the order of arrival and never given again. Rows lie in pages of `PAGE` by their number,
-whatever the sizes of the appends that brought them: an agent loop appends a row at a time, and a block for each would
-cost more than the row. A page goes when all its rows are gone.
-
-Columns come in patches: one append or extend, a reference whose rows are rows of the stream. A page knows, for each
-set of columns that came together (a layer), of which patch and which of its rows each row's columns are. A column has
-a bit from its first patch on; what tasks merely ask for has none.
+A row has a number, given in the order of arrival and never given again. A column has a bit from its first patch on;
+what tasks merely ask for has none.
 
 What always holds: a row's columns, once there, stay until the row is gone or they are replaced; a patch is handed
 out to be freed once, when no row needs it any more. Nothing here loops over rows in Python, and nothing costs more
@@ -16,150 +11,22 @@ because the stream is long.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
-from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.ref import BatchRef
 from dataplane.batch.schema import merge_fields
 from dataplane.errors import LimitExceeded, Misuse
+from dataplane.stream.page import PAGE, Flags, Index, Page
+from dataplane.stream.patch import Hold, Patch, There
 
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-
-PAGE = 4096
 MAX_COLUMNS = 64
 _NONE: Index = np.empty(0, np.int64)
 _RUNS = 32  # stretches of one patch from which on rows are put in order afterwards
-
-
-Hold: TypeAlias = int | Index
-There: TypeAlias = Callable[[bytes, int], bool]
-"""Whether a node has this shard, as far as streams count on it."""
-
-_SPARE = (1 << 63) - 1  # any shard of a node, from now on
-
-
-@dataclass(slots=True, eq=False)
-class Patch:
-    """What one append or extend brought. `left` rows of the stream, and readers of what was replaced, still need it.
-    `hold`: under which number its rows were delivered to who brought it, for all or for each; -1: under none."""
-
-    ref: BatchRef
-    left: int
-    hold: Hold = -1
-    spares: tuple[bytes, ...] = ()
-    shards: tuple[ShardKey, ...] = ()
-    nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on. `spares` have columns too that others of them store."""
-    partial: dict[bytes, Flags] = field(default_factory=dict)
-    """Which rows of the reference a spare has, where that is not all."""
-
-    def __post_init__(self) -> None:
-        self.shards = self.ref.shards()
-        self.nodes = tuple(dict.fromkeys(node for node, _ in self.shards))
-
-    def add_spare(self, node: bytes, index: Index) -> None:
-        """This node has these rows of the reference too. It may store others itself: what several nodes stored comes
-        together in one patch."""
-        if self.nodes == (node,):
-            return
-        if node not in self.spares:
-            self.spares = (*self.spares, node)
-            self.partial[node] = self._none()
-        if node in self.partial:
-            self.partial[node][index] = True
-            if self.partial[node].all():
-                del self.partial[node]
-
-    def forget_spare(self, node: bytes) -> None:
-        """This node has none any more of what others store."""
-        self.spares = tuple(spare for spare in self.spares if spare != node)
-        self.partial.pop(node, None)
-
-    def spared(self, node: bytes, index: Index) -> Flags:
-        """Which of these rows of the reference this spare has."""
-        return self.partial[node][index] if node in self.partial else np.ones(len(index), np.bool_)
-
-    def _none(self) -> Flags:
-        return np.zeros(len(self.ref), np.bool_)
-
-    def on(self, node: bytes, index: Index) -> Flags:
-        """Of which of these rows of the reference something is stored on this node: not of all, where what several
-        nodes stored came together."""
-        if self.nodes == (node,):
-            return np.ones(len(index), np.bool_)
-        return self._in(lambda where, _: where == node)[index]
-
-    def _in(self, which: There) -> Flags:
-        """Of which rows of the reference something is in one of these shards."""
-        flags = self._none()
-        for name in self.ref.columns:
-            pieces, order = self.ref.sources(name)
-            found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
-            flags |= found if order is None else found[order]
-        return flags
-
-    def lives(self, there: There) -> bool:
-        """Whether all of its columns are somewhere, given which shards are there."""
-        whole = (node for node in self.spares if node not in self.partial)
-        return all(there(*shard) for shard in self.shards) or any(there(node, _SPARE) for node in whole)
-
-    def lost(self, there: There, index: Index) -> Flags:
-        """Of which of these rows of the reference, which does not live, something is gone."""
-        gone = self._in(lambda node, shard: not there(node, shard))
-        for node, has in self.partial.items():
-            if there(node, _SPARE):
-                gone &= ~has
-        return gone[index]
-
-
-@dataclass(slots=True, eq=False)
-class Layer:
-    """Of each row of a page: which patch its columns of this layer are in, and in which row. -1: it has none."""
-
-    patch: Index = field(default_factory=lambda: np.full(PAGE, -1, np.int64))
-    index: Index = field(default_factory=lambda: np.zeros(PAGE, np.int64))
-
-    def copy(self) -> Layer:
-        """The same, of its own."""
-        return Layer(self.patch.copy(), self.index.copy())
-
-
-class Page:
-    """`PAGE` rows by number from `first`, of which `count` were appended and `left` are not gone."""
-
-    __slots__ = ("changes", "columns", "count", "first", "gone", "layers", "left")
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.count = 0
-        self.left = 0
-        self.changes = 0
-        """Goes up whenever a row may have become ready."""
-        self.columns = np.zeros(PAGE, np.uint64)
-        """Of each row, a bit a column that it has."""
-        self.gone = np.zeros(PAGE, np.bool_)
-        self.layers: dict[tuple[str, ...], Layer] = {}
-        """By the names of their columns, sorted."""
-
-    @property
-    def present(self) -> Flags:
-        """Which of the rows that were appended are there."""
-        return ~self.gone[: self.count]
-
-    def copy(self) -> Page:
-        """The same, of its own."""
-        page = Page(self.first)
-        page.count, page.left, page.changes = self.count, self.left, self.changes
-        page.columns, page.gone = self.columns.copy(), self.gone.copy()
-        page.layers = {names: layer.copy() for names, layer in self.layers.items()}
-        return page
 
 
 #: Rows by page: the page, which of its rows, and which of the rows in question they are. No page comes twice.
@@ -230,7 +97,7 @@ class Rows:
         first, names = self.next, tuple(sorted(ref.columns))
         number = self._patch(ref, -1, spares)
         for page, inside, taken in self._stretches(first, len(ref)):
-            layer = page.layers.setdefault(names, Layer())
+            layer = page.layer(names)
             layer.patch[inside] = number
             layer.index[inside] = np.arange(taken.start, taken.stop)
             page.columns[inside] = need
@@ -274,7 +141,7 @@ class Rows:
         number, names = self._patch(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
-            layer = page.layers.setdefault(names, Layer())
+            layer = page.layer(names)
             over.append(layer.patch[inside])
             layer.patch[inside] = number
             layer.index[inside] = chosen
@@ -339,10 +206,17 @@ class Rows:
         while start < first + count:
             number, inside = divmod(start, PAGE)
             stop = min(first + count, (number + 1) * PAGE)
-            if number not in self.pages:
-                self.pages[number] = Page(number * PAGE)
-            yield self.pages[number], slice(inside, inside + stop - start), slice(start - first, stop - first)
+            page = self._page(number)
+            page.need(inside + stop - start)
+            yield page, slice(inside, inside + stop - start), slice(start - first, stop - first)
             start = stop
+
+    def _page(self, number: int) -> Page:
+        """The page of this number, made if it is not there."""
+        page = self.pages.get(number)
+        if page is None:
+            page = self.pages[number] = Page(number * PAGE)
+        return page
 
     # finding
 
@@ -372,7 +246,7 @@ class Rows:
             if page is not None:
                 chosen = numbers == number
                 inside = rows[chosen] % PAGE
-                flags[chosen] = (inside < page.count) & ~page.gone[inside]
+                flags[chosen] = (inside < page.count) & ~page.gone.take(inside, mode="clip")
         return flags
 
     def ref(self, rows: Index, columns: Sequence[str]) -> BatchRef:
@@ -530,8 +404,9 @@ class Rows:
         some; those between were never."""
         self.next = max(self.next, int(rows[-1]) + 1) if len(rows) else self.next
         for number in np.unique(rows // PAGE).tolist():
-            page = self.pages.setdefault(number, Page(number * PAGE))
+            page = self._page(number)
             count = min(self.next - page.first, PAGE)
+            page.need(count)
             page.gone[page.count : count] = True
             page.count = count
         for page, inside, _ in self.by_page(rows):

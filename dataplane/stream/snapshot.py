@@ -23,8 +23,9 @@ from dataplane.stream.facts import Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
+from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
-from dataplane.stream.rows import PAGE, Index, Rows
+from dataplane.stream.rows import Rows
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 _COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
@@ -141,7 +142,8 @@ def begin(home: Home, head: Head) -> None:
     home.books.facts.latest = head.latest
     home.closed = head.closed
     for counts, of in zip(home.books.progress.counts, head.counts, strict=True):
-        counts.update(dict(zip(_COUNTS, of, strict=True)))
+        for what, count in zip(_COUNTS, of, strict=True):
+            counts[what] = count
 
 
 def block_rows(block: Block) -> Index:

@@ -23,7 +23,7 @@ from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.block import Head
-from dataplane.stream.rows import PAGE
+from dataplane.stream.page import PAGE
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw
 from tests.mutation import mutated

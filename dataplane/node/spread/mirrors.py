@@ -28,8 +28,8 @@ from dataplane.stream.books import MOVED, OVER
 from dataplane.stream.facts import Arrival
 from dataplane.stream.mirror import Mirror, measured
 from dataplane.stream.moving import Columns, renumbered, some_columns
+from dataplane.stream.patch import Patch
 from dataplane.stream.progress import ACKED, EXPIRED
-from dataplane.stream.rows import Patch
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot import block_of
 from dataplane.wire import messages as m

@@ -21,7 +21,7 @@ from dataplane.node.spread.wholes import Part, Whole
 from dataplane.node.streams import packed
 from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.block import Block, Head
-from dataplane.stream.rows import PAGE
+from dataplane.stream.page import PAGE
 from dataplane.wire import messages as m
 
 

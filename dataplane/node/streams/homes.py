@@ -27,7 +27,8 @@ from dataplane.errors import Closed, Corrupt, Freed, LimitExceeded, Misuse, Owne
 from dataplane.store.store import Store
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
-from dataplane.stream.rows import Index, Patch
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Patch
 from dataplane.stream.settings import Settings
 from dataplane.stream.table import Over
 from dataplane.wire import messages as m
@@ -54,7 +55,7 @@ class Stream:
         self.clock = clock
         self._waiting: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._moving: set[int] = set()
+        self._moving: dict[int, None] = {}
         self._moved: dict[int, tuple[bytes, int]] = {}
 
     def _changed(self) -> None:
@@ -99,11 +100,12 @@ class Stream:
     @contextmanager
     def moving(self, rows: Index) -> Iterator[None]:
         """These rows are on their way to another home."""
-        self._moving.update(rows.tolist())
+        self._moving.update(dict.fromkeys(rows.tolist()))
         try:
             yield
         finally:
-            self._moving.difference_update(rows.tolist())
+            for row in rows.tolist():
+                self._moving.pop(row, None)
             self._changed()
 
     def moved(self, token: bytes, were: Index, came: Index) -> None:
@@ -114,7 +116,7 @@ class Stream:
 
     async def still(self, rows: Index) -> None:
         """When this returns none of these rows is on its way."""
-        while not self._moving.isdisjoint(rows.tolist()):
+        while not self._moving.keys().isdisjoint(rows.tolist()):
             await self.changed()
 
     def elsewhere(self, identifier: int, rows: Index) -> m.Elsewhere | None:
@@ -157,6 +159,8 @@ class Homes:
         """Has other nodes hold what they store of references; see `node.spread.holds`."""
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
         """The number here of another node's shard that is kept here too; see `node.shards.replicas`."""
+        self.dropped: Callable[[], None] = lambda: None
+        """Called when a stream has gone, with all that it held."""
         self.telling: Telling | None = None
         """Tells other nodes what becomes of rows that they store columns of."""
         self._by_name: dict[str, Stream] = {}
@@ -266,6 +270,7 @@ class Homes:
         if self._by_name.get(stream.name) is stream:
             del self._by_name[stream.name]
         stream.end()
+        self.dropped()
 
     def leave(self, client: Hashable) -> None:
         """A client has gone."""

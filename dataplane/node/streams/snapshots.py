@@ -13,7 +13,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.node.streams import packed
 from dataplane.node.streams.homes import Homes, Stream
-from dataplane.stream.rows import PAGE
+from dataplane.stream.page import PAGE
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
 from dataplane.wire import messages as m
 

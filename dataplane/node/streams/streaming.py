@@ -24,7 +24,7 @@ from dataplane.node.streams.snapshots import Snapshots
 from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
-from dataplane.stream.rows import Index
+from dataplane.stream.page import Index
 from dataplane.wire import messages as m
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
@@ -218,9 +218,11 @@ class Streaming:
         )
         stream.home.admit(entry)
         try:
-            async with asyncio.timeout(deadline.remaining_s):
-                # Shielded, as below: the home may answer between a cancellation and the moment it is noticed here.
-                ticket = await asyncio.shield(admitted)
+            if not admitted.done():
+                async with asyncio.timeout(deadline.remaining_s):
+                    # The home may answer between a cancellation and the moment it is noticed here.
+                    await asyncio.shield(admitted)
+            ticket = admitted.result()
             self._tickets.add((stream.token, ticket))
             return m.Admitted(request.id, stream.token, ticket)
         except BaseException as error:

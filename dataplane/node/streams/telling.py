@@ -13,7 +13,8 @@ import numpy as np
 from dataplane.errors import DataplaneError, LeaseExpired, PeerUnavailable, Retryable
 from dataplane.node.streams.asking import Asking
 from dataplane.stream.books import MOVED, OVER
-from dataplane.stream.rows import Index, Rows
+from dataplane.stream.page import Index
+from dataplane.stream.rows import Rows
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 

@@ -370,3 +370,25 @@ async def test_a_read_of_several_shards_when_memory_and_disk_are_full(tmp_path: 
         gone = on_disk(store)
         assert len(gone) > 5
         assert [pinned.shard for pinned in await pin(store, *gone)] == gone
+
+
+async def test_shards_that_are_gone_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each leaves an entry where victims are looked for: those go too, or a node never gives their memory back."""
+    async with running(tmp_path) as store:
+        for _ in range(20):
+            numbers = []
+            for seed in range(32):
+                number = store.put_now("p", content(seed), LAYOUT, scope="", holder="p")
+                assert number is not None
+                numbers.append(number)
+            store.free(numbers)
+        await at_rest(store)
+        assert not store._residency._dirty_heap
+        assert not store._residency._clean_heap
+        kept = store.put_now("p", content(1), LAYOUT, scope="", holder="p")
+        assert kept is not None
+        for seed in range(500):
+            number = store.put_now("p", content(seed), LAYOUT, scope="", holder="p")
+            assert number is not None
+            store.free([number])
+        assert len(store._residency._dirty_heap) < 50

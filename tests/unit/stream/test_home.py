@@ -18,8 +18,10 @@ from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
+from dataplane.stream.page import PAGE
+from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
-from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch
+from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, Settings
 

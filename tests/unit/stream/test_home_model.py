@@ -22,8 +22,8 @@ from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
 from dataplane.stream.home import Home
 from dataplane.stream.lease import Grant, Who
+from dataplane.stream.patch import Patch
 from dataplane.stream.progress import DEAD
-from dataplane.stream.rows import Patch
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import Settings
 

@@ -22,8 +22,10 @@ from dataplane.stream.home import Home
 from dataplane.stream.lease import Who
 from dataplane.stream.mirror import Mirror
 from dataplane.stream.moving import Columns, adopt, renumbered, some_columns
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Patch
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
-from dataplane.stream.rows import Index, Patch, Rows
+from dataplane.stream.rows import Rows
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import block_of, block_rows, put_columns
 

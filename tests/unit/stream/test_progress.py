@@ -9,8 +9,9 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
+from dataplane.stream.page import PAGE
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
-from dataplane.stream.rows import PAGE, Places, Rows
+from dataplane.stream.rows import Places, Rows
 
 INT = Field("dense", "int64", ())
 

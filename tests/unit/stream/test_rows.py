@@ -9,7 +9,9 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
-from dataplane.stream.rows import MAX_COLUMNS, PAGE, Patch, Rows, There
+from dataplane.stream.page import PAGE
+from dataplane.stream.patch import Patch, There
+from dataplane.stream.rows import MAX_COLUMNS, Rows
 
 INT = Field("dense", "int64", ())
 A, B, C = (bytes([letter] * 8) for letter in b"abc")  # nodes
@@ -172,7 +174,7 @@ def there(*nodes: bytes) -> There:
 
 
 def test_a_node_is_a_spare_of_rows_that_come_with_others_which_it_stores() -> None:
-    """Rows of several nodes come to a new home in one patch. Each survives with its spare, be that one of those nodes."""
+    """Rows of several nodes come to a new home in one patch. The spare of one may be a node that stores another."""
     rows = Rows()
     rows.append(several(A, B, C))
     rows.add_spare(np.array([0]), B, ["x"])

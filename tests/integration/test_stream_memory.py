@@ -1,0 +1,41 @@
+"""What many small streams cost a node, and that it has the memory back when they are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.processes import MIB, StandingNode, eventually
+
+STREAMS = 1024
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, spill=0) as node:
+        yield node
+
+
+def anonymous(pid: int) -> int:
+    """Bytes of a process that are no file's and not shared."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.timeout(60)
+async def test_many_streams_of_a_row_cost_little_and_nothing_when_they_are_dropped(node: StandingNode) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        warm = await plane.stream("warm", tasks=["reward", "actor"])
+        await warm.append({"x": np.zeros(1)})
+        before = anonymous(node.pid)
+        streams = [await plane.stream(f"s{i}", tasks=["reward", "actor"]) for i in range(STREAMS)]
+        for stream in streams:
+            await stream.append({"x": np.zeros(1)})
+        assert anonymous(node.pid) - before < 20 * MIB  # 20 KiB each; they were 213
+        for stream in streams:
+            await stream.drop()
+    eventually(lambda: anonymous(node.pid) - before < 8 * MIB, "their memory is given back")

@@ -1,0 +1,74 @@
+"""Memory is given back to the host when much of it has gone, and seldom."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+
+import pytest
+
+from dataplane.node import trimming
+from dataplane.node.trimming import Trimming, anonymous
+
+
+async def looked(trim: Trimming) -> None:
+    """Until nothing is due any more."""
+    while trim._timer is not None:
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimming, "_SOON_S", 0.01)
+    monkeypatch.setattr(trimming, "_BETWEEN_S", 0.0)
+
+
+async def test_where_little_has_grown_nothing_is_done() -> None:
+    trim = Trimming()
+    trim._floor = anonymous()
+    trim.due()
+    await looked(trim)
+    assert trim.count == 0
+
+
+async def test_what_has_grown_is_given_back_once_for_all_that_goes_together() -> None:
+    trim = Trimming()
+    grown = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    grown.write(bytes(len(grown)))
+    assert anonymous() >= trim._floor + (15 << 20)
+    for _ in range(100):
+        trim.due()
+    await looked(trim)
+    assert trim.count == 1
+    trim.due()  # and what is in use still is no reason to look again
+    await looked(trim)
+    assert trim.count == 1
+    grown.close()
+
+
+async def test_it_waits_for_the_last_of_what_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trim = Trimming()
+    trim._floor = 0
+    trim.due()
+    first = trim._timer
+    assert first is not None
+    trim.due()
+    trim._look()
+    assert trim.count == 0, "more has gone since"
+    first.cancel()
+    await looked(trim)
+    assert trim.count == 1
+
+
+async def test_it_is_not_done_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trimming, "_BETWEEN_S", 60.0)
+    trim = Trimming()
+    trim._floor = 0
+    trim.due()
+    await looked(trim)
+    assert trim.count == 1
+    trim.due()
+    assert trim._timer is not None
+    assert trim._timer.when() - asyncio.get_running_loop().time() > 50
+    trim.close()
+    assert trim._timer is None

@@ -1,0 +1,120 @@
+"""Pages are as large as their rows need, and keep what they have as they grow."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+
+import numpy as np
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Closed
+from dataplane.stream.admission import Entry
+from dataplane.stream.facts import Arrival
+from dataplane.stream.home import Home
+from dataplane.stream.page import PAGE, Page
+from dataplane.stream.rows import Rows
+from dataplane.stream.settings import Settings
+
+INT = Field("dense", "int64", ())
+
+
+def stored(shard: int, rows: int) -> BatchRef:
+    return BatchRef.of(b"the-node", rows, [("x", INT, 8 * rows, shard, 0)])
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def append(home: Home, rows: int, shard: int = 1) -> None:
+    tickets: list[int] = []
+    home.admit(Entry("p", rows, 8 * rows, 0, tickets.append, fail))
+    tags, lengths = {"t": list(range(rows))}, {"x": np.arange(rows)}
+    home.append(tickets[0], stored(shard, rows), [], b"", Arrival(None, np.arange(rows), tags, lengths), 1.5)
+
+
+def test_a_page_that_grows_keeps_what_it_has() -> None:
+    page = Page(0)
+    layer = page.layer(("x",))
+    page.columns[3], page.gone[4], layer.patch[5], layer.index[5] = 7, True, 8, 9
+    for rows in (1, 16, 17, 1000, PAGE):
+        page.need(rows)
+        assert rows <= page.room == len(page.columns) == len(page.gone) == len(layer.patch) == len(layer.index)
+    assert (int(page.columns[3]), bool(page.gone[4]), int(layer.patch[5]), int(layer.index[5])) == (7, True, 8, 9)
+    assert (int(page.columns.sum()), int(page.gone.sum()), int(layer.patch.max()), int(layer.patch.min())) == (
+        7,
+        1,
+        8,
+        -1,
+    )
+
+
+def test_all_that_is_known_of_rows_stays_as_their_page_grows() -> None:
+    home, sizes = Home(Settings(("a", "b"))), [1, 1, 15, 200, 4000, 50]
+    for shard, rows in enumerate(sizes):
+        append(home, rows, shard + 1)
+        home.books.settle(0, np.array([home.books.rows.next - 1]), 2)
+    books, rows = home.books, home.books.rows.all()
+    places = books.rows.places(rows)
+    expected = np.concatenate([np.arange(count) for count in sizes])
+    assert len(rows) == sum(sizes) > PAGE
+    assert np.array_equal(books.facts.versions(places), expected)
+    assert np.array_equal(books.facts.lengths(places, "x"), expected)
+    assert books.facts.tags(places)["t"].tolist() == expected.tolist()
+    assert (books.facts.arrived(places) == 1.5).all()
+    assert np.array_equal(np.flatnonzero(books.progress.states(places, len(rows))[0] == 2), np.cumsum(sizes) - 1)
+    assert (books.progress.states(places, len(rows))[1] == 0).all()
+    pieces = books.rows.ref(rows, ["x"]).pieces("x")
+    assert [(piece.shard, len(piece.rows)) for piece in pieces] == list(enumerate(sizes, 1))
+
+
+def test_rows_beyond_what_a_page_has_room_for_are_not_there() -> None:
+    rows = Rows()
+    rows.append(stored(1, 2))
+    assert rows.there(np.array([0, 1, 2, PAGE - 1, PAGE])).tolist() == [True, True, False, False, False]
+    rows.put_back(np.array([900]))
+    assert rows.there(np.array([1, 2, 899, 900, 901])).tolist() == [True, False, False, True, False]
+
+
+def test_a_stream_of_one_row_takes_less_than_16_kib() -> None:
+    many = 200
+    tracemalloc.start()
+    try:
+        homes = [Home(Settings(("reward", "actor"))) for _ in range(many)]
+        for home in homes:
+            append(home, 1)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used / many < 16 << 10
+
+
+class Told:
+    """Who owns a home and is told of its changes, as a node's stream is."""
+
+    def __init__(self) -> None:
+        self.home: Home | None = None
+
+    def changed(self) -> None:
+        pass
+
+
+def test_a_stream_that_is_dropped_is_no_garbage() -> None:
+    """It goes at once, with all that is known of it: nobody has to look for it."""
+    told = Told()
+    home = told.home = Home(Settings(("a",)), changed=told.changed)
+    append(home, 3)
+    refs = [weakref.ref(each) for each in (home, home.books, home.books.rows, home.admission, home.leases)]
+    gc.disable()
+    try:
+        home.drop()
+        with pytest.raises(Closed):
+            home.admit(Entry("p", 1, 8, 0, fail, fail))  # type: ignore[arg-type]
+        del home, told
+        assert [ref() for ref in refs] == [None] * 5
+    finally:
+        gc.enable()
