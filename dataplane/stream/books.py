@@ -20,7 +20,7 @@ from dataplane.errors import Misuse
 from dataplane.stream.facts import Arrival, Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
-from dataplane.stream.page import PAGE, Index
+from dataplane.stream.page import PAGE, Flags, Index
 from dataplane.stream.patch import Hold, Patch
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
 from dataplane.stream.rows import Rows
@@ -95,9 +95,11 @@ class Books:
         """Nobody reads any more what was kept."""
         self._release(self.rows.unkept(kept))
 
-    def require(self, rows: Index) -> None:
-        """Raises Misuse where one of these rows is not in the stream."""
+    def require(self, rows: Index, once: Flags | None = None) -> None:
+        """Raises Misuse where one of these rows is not in the stream, and was not `once`, as is known of it."""
         there = self.rows.there(rows)
+        if once is not None:
+            there |= once
         if not there.all():
             at = int(np.flatnonzero(~there)[0])
             raise Misuse(

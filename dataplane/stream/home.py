@@ -130,13 +130,13 @@ class Home:
         """More columns for these rows, which the nodes `spares` have too. `holds`: under which numbers the rows were
         delivered to who brings them.
 
-        What a holder before brought, who has not acked, is replaced by what the holder now brings. Raises Misuse for a
-        row that is not there or named twice, or a column that is; LeaseExpired for rows that are others' or pending
-        again; SchemaMismatch, LimitExceeded.
+        What a holder before brought, who has not acked, is replaced by what the holder now brings. Raises LeaseExpired
+        for rows that were delivered to who brings it, and have gone to others since, or are gone; Misuse for other rows
+        that are not there, one named twice, or a column that is there; SchemaMismatch, LimitExceeded.
         """
         if len(rows) != len(ref):
             raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
-        self.books.require(rows)
+        self._require(rows, holds)
         if len(np.unique(rows)) != len(rows):
             raise Misuse("a row is named twice; each is extended once")
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
@@ -153,21 +153,36 @@ class Home:
             self._replaced.append((kept, readers))
         self._tell(now)
 
+    def _require(self, rows: Index, holds: Index | None) -> None:
+        """Raises LeaseExpired where rows are gone that were delivered to who names them, Misuse for others that are not
+        there."""
+        stored = self.books.rows
+        there = stored.there(rows)
+        if there.all():
+            return
+        delivered = None if holds is None or not len(holds) else (holds > 0) & (rows >= 0) & (rows < stored.next)
+        self.books.require(rows, delivered)
+        raise LeaseExpired(
+            f"{np.count_nonzero(~there)} of these rows are gone: they went to others who have done them, or were"
+            " dropped; what was computed from them does not count"
+        )
+
     def _extends_again(self, rows: Index, hold: int, columns: Sequence[str]) -> bool:
         """Whether all that these rows, delivered under this number, have of these columns was brought by who held them
         before for the same task. Raises LeaseExpired where they are not the holder's any more."""
         number, task = divmod(hold, MAX_TASKS)
         grant, books = self.leases.live(number), self.books
+        under = np.concatenate([books.rows.holds(rows, name) for name in columns])
+        others = under[under != -2]
         if grant is None or grant.task != task or not np.isin(rows, grant.rows).all():
             states = books.progress.states(books.rows.places(rows), len(rows))[task : task + 1]
-            if np.isin(states, (PENDING, LEASED, DEAD)).any():
+            theirs = (others >= 0) & (others % MAX_TASKS == task) & (others != hold)
+            if self.leases.lost(number) or np.isin(states, (PENDING, LEASED, DEAD)).any() or theirs.any():
                 raise LeaseExpired(
                     "these rows were not acknowledged in time, or given back, and go to others; what was computed"
                     " from them does not count"
                 )
             return False
-        under = np.concatenate([books.rows.holds(rows, name) for name in columns])
-        others = under[under != -2]
         # A replica that was restarted is given the same grant again.
         return bool(((others >= 0) & (others % MAX_TASKS == task) & ((others != hold) | grant.shared)).all())
 

@@ -31,6 +31,7 @@ Index = npt.NDArray[np.int64]
 _SLACK = 64  # leases that may be remembered for nothing
 _REPLICAS = 1 << 20  # of a member
 _ACKS = 4096  # acks that are remembered, the last ones
+_LOST = 1 << 14  # grants that ended otherwise and are remembered, the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Leases:
         self._numbers = itertools.count(1)
         self._replicas: dict[tuple[int, str], set[int]] = {}
         self._acks: dict[tuple[int, Hashable, int | None], None] = {}
+        self._lost: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._grants)
@@ -132,6 +134,10 @@ class Leases:
         """The grant of this number, None where it has ended."""
         return self._grants.get(number)
 
+    def lost(self, number: int) -> bool:
+        """Whether the grant of this number ended without being acked, as far as is remembered."""
+        return number in self._lost
+
     def holding(self, rows: Index) -> set[int]:
         """The numbers of the grants that have one of these rows."""
         return {number for number, grant in self._grants.items() if np.isin(grant.rows, rows).any()}
@@ -163,7 +169,7 @@ class Leases:
             del self._acks[next(iter(self._acks))]
         if not grant.done(self._replicas.get((grant.task, grant.who.member), set())):
             return None
-        self.end(grant)
+        self.end(grant, done=True)
         return grant
 
     def let_go(self, grant: Grant, replica: int | None) -> bool:
@@ -175,9 +181,13 @@ class Leases:
         grant.held_by.pop(replica, None)
         return False
 
-    def end(self, grant: Grant) -> None:
-        """The grant is no more."""
+    def end(self, grant: Grant, *, done: bool = False) -> None:
+        """The grant is no more, since all is `done`, or its rows go to others."""
         del self._grants[grant.number]
+        if not done:
+            self._lost[grant.number] = None
+            if len(self._lost) > _LOST:
+                del self._lost[next(iter(self._lost))]
         if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most are of grants that are no more
             self._expiring = [(g.expires, g.number) for g in self._grants.values()]
             heapq.heapify(self._expiring)
@@ -204,7 +214,7 @@ class Leases:
         over = []
         while (at := self.next_end()) is not None and at <= now:
             grant = self._grants[heapq.heappop(self._expiring)[1]]
-            self.end(grant)
+            self.end(grant, done=grant.done_as_far_as_known)
             over.append(grant)
             if grant.shared:  # who has not asked for it has gone, perhaps
                 self._replicas.get((grant.task, grant.who.member), set()).intersection_update(grant.held_by)

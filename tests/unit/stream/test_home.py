@@ -331,6 +331,59 @@ class TestDelivery:
             with pytest.raises(LeaseExpired):
                 stream.ack(late)
 
+    @pytest.mark.parametrize("how", ["nack", "time", "leave"])
+    @pytest.mark.parametrize("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
+    def test_who_has_lost_rows_can_not_extend_them_whatever_became_of_them(self, how: str, then: str) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        slow = stream.consume(task="reward")
+        match how:
+            case "nack":
+                stream.nack(slow)
+            case "time":
+                stream.home.tick(10.0)
+            case "leave":
+                stream.home.leave("c", 0.0)
+        if then != "nobody":
+            other = stream.consume(task="reward", who=Who("d"))
+        if then in ("extended", "acked", "done by all"):
+            stream.extend([0, 1], "r", by=other)
+        if then in ("acked", "done by all"):
+            stream.ack(other, "d")
+        if then == "done by all":
+            stream.ack(stream.consume(task="actor", columns=["x", "r"]))
+            assert stream.home.books.rows.count == 0
+        if then == "dropped":
+            stream.ack(other, "d")
+            stream.home.drop_rows(np.array([0, 1]), 0.0)
+        for column in ("r", "other"):
+            for replace in (False, True):
+                with pytest.raises(LeaseExpired):
+                    stream.extend([1, 0], column, by=slow, replace=replace)
+
+    def test_rows_that_never_were_or_are_named_by_others_are_misuse_and_not_a_lost_lease(self) -> None:
+        stream = Stream()
+        stream.append(2)
+        done = stream.consume()
+        stream.ack(done)
+        for rows, by in (([7], done), ([-1], done), ([0], None)):
+            with pytest.raises(Misuse, match="is not in the stream"):
+                stream.extend(rows, "r", by=by)
+        with pytest.raises(Misuse, match="number 1 of those named"):
+            stream.extend([0, 7], "r", by=done)
+        with pytest.raises(LeaseExpired):
+            stream.extend([0, 1], "r", by=done)
+
+    def test_who_has_acked_rows_may_extend_them_still(self) -> None:
+        stream = Stream("reward", "actor")
+        stream.append(2)
+        first = stream.consume(task="reward")
+        stream.ack(first)
+        stream.extend([0, 1], "r", by=first)
+        assert stream.consume(task="actor", columns=["r"]).rows == [0, 1]
+        with pytest.raises(Misuse, match="has a column"):
+            stream.extend([0, 1], "r", by=first)
+
     def test_rows_given_back_too_often_are_dead_until_they_are_dropped(self) -> None:
         stream = Stream(max_deliveries=2)
         stream.append(2)
