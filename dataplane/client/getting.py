@@ -38,7 +38,7 @@ class Getter:
         held: dict[ShardKey, Held] = {}
         if mine or others:
             own = [shard for _, shard in mine]
-            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others))
+            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True)
             reply = await self._connection.request(request, m.Held, timeout)
             numbers = [number for number, *_ in reply.shards]
             try:
@@ -48,6 +48,8 @@ class Getter:
                 live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
                 if live:
                     _check_live(ref, live, {named[number]: layout for number, layout in layouts.items()})
+                if reply.apart:
+                    await self._check_apart(ref, {named[number]: number for number in reply.apart})
             except BaseException:
                 self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
                 raise
@@ -58,6 +60,19 @@ class Getter:
                     held[named[number]] = Held(shard, size, layouts[number])
         opening = Opening(held)
         return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
+
+    async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
+        """Raises Freed where a row that the reference means was freed by itself, of large shards of these numbers here:
+        the node is asked for the rows of the columns in question, some at a time."""
+        for key, selected in ref.footprint().items():
+            for ordinals, rows in selected if key in numbers else ():
+                for first in range(rows.start, rows.stop, m.MAX_LIVE):
+                    count = min(m.MAX_LIVE, rows.stop - first)
+                    for ordinal in ordinals:
+                        asked = m.LiveRows(self._connection.next_id(), numbers[key], ordinal, first, count)
+                        bits = (await self._connection.request(asked, m.LiveBits, 0.0)).bits
+                        if bits:
+                            _check_some(bits, rows, first, count, key[1])
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
         """As `prefetch`, where some of it is on other hosts."""
@@ -105,6 +120,20 @@ def _check_live(ref: BatchRef, live: Mapping[ShardKey, bytes], layouts: Mapping[
         alive = bits.reshape(len(columns), rows).astype(np.bool_)
         for ordinals, chosen in selected:
             _check_rows(alive, ordinals, chosen, key[1])
+
+
+def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:
+    """Raises Freed where one of these rows that is among those from `first` on does not count, as the bits say."""
+    dead = np.unpackbits(np.frombuffer(bits, np.uint8), count=count) == 0
+    if rows.slice is not None:
+        gone = np.flatnonzero(dead)
+    else:
+        inside = rows.array() - first
+        inside = inside[(inside >= 0) & (inside < count)]
+        gone = inside[dead[inside]]
+    if len(gone):
+        row, more = first + int(gone[0]), f"{len(gone) - 1} more of the {count} from row {first} on"
+        raise Freed(f"row {row} of shard {shard} was freed, and {more}", shard=shard)
 
 
 def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -> None:

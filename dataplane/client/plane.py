@@ -19,9 +19,11 @@ from typing import Any
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.rows import Rows
 from dataplane.client import arguments, doors, embedded
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
+from dataplane.client.freeing import portions
 from dataplane.client.getting import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
@@ -151,16 +153,17 @@ class AsyncPlane:
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
         scope = _scope(scope)
-        parts: defaultdict[bytes, list[tuple[int, list[int], tuple[int, int, bytes]]]] = defaultdict(list)
+        parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
         for (owner, shard), selected in (_reference(ref).footprint() if ref is not None else {}).items():
-            parts[owner] += [(shard, list(ordinals), rows.encode()) for ordinals, rows in selected]
-        own = parts.pop(self._connection.welcome.node, [])
-        if own or scope:
-            request = m.Free(self._connection.next_id(), [], own, scope)
-            await self._connection.request(request, m.Done, 0.0)
+            parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
+        if scope:
+            await self._connection.request(m.Free(self._connection.next_id(), [], [], scope), m.Done, 0.0)
+        for part in portions(parts.pop(self._connection.welcome.node, [])):
+            await self._connection.request(m.Free(self._connection.next_id(), [], part, ""), m.Done, 0.0)
         for owner, others in parts.items():  # what a node held that has gone, went with it
-            elsewhere = m.FreeElsewhere(self._connection.next_id(), owner, others)
-            await self._connection.request(elsewhere, m.Done, 0.0)
+            for part in portions(others):
+                elsewhere = m.FreeElsewhere(self._connection.next_id(), owner, part)
+                await self._connection.request(elsewhere, m.Done, 0.0)
 
     async def stats(self) -> Stats:
         """The node's figures now."""

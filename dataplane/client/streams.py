@@ -196,7 +196,8 @@ class AsyncStream:
         held the row before for the same task, and did not ack it.
 
         Raises Misuse (a row that is not there, one named twice, a column that is there), LeaseExpired (the rows of the
-        reference have gone to others, or are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node).
+        reference have gone to others, or are about to, or are done and gone), SchemaMismatch, Backpressure (no room in
+        the node).
         """
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         numbers, holds, keys, origins = self._named(rows)

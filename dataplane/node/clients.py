@@ -179,11 +179,15 @@ class Client:
             case m.Pin():
                 if request.others:
                     return self._pin_others(request)
-                self._check_pin(request.shards)
+                self._check_pin(request.shards, apart=request.apart)
                 held = self._store.pin_now(self, request.shards)
                 if held is None:
                     return self._pin_later(request)
-                self._send_held(request.id, held)
+                self._send_held(request, held)
+            case m.LiveRows():
+                self._bound("rows of a shard, to be told which count", m.MAX_LIVE, request.count)
+                bits = self._store.live(request.shard, request.column, request.first, request.count)
+                self._channel.send(m.LiveBits(request.id, bits))
             case m.Unpin():
                 self._store.unpin(self, request.shards)
             case m.InheritPins():
@@ -301,14 +305,14 @@ class Client:
         self._channel.send(m.Stored(request.id, shard))
         return None
 
-    def _check_pin(self, shards: list[int]) -> None:
+    def _check_pin(self, shards: list[int], *, apart: bool) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(shards))
         if len(set(shards)) < len(shards):
             raise ProtocolMismatch("a request for shards names one twice")
         self._bound(
             "description of what is to be read; get fewer rows or columns at a time",
             m.MAX_FRAME // 2,
-            self._store.description(shards),
+            self._store.description(shards, apart=apart),
         )
 
     def _bound(self, what: str, limit: int, asked: int) -> None:
@@ -423,15 +427,15 @@ class Client:
         )
 
     async def _pin_later(self, request: m.Pin) -> None:
-        self._send_held(request.id, await self._store.pin(self, request.shards, self._deadline(request.timeout_s)))
+        self._send_held(request, await self._store.pin(self, request.shards, self._deadline(request.timeout_s)))
 
     async def _pin_others(self, request: m.Pin) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
         deadline = self._deadline(request.timeout_s)
         shards = [*request.shards, *await self._copies(request.others, deadline)]
-        self._check_pin(shards)
+        self._check_pin(shards, apart=request.apart)
         held = self._store.pin_now(self, shards)
-        self._send_held(request.id, await self._store.pin(self, shards, deadline) if held is None else held)
+        self._send_held(request, await self._store.pin(self, shards, deadline) if held is None else held)
 
     # Replies that grant segments
 
@@ -441,11 +445,15 @@ class Client:
         grants, descriptors = self._grants((r.extent.segment for r in made), writable=True)
         self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
 
-    def _send_held(self, identifier: int, held: list[Pinned]) -> None:
-        shards = [(p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, p.live) for p in held]
+    def _send_held(self, request: m.Pin, held: list[Pinned]) -> None:
+        apart = {p.shard for p in held if request.apart and p.cells is not None and p.cells.large}
+        shards = [
+            (p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, b"" if p.shard in apart else p.live)
+            for p in held
+        ]
         gone = self._gone_segments()
         grants, descriptors = self._grants((p.extent.segment for p in held), writable=False)
-        self._channel.send(m.Held(identifier, shards, grants, gone), descriptors)
+        self._channel.send(m.Held(request.id, shards, grants, gone, list(apart)), descriptors)
 
     def _gone_segments(self) -> list[int]:
         """Which of the segments that were granted have been closed since this was last asked."""

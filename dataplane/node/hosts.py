@@ -24,7 +24,7 @@ from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import Done, Message
+from dataplane.wire.messages import MAX_LIVE, Done, Message
 from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,11 @@ class Hosts:
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
+            case pm.LiveRows():
+                if request.count > MAX_LIVE:
+                    raise ProtocolMismatch(f"a request for {request.count} rows of a shard")
+                bits = self._store.live(request.shard, request.column, request.first, request.count)
+                return pm.LiveBits(request.id, bits)
             case pm.TakeReplicas() if self.fetcher is not None:
                 return self.fetcher.replicas.take(request)
             case pm.FreeReplicas() if self.fetcher is not None:
@@ -158,13 +163,17 @@ class Hosts:
         return Done(request.id)
 
     def _describe(self, request: pm.Describe) -> pm.Described:
-        left, described = pm.MAX_INLINE_ALL, []
-        for shard, what in zip(request.shards, self._store.describe(request.shards), strict=True):
+        left, described, apart = pm.MAX_INLINE_ALL, [], []
+        shards = self._store.describe(request.shards)
+        for shard, (size, rows, columns, layout, live) in zip(request.shards, shards, strict=True):
+            if request.apart and live is not None and live.large:
+                apart.append(shard)
+                live = None
             payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
-            described.append((*what, payload))
-        return pm.Described(request.id, described)
+            described.append((size, rows, columns, layout, b"" if live is None else live.encode(), payload))
+        return pm.Described(request.id, described, apart)
 
     def statistics(self) -> HostsStatistics:
         """What has crossed, and what is known."""

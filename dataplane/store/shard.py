@@ -17,15 +17,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from dataplane.batch.alike import Laid
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.backing import Backing
 from dataplane.store.extents import RangeSet
+from dataplane.store.live import Live
 from dataplane.store.spillfile import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout, and
@@ -61,7 +59,7 @@ class Shard:
     moving: asyncio.Future[None] | None = None
     freed: bool = False
     damage: DataplaneError | None = None
-    live: npt.NDArray[np.bool_] | None = field(default=None)
+    live: Live | None = None
     """Which [column, row] still counts; None while all do."""
     hollow: RangeSet | None = field(default=None)
     """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
@@ -86,12 +84,10 @@ class Shard:
         if self.live is None:
             if len(set(columns)) == self.columns and rows.slice == slice(0, self.rows):
                 return True
-            self.live = np.ones((self.columns, self.rows), dtype=np.bool_)
-        chosen: slice | npt.NDArray[np.int64] = rows.slice or rows.array()
-        for column in set(columns):
-            self.live[column, chosen] = False
-        return not self.live.any()
+            self.live = Live(self.columns, self.rows)
+        self.live.free(columns, rows)
+        return not self.live
 
     def live_bits(self) -> bytes:
         """`live`, one bit a cell, row-major; empty while all count."""
-        return b"" if self.live is None else np.packbits(self.live).tobytes()
+        return b"" if self.live is None else self.live.encode()

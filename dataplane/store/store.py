@@ -24,15 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.alike import one
+from dataplane.batch.alike import Laid, one
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
-from dataplane.config import NodeConfig, format_size
+from dataplane.config import PAGE, NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.hollow import dead_pages
+from dataplane.store.live import Live
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
@@ -53,12 +54,17 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Where a pinned shard's bytes are. `live` as `Shard.live_bits`."""
+    """Where a pinned shard's bytes are, and which of its cells still count (None: all)."""
 
     shard: int
     extent: Extent
     layout: bytes
-    live: bytes
+    cells: Live | None
+
+    @property
+    def live(self) -> bytes:
+        """As `Shard.live_bits`."""
+        return b"" if self.cells is None else self.cells.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +232,7 @@ class Store:
         rows: int,
         columns: int,
         layout: bytes,
-        live: bytes,
+        live: bytes | Live,
         payload: bytes,
         backing: Backing,
         *,
@@ -235,16 +241,15 @@ class Store:
         """A shard whose bytes are elsewhere, and come when it is pinned; its number here. `payload`: its bytes, if they
         have come already; they are kept if there is room. Its memory is taken before that of any other. Raises
         ProtocolMismatch, Corrupt or LimitExceeded where the layout or the payload is false."""
-        described = one(layout, size)
-        check_cost(described, layout, size)
-        if pages(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
-            raise Corrupt("a shard that is described falsely")
+        described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
-        if live:
-            if len(live) != -(-rows * columns // 8):
-                raise Corrupt("a shard that is described falsely")
-            bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
-            shard.live = bits.reshape(columns, rows).astype(np.bool_)
+        if isinstance(live, Live):
+            shard.live = live
+        elif live:
+            try:
+                shard.live = Live.decode(live, columns, rows)
+            except ValueError:
+                raise Corrupt("a shard that is described falsely") from None
         if payload and len(payload) == size:
             described.check_contents(np.frombuffer(payload, np.uint8))
             if self.budget.try_reserve(size):
@@ -353,15 +358,29 @@ class Store:
         with self.arena.view(shard.extent) as view:
             return bytes(view)
 
-    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes, bytes]]:
-        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits. Raises Freed or Corrupt as
-        `pin`."""
-        return [(s.size, s.rows, s.columns, s.layout, s.live_bits()) for s in map(self._find, numbers)]
+    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes, Live | None]]:
+        """Of each shard its extent's bytes, rows, columns, encoded layout and which cells still count (None: all).
+        Raises Freed or Corrupt as `pin`."""
+        return [(s.size, s.rows, s.columns, s.layout, s.live) for s in map(self._find, numbers)]
 
-    def description(self, numbers: Iterable[int]) -> int:
-        """About how many bytes it takes to say where these shards are. Raises Freed or Corrupt as `pin`."""
+    def description(self, numbers: Iterable[int], *, apart: bool) -> int:
+        """About how many bytes it takes to say where these shards are; `apart`: without live bits that are said apart.
+        Raises Freed or Corrupt as `pin`."""
         shards = map(self._find, numbers)
-        return sum(_PLACE + len(s.layout) + (0 if s.live is None else s.live.size // 8) for s in shards)
+        return sum(
+            _PLACE + len(s.layout) + (0 if s.live is None or (apart and s.live.large) else s.live.encoded)
+            for s in shards
+        )
+
+    def live(self, number: int, column: int, first: int, count: int) -> bytes:
+        """Which of these rows of a column still count, one bit a row; empty where all do. Raises Freed or Corrupt as
+        `pin`, ProtocolMismatch for rows that it has not."""
+        shard = self._find(number)
+        if not (0 <= column < shard.columns and 0 <= first and 0 < count <= shard.rows - first):
+            raise ProtocolMismatch(
+                f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant"
+            )
+        return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 
     def _hold(self, client: Hashable, numbers: Sequence[int]) -> list[Shard]:
         shards = [self._find(number) for number in numbers]
@@ -370,7 +389,7 @@ class Store:
         return shards
 
     def _pinned(self, shards: Iterable[Shard]) -> list[Pinned]:
-        return [Pinned(s.number, s.extent, s.layout, s.live_bits()) for s in shards if s.extent is not None]
+        return [Pinned(s.number, s.extent, s.layout, s.live) for s in shards if s.extent is not None]
 
     def _find(self, number: int) -> Shard:
         shard = self._shards.get(number)
@@ -443,7 +462,14 @@ class Store:
         layout = one(shard.layout, shard.size).layout
         with self.arena.view(shard.extent) as view:
             memory = np.frombuffer(view, dtype=np.uint8)
-            parts = list(dead_pages(layout, shard.live, set(columns), rows, memory))
+            parts: list[tuple[int, int]] = []
+            for column in set(columns):
+                field = layout.columns[column][1].field
+                least = PAGE // field.item_nbytes if field.kind == "dense" and field.item_nbytes else 1
+                runs = shard.live.dead_runs(column, rows, max(1, least))  # shorter ones have no whole page
+                if len(runs):
+                    flags = np.broadcast_to(shard.live.flags(column, 0, shard.rows), (shard.columns, shard.rows))
+                    parts += dead_pages(layout, flags, [column], runs, memory)
             del memory
         self._residency.hollow(shard, parts)
 
@@ -454,8 +480,7 @@ class Store:
             raise Corrupt(
                 f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant", shard=number
             )
-        chosen = rows.slice or rows.array()
-        if shard.live is not None and not all(shard.live[column, chosen].all() for column in columns):
+        if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
             raise _freed(number)
 
     def unscope(self, numbers: Iterable[int]) -> None:
@@ -580,6 +605,16 @@ class Store:
         await self._residency.aclose()
         self.disk.close()
         self.arena.close()
+
+
+def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
+    """The layout of a shard that is elsewhere. Raises ProtocolMismatch, Corrupt or LimitExceeded where it, or what is
+    said with it, is false."""
+    described = one(layout, size)
+    check_cost(described, layout, size)
+    if pages(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
+        raise Corrupt("a shard that is described falsely")
+    return described
 
 
 def _slow(nbytes: int, deadline: Deadline) -> Backpressure:

@@ -45,6 +45,8 @@ STAGED = "\0"
 """What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
 
 MAX_SHARDS = 1 << 16
+MAX_LIVE = 1 << 23
+"""Rows of one `LiveRows`: their bits are a quarter of a frame."""
 """Shards that one request may name or ask for."""
 
 MAX_WAITING = 1024
@@ -110,12 +112,25 @@ Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, byte
 
 
 class Pin(Message, frozen=True, tag="pin"):
-    """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those."""
+    """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those. `apart`:
+    the live bits of large shards are not told in the answer, but asked for by `LiveRows`."""
 
     id: int
     shards: list[int]
     timeout_s: float
     others: list[Wanted] = []
+    apart: bool = False
+
+
+class LiveRows(Message, frozen=True, tag="live-rows"):
+    """Which rows of a column of a held shard still count: `count` of them, at most `MAX_LIVE`, from `first` on.
+    Answered by `LiveBits`."""
+
+    id: int
+    shard: int
+    column: int
+    first: int
+    count: int
 
 
 class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
@@ -615,6 +630,7 @@ Request = (
     | Abort
     | Put
     | Pin
+    | LiveRows
     | Prefetch
     | FreeElsewhere
     | Replicate
@@ -712,12 +728,20 @@ HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
 
 class Held(Message, frozen=True, tag="held"):
     """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`.
-    `gone`: as in `Reserved`."""
+    `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to be asked for."""
 
     id: int
     shards: list[HeldOne]
     grants: list[Grant]
     gone: list[int] = []
+    apart: list[int] = []
+
+
+class LiveBits(Message, frozen=True, tag="live-bits"):
+    """One bit a row that was asked for, 1 for one that counts; empty where all do."""
+
+    id: int
+    bits: bytes
 
 
 class Replicated(Message, frozen=True, tag="replicated"):
@@ -924,6 +948,7 @@ Reply = (
     | Reserved
     | Stored
     | Held
+    | LiveBits
     | Replicated
     | Opened
     | Admitted

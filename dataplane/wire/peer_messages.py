@@ -41,10 +41,23 @@ class Greet(Message, frozen=True, tag="greet"):
 
 
 class Describe(Message, frozen=True, tag="describe"):
-    """What these shards are. Answered by `Described`."""
+    """What these shards are. Answered by `Described`. `apart`: the live bits of large shards are not told in the
+    answer, but asked for by `LiveRows`."""
 
     id: int
     shards: list[int]
+    apart: bool = False
+
+
+class LiveRows(Message, frozen=True, tag="live-rows"):
+    """Which rows of a column of a shard still count, as the message of this name between a node and its clients.
+    Answered by `LiveBits`."""
+
+    id: int
+    shard: int
+    column: int
+    first: int
+    count: int
 
 
 class Offer(Message, frozen=True, tag="offer"):
@@ -311,6 +324,7 @@ class ThinRows(Message, frozen=True, tag="thin-rows"):
 PeerRequest = (
     Greet
     | Describe
+    | LiveRows
     | Offer
     | Withdraw
     | FreeParts
@@ -357,10 +371,19 @@ class Greeted(Message, frozen=True, tag="greeted"):
 
 
 class Described(Message, frozen=True, tag="described"):
-    """Of each shard asked for: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes."""
+    """Of each shard asked for: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes.
+    `apart`: the numbers of those whose live bits are to be asked for."""
 
     id: int
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
+    apart: list[int] = []
+
+
+class LiveBits(Message, frozen=True, tag="live-bits"):
+    """One bit a row that was asked for, 1 for one that counts; empty where all do."""
+
+    id: int
+    bits: bytes
 
 
 class Offered(Message, frozen=True, tag="offered"):
@@ -440,6 +463,7 @@ class FoundTable(Message, frozen=True, tag="found-table"):
 PeerReply = (
     Greeted
     | Described
+    | LiveBits
     | Offered
     | Done
     | Failure

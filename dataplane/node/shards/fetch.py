@@ -14,6 +14,8 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
+
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
@@ -22,10 +24,11 @@ from dataplane.errors import DataplaneError, Freed, OwnerDied, ProtocolMismatch
 from dataplane.node.shards.reading import Reading, member_of
 from dataplane.node.shards.remote import Remote, Want
 from dataplane.node.shards.replicas import Replicas
-from dataplane.store.store import Store
+from dataplane.store.live import Live
+from dataplane.store.store import Store, check_described
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import Done
+from dataplane.wire.messages import MAX_LIVE, Done
 from dataplane.wire.peer import Peers
 
 MAX_COPIES = 1 << 16
@@ -132,10 +135,15 @@ class Fetcher:
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
         """Learn of shards of the owner from where they are, of each its number and that there."""
         member = member_of(self._membership, source)
-        request = pm.Describe(self._peers.next_id(), [number for _, number in numbered])
+        request = pm.Describe(self._peers.next_id(), [number for _, number in numbered], True)
         reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(numbered):
             raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
+        apart = {
+            there: await self._learn_live(member.address, there, described[:4], deadline)
+            for (_, there), described in zip(numbered, reply.shards, strict=True)
+            if there in reply.apart
+        }
         for (shard, there), described in zip(numbered, reply.shards, strict=True):
             key = (owner, shard)
             copy = self._copies.get(key)
@@ -146,10 +154,36 @@ class Fetcher:
             size, rows, columns, layout, live, payload = described
             backing = Remote(self._reading, source, there, layout, size, whole=bool(payload))
             number = self._store.adopt(
-                size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
+                size,
+                rows,
+                columns,
+                layout,
+                apart.get(there, live),
+                payload,
+                backing,
+                holder=f"copy of {owner.hex()}",
             )
             self._copies[key], self._remotes[number] = number, backing
             self._inline_bytes += len(payload)
+
+    async def _learn_live(
+        self, address: str, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
+    ) -> Live:
+        """Which cells of a large shard there still count. Raises as `Store.adopt`, and ProtocolMismatch."""
+        _, rows, columns, _ = described
+        check_described(*described)
+        live = Live(columns, rows)
+        for column in range(columns):
+            for first in range(0, rows, MAX_LIVE):
+                count = min(MAX_LIVE, rows - first)
+                asked = pm.LiveRows(self._peers.next_id(), shard, column, first, count)
+                timeout_s = min(_CONTROL_S, deadline.remaining_s)
+                bits = (await self._peers.request(address, asked, pm.LiveBits, timeout_s)).bits
+                if bits and len(bits) != -(-count // 8):
+                    raise ProtocolMismatch(f"{len(bits)} bytes of bits for {count} rows")
+                if bits:
+                    live.set(column, first, np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_))
+        return live
 
     def _forget(self, key: ShardKey) -> None:
         number = self._copies.pop(key)

@@ -1,0 +1,166 @@
+"""Which rows of which columns of a shard still count, after some of them were freed.
+
+A column is cut into blocks of `BLOCK` rows, of which those that were freed in part have a bit a row; those that count
+as a whole, or not at all, cost nothing. So a shard costs no more than a bit a cell, and mostly far less.
+
+What always holds: a cell that was freed once never counts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.rows import Index, Rows
+
+BLOCK = 1 << 16
+
+APART = 64 << 10
+"""Bytes of a shard's bits from which on they are said apart."""
+
+Flags = npt.NDArray[np.bool_]
+_Place = slice | Index
+
+
+class Live:
+    """The cells of `columns` by `rows` that count: at first all."""
+
+    __slots__ = ("_blocks", "_left", "columns", "rows")
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.columns = columns
+        self.rows = rows
+        self._left = columns * rows
+        self._blocks: dict[tuple[int, int], npt.NDArray[np.uint8] | None] = {}
+        """By column and block: packed bits; None where no row of it counts, and no entry where all do."""
+
+    @classmethod
+    def decode(cls, bits: bytes, columns: int, rows: int) -> Live:
+        """What `encode` gave. Raises ValueError for another number of bits."""
+        if len(bits) != -(-rows * columns // 8):
+            raise ValueError(f"{len(bits)} bytes for {columns} columns of {rows} rows")
+        live = cls(columns, rows)
+        flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows * columns).view(np.bool_).reshape(columns, rows)
+        for column, of in enumerate(flags):
+            live.set(column, 0, of)
+        return live
+
+    def encode(self) -> bytes:
+        """One bit a cell, row-major."""
+        flags = [self.flags(column, 0, self.rows) for column in range(self.columns)]
+        return np.packbits(np.concatenate(flags)).tobytes() if flags else b""
+
+    @property
+    def encoded(self) -> int:
+        """How many bytes `encode` gives."""
+        return -(-self.rows * self.columns // 8)
+
+    @property
+    def large(self) -> bool:
+        """Whether they are so many that they are said apart, of the columns and rows that somebody reads."""
+        return self.encoded > APART
+
+    @property
+    def nbytes(self) -> int:
+        """What the bits take now."""
+        return sum(bits.nbytes for bits in self._blocks.values() if bits is not None)
+
+    def __bool__(self) -> bool:
+        """Whether any cell counts."""
+        return self._left > 0
+
+    def free(self, columns: Sequence[int], rows: Rows) -> None:
+        """These cells, which are there, do not count any more."""
+        for block, inside in _by_block(rows):
+            for column in set(columns):
+                self._free(column, block, inside)
+
+    def _free(self, column: int, block: int, inside: _Place) -> None:
+        flags = self._block(column, block)
+        self._left -= int(np.count_nonzero(flags[inside]))
+        flags[inside] = False
+        self._keep(column, block, flags)
+
+    def _keep(self, column: int, block: int, flags: Flags) -> None:
+        if flags.any():
+            self._blocks[column, block] = np.packbits(flags)
+        else:
+            self._blocks[column, block] = None
+
+    def _size(self, block: int) -> int:
+        return min(BLOCK, self.rows - block * BLOCK)
+
+    def _block(self, column: int, block: int) -> Flags:
+        """The flags of a block, of the caller's own."""
+        size = self._size(block)
+        bits = self._blocks.get((column, block), _ALL)
+        if bits is _ALL:
+            return np.ones(size, np.bool_)
+        if bits is None:
+            return np.zeros(size, np.bool_)
+        return np.unpackbits(bits, count=size).view(np.bool_)
+
+    def set(self, column: int, first: int, flags: Flags) -> None:
+        """Rows of a column of which nothing was freed yet, from `first` on, a whole number of blocks, count so."""
+        for start in range(0, len(flags), BLOCK):
+            of = flags[start : start + BLOCK]
+            if not of.all():
+                self._keep(column, (first + start) // BLOCK, of)
+                self._left -= len(of) - int(np.count_nonzero(of))
+
+    def all(self, column: int, rows: Rows) -> bool:
+        """Whether each of these rows of the column counts."""
+        for block, inside in _by_block(rows):
+            if (column, block) in self._blocks and not self._block(column, block)[inside].all():
+                return False
+        return True
+
+    def flags(self, column: int, first: int, stop: int) -> Flags:
+        """Which of these rows of the column count."""
+        found = np.ones(stop - first, np.bool_)
+        for block in range(first // BLOCK, -(-stop // BLOCK)):
+            if (column, block) in self._blocks:
+                start = block * BLOCK
+                a, b = max(first, start), min(stop, start + BLOCK)
+                found[a - first : b - first] = self._block(column, block)[a - start : b - start]
+        return found
+
+    def dead_runs(self, column: int, rows: Rows, least: int) -> Rows:
+        """A row of each run of at least so many rows in a row that do not count, of those that some of these rows may
+        be in."""
+        first, stop = max(0, rows.start - least), min(self.rows, rows.stop + least)
+        dead = ~self.flags(column, first, stop)
+        edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
+        bounds = np.concatenate([[0], edges, [len(dead)]])
+        starts = bounds[:-1][dead[bounds[:-1]] & (np.diff(bounds) >= least)]
+        return Rows.index(first + starts)
+
+    def bits(self, column: int, first: int, stop: int) -> bytes:
+        """The same, one bit a row; empty where all count."""
+        if not any((column, block) in self._blocks for block in range(first // BLOCK, -(-stop // BLOCK))):
+            return b""
+        return np.packbits(self.flags(column, first, stop)).tobytes()
+
+
+_ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+def _by_block(rows: Rows) -> Iterator[tuple[int, _Place]]:
+    """Rows by block, and where they are in it; of an index each once."""
+    if not len(rows):
+        return
+    blocks = range(rows.start // BLOCK, -(-rows.stop // BLOCK))
+    if rows.slice is not None:
+        for block in blocks:
+            start = block * BLOCK
+            yield block, slice(max(rows.start - start, 0), min(rows.stop - start, BLOCK))
+        return
+    index = rows.array()
+    if not (index[1:] > index[:-1]).all():
+        index = np.unique(index)
+    edges = np.searchsorted(index, np.array(blocks) * BLOCK)
+    for block, start, stop in zip(blocks, edges, [*edges[1:], len(index)], strict=True):
+        if start < stop:
+            yield block, index[start:stop] - block * BLOCK
