@@ -110,6 +110,11 @@ class Worker:
         assert self._process.exitcode is not None, "the worker did not end"
         return self._process.exitcode
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
     def __enter__(self) -> Worker:
         return self
 

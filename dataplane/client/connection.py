@@ -54,6 +54,8 @@ class Connection:
         self._detached = False
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[Segment, int]] = weakref.WeakKeyDictionary()
         """The mappings of drafts, each with its segment and offset there: what they show goes to others in the end."""
+        self.handing: set[int] = set()
+        """The requests by whose leave something is about to be appended that was put before: see `Admit`."""
         self._reserved = 0
         self._prewarm: list[Mapping] = []
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -267,6 +269,8 @@ class Connection:
             self._heartbeat.cancel()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
+        for request in self.handing:  # this process lives on, with what it put
+            self._channel.send(m.Cancel(request))
         if self._channel.open and self.pins.live:
             self._flush()
             self._channel.send(m.Leave())

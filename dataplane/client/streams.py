@@ -42,6 +42,7 @@ CONSUME_TIMEOUT_S = 600.0
 
 _FIRST_LEASE_S = 60.0
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
+_HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
 _BUILT_IN = get_args(BuiltIn)
 
 
@@ -119,12 +120,16 @@ class AsyncStream:
             digest,
             deadline.remaining_s,
             (groups or [*named, ""])[0],
+            self._own(columns) if planned is None else [],
         )
+        if admit.handing:
+            self._connection.handing.add(admit.id)
         self._connection.reserved(+1)  # signs of life, without which the admission is given up
         staged, ticket = "" if planned is None else f"{self._staging}-{next(self._appends)}", 0
         try:
             admitted = await self._connection.request(admit, m.Admitted, deadline.remaining_s)
             if not admitted.ticket:  # it was made before, by the very same call, whose answer was lost
+                self._keep(admit)
                 return named
             ticket = admitted.ticket
             if planned is None:
@@ -146,14 +151,29 @@ class AsyncStream:
                 tagged,
                 lengths,
                 spares,
+                admit.id if admit.handing else 0,
             )
             reply = await self._connection.request(request, m.Appended, 0.0)
         except BaseException:
             self._unstage(staged, ticket)
+            self._keep(admit)
             raise
         finally:
+            self._connection.handing.discard(admit.id)
             self._connection.reserved(-1)
         return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    def _own(self, ref: BatchRef) -> list[int]:
+        """The shards of a reference that are on this plane's node."""
+        own = [number for node, number in ref.shards() if node == self._connection.welcome.node]
+        return own if len(own) <= _HANDED else []
+
+    def _keep(self, admit: m.Admit) -> None:
+        """What was to be appended is the caller's still: the node is to free none of it when this process goes."""
+        with suppress(DataplaneError):
+            self._connection.check()
+            if admit.handing:
+                self._connection.tell(m.Cancel(admit.id))
 
     async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
         """The other nodes that have the columns too."""

@@ -28,6 +28,7 @@ from dataplane.errors import (
     Rejected,
     describe,
 )
+from dataplane.node.handing import Handing
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
@@ -72,6 +73,7 @@ class Client:
         self._store = store
         streams = Streaming(self, homes)
         spread = None if hosts is None else hosts.spread
+        self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
         self._streams = streams if spread is None else spread.client(streams)
         self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
         self._hosts = hosts
@@ -116,18 +118,22 @@ class Client:
             task.cancel()
         if error is None or isinstance(error, PeerUnavailable):
             log.info("client %s has gone: %s", self.label, error)
-            self._streams.leave()
+            self._leave_streams()
             self._store.leave(self)
             self._gone(self)
             return False
         log.warning("client %s was cut off: %s", self.label, error)
         self._leaving = True
-        self._streams.leave()
+        self._leave_streams()
         self._store.revoke(self)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
         return True
+
+    def _leave_streams(self) -> None:
+        self._streams.leave()
+        self._handing.leave()
 
     def _linger(self) -> None:
         """Wait for the end of a connection that nothing more is taken from."""
@@ -219,6 +225,7 @@ class Client:
             case m.Stats():
                 self._channel.send(m.Figures(request.id, self._figures()))
             case m.Cancel():
+                self._handing.end(request.request)
                 task = self._waiting.get(request.request)
                 if task is not None:
                     task.cancel()
@@ -227,7 +234,7 @@ class Client:
             case m.Leave():
                 for task in self._waiting.values():
                     task.cancel()
-                self._streams.leave()
+                self._leave_streams()
             case m.Alive():
                 pass
             case _:
@@ -237,6 +244,11 @@ class Client:
     def _answer_shared(self, request: StreamRequest | TableRequest) -> Coroutine[Any, Any, None] | None:
         deadline = self._deadline(getattr(request, "timeout_s", 0.0))
         answer: m.Reply | Waiting | None
+        match request:
+            case m.Admit():
+                self._handing.begin(request.id, request.handing)
+            case m.Append():
+                self._handing.end(request.admitted)
         if isinstance(request, TableRequest):
             answer = self._tables.answer(request, deadline)
         else:

@@ -376,7 +376,7 @@ class Store:
         """Which of these rows of a column still count, one bit a row; empty where all do. Raises Freed or Corrupt as
         `pin`, ProtocolMismatch for rows that it has not."""
         shard = self._find(number)
-        if not (0 <= column < shard.columns and 0 <= first and 0 < count <= shard.rows - first):
+        if not (0 <= column < shard.columns and first >= 0 and 0 < count <= shard.rows - first):
             raise ProtocolMismatch(
                 f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant"
             )
@@ -482,6 +482,11 @@ class Store:
             )
         if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
             raise _freed(number)
+
+    def put_by(self, number: int) -> tuple[str, str] | None:
+        """Who put the shard, and under which scope; None for one that is gone."""
+        shard = self._shards.get(number)
+        return None if shard is None else (shard.holder, shard.scope)
 
     def unscope(self, numbers: Iterable[int]) -> None:
         """These shards are under no scope from now on. Those that are gone are passed over."""

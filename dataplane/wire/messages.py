@@ -222,7 +222,8 @@ class Open(Message, frozen=True, tag="open"):
 class Admit(Message, frozen=True, tag="admit"):
     """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
     the `digest` of the append. `place`: by what its first row finds its home, in a stream that is over several hosts.
-    Answered by `Admitted`."""
+    `handing`: shards that the client put and appends by reference, which go with it if it goes before the `Append`, or
+    a `Cancel` of this. Answered by `Admitted`."""
 
     id: int
     stream: bytes
@@ -233,6 +234,7 @@ class Admit(Message, frozen=True, tag="admit"):
     digest: bytes
     timeout_s: float
     place: str | int = ""
+    handing: list[int] = []
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
@@ -247,7 +249,7 @@ class GiveBack(Message, frozen=True, tag="give-back"):
 class Append(Message, frozen=True, tag="append"):
     """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
     `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have the columns too.
-    Answered by `Appended`."""
+    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. Answered by `Appended`."""
 
     id: int
     stream: bytes
@@ -261,6 +263,7 @@ class Append(Message, frozen=True, tag="append"):
     tags: dict[str, list[str | int | float | bool | None]]
     lengths: dict[str, bytes]
     spares: list[bytes] = []
+    admitted: int = 0
 
 
 class Extend(Message, frozen=True, tag="extend"):

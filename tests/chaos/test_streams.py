@@ -111,6 +111,81 @@ def producer(pipe: Any, address: str, step: str) -> None:
     stream.extend(keys, {"score": pattern(2, MIB, 4)})
 
 
+def hands_over(pipe: Any, address: str) -> None:
+    """Puts, and appends by reference what it put; stops where there is leave to append, to be killed there. Until then
+    it does what it is told: `True`, give up waiting."""
+    plane = dp.connect(address)
+    stream = plane.stream("s")
+    ref, kept = plane.put({"x": np.arange(4), "big": pattern(1, MIB, 4)}), plane.put({"x": [7]})
+    scoped = plane.put({"x": [8]}, scope="mine")
+    original = stream._inner._connection.request
+
+    async def request(what: Any, *args: Any) -> Any:
+        if isinstance(what, m.Append):
+            pipe.send("admitted")
+            pipe.recv()
+        return await original(what, *args)
+
+    stream._inner._connection.request = request
+    pipe.send((ref, kept, scoped))
+    while pipe.recv():
+        try:
+            stream.append(ref, timeout=0.05)
+        except dp.Backpressure:
+            pipe.send("full")
+    stream.append(ref, timeout=60)
+
+
+@pytest.mark.parametrize("step", ["waiting", "admitted"])
+def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: StandingNode, step: str) -> None:
+    """What it put and did not give away lives on; and so does what it was refused to append."""
+    with dp.connect(node.address) as plane, Worker(hands_over, node.address) as worker:
+        stream = plane.stream("s", ["a"], max_rows=4)
+        stream.append({"x": range(3)})
+        ref, kept, scoped = worker.hear()
+        for _ in range(2):
+            assert worker.ask(True) == "full"
+            assert len(plane.get(ref)) == 4
+        worker.say(False)
+        eventually(lambda: stream.stats()["waiting"] == 1, "it waits")
+        if step == "admitted":
+            assert take(stream) == [0, 1, 2]
+            assert worker.hear() == "admitted"
+        worker.kill()
+        eventually(lambda: plane.stats().memory_used < MIB, "it is freed")
+        with pytest.raises(dp.Freed):
+            plane.get(ref)
+        assert plane.get(kept)["x"].to_list() == [7]
+        assert plane.get(scoped)["x"].to_list() == [8]
+        if step == "waiting":
+            assert take(stream) == [0, 1, 2]
+        stream.append({"x": range(4)}, timeout=5)  # its place is free
+
+
+def test_what_others_put_or_a_process_that_lives_was_about_to_append_stays(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        stream.append({"x": [0]})
+        ref, whole = plane.put({"x": [1]}), dp.connect(node.address)
+        view = whole.get(ref)["x"].numpy()
+        own = whole.put({"x": [2]})
+        threads = [threading.Thread(target=waits, args=(whole, each)) for each in (ref, own)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: stream.stats()["waiting"] == 2, "both wait")
+        whole.close()
+        for thread in threads:
+            thread.join()
+        assert view.tolist() == [1]
+        eventually(lambda: stream.stats()["waiting"] == 0, "they wait no more")
+        assert [plane.get(each)["x"].to_list() for each in (ref, own)] == [[1], [2]]
+
+
+def waits(plane: dp.Plane, ref: dp.BatchRef) -> None:
+    with suppress(dp.Closed):
+        plane.stream("s").append(ref, timeout=60)
+
+
 @pytest.mark.parametrize("step", ["append", "extend"])
 def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: str) -> None:
     """What it wrote and did not tell the stream of is freed; rows that lack a column stay, and are not ready."""

@@ -70,13 +70,17 @@ def test_of_a_shard_of_20_million_rows_all_is_readable_but_what_was_freed(
 @pytest.mark.timeout(60)
 def test_a_shard_of_20_million_rows_is_readable_on_another_host_but_for_what_was_freed(tmp_path: Path) -> None:
     large = {"memory": "64MiB"}
-    with Host(tmp_path / "0", **large) as one, Host(tmp_path / "1", one, **large) as two:
-        with dp.connect(one.address) as a, dp.connect(two.address) as b:
-            together(a, b)
-            ref, gone = a.put({"x": values()}), random_rows()
-            a.free(ref[gone])
-            start = int(gone[7]) + 1
-            part = slice(start, int(gone[8]))
-            assert np.array_equal(b.get(ref[part])["x"].numpy(), values()[part])
-            with pytest.raises(dp.Freed, match=f"row {gone[7]} of shard"):
-                b.get(ref[start - 1 : start])
+    with (
+        Host(tmp_path / "0", **large) as one,
+        Host(tmp_path / "1", one, **large) as two,
+        dp.connect(one.address) as a,
+        dp.connect(two.address) as b,
+    ):
+        together(a, b)
+        ref, gone = a.put({"x": values()}), random_rows()
+        a.free(ref[gone])
+        start = int(gone[7]) + 1
+        part = slice(start, int(gone[8]))
+        assert np.array_equal(b.get(ref[part])["x"].numpy(), values()[part])
+        with pytest.raises(dp.Freed, match=f"row {gone[7]} of shard"):
+            b.get(ref[start - 1 : start])

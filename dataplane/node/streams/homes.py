@@ -383,6 +383,11 @@ class Homes:
                 del self._needed[key]
         self._store.free_scope(scope)
 
+    def free_unhanded(self, numbers: Iterable[int], holder: str) -> None:
+        """Free those of these shards that this holder put, under no scope, and that no row needs."""
+        own = [number for number in numbers if self._needed[self._node, number] <= 0]
+        self._store.free(number for number in own if self._store.put_by(number) == (holder, ""))
+
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """The figures of the first streams by name, of those after this name; at most so many."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
