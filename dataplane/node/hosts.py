@@ -163,16 +163,14 @@ class Hosts:
         return Done(request.id)
 
     def _describe(self, request: pm.Describe) -> pm.Described:
-        left, described, apart = pm.MAX_INLINE_ALL, [], []
-        shards = self._store.describe(request.shards)
-        for shard, (size, rows, columns, layout, live) in zip(request.shards, shards, strict=True):
-            if request.apart and live is not None and live.large:
-                apart.append(shard)
-                live = None
+        left, described = pm.MAX_INLINE_ALL, []
+        shards = self._store.describe(request.shards, apart=request.apart)
+        for shard, what in zip(request.shards, shards, strict=True):
             payload = self._store.peek(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
-            described.append((size, rows, columns, layout, b"" if live is None else live.encode(), payload))
+            described.append((*what, payload))
+        apart = [shard for shard in request.shards if request.apart and self._store.apart(shard)]
         return pm.Described(request.id, described, apart)
 
     def statistics(self) -> HostsStatistics:

@@ -358,10 +358,19 @@ class Store:
         with self.arena.view(shard.extent) as view:
             return bytes(view)
 
-    def describe(self, numbers: Iterable[int]) -> list[tuple[int, int, int, bytes, Live | None]]:
-        """Of each shard its extent's bytes, rows, columns, encoded layout and which cells still count (None: all).
-        Raises Freed or Corrupt as `pin`."""
-        return [(s.size, s.rows, s.columns, s.layout, s.live) for s in map(self._find, numbers)]
+    def describe(self, numbers: Iterable[int], *, apart: bool = False) -> list[tuple[int, int, int, bytes, bytes]]:
+        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits; `apart`: without those that
+        are said apart. Raises Freed or Corrupt as `pin`."""
+        shards = map(self._find, numbers)
+        return [
+            (s.size, s.rows, s.columns, s.layout, b"" if apart and self.apart(s.number) else s.live_bits())
+            for s in shards
+        ]
+
+    def apart(self, number: int) -> bool:
+        """Whether the live bits of a shard that is there are so many that they are said apart."""
+        live = self._shards[number].live
+        return live is not None and live.large
 
     def description(self, numbers: Iterable[int], *, apart: bool) -> int:
         """About how many bytes it takes to say where these shards are; `apart`: without live bits that are said apart.

@@ -279,7 +279,7 @@ class Run:
 
     def _events(self) -> Iterator[Event]:
         for path in self._directory.glob("*.log"):
-            for line in path.read_text().splitlines():
+            for line in path.read_text().split("\n")[:-1]:  # who is killed may leave half a line
                 yield Event(*json.loads(line))
 
     def _check_nothing_left(self, before: Left, found: Found) -> None:
