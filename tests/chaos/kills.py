@@ -95,7 +95,11 @@ def _consume(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
     delivery = stream.consume(
         role, rows=chance.choice([1, 16, 64, 300]), columns=columns, lease=lease_s, timeout=1
     ).__enter__()
-    batch = delivery.get(timeout=10)
+    try:
+        batch = delivery.get(timeout=10)
+    except dp.Backpressure:
+        delivery.nack()
+        raise
     ids = batch["id"].to_list()
     told("deliver", role, ids)
     if not np.array_equal(batch["x"].numpy(), values(ids)) or delivery.keys != [str(i) for i in ids]:
@@ -161,6 +165,7 @@ class Found:
     delivered: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
+    spilled: int = 0
     left: Left | None = None
 
 
@@ -227,10 +232,10 @@ class Run:
         self._spill = directory / "spill"
         self._stack = stack
         self._node = stack.enter_context(
-            StandingNode(directory, memory="24MiB", spill="128MiB", spill_dir=self._spill, reservation_lease_s=5.0)
+            StandingNode(directory, memory="16MiB", spill="128MiB", spill_dir=self._spill, reservation_lease_s=5.0)
         )
         self._plane = stack.enter_context(dp.connect(self._node.address))
-        self._stream = self._plane.stream("s", tasks=list(TASKS), max_bytes="16MiB", max_deliveries=255)
+        self._stream = self._plane.stream("s", tasks=list(TASKS), max_bytes="40MiB", max_deliveries=255)
         self._workers: dict[int, tuple[Worker, int]] = {}
         self._started = 0
 
@@ -303,6 +308,7 @@ class Run:
         except AssertionError:
             now = Left.of(self._node, self._plane, self._spill)
             found.broken.append(f"left on the node: {now}, where there was {before}; {self._plane.stats().holders}")
+        found.spilled = self._plane.stats().spilled_bytes
         found.left = Left.of(self._node, self._plane, self._spill)
         self._stream.drop()
 
@@ -342,7 +348,7 @@ def main() -> int:
         found = run(arguments.seed, arguments.kills, Path(directory), 60 * arguments.minutes)
     sys.stdout.write(
         f"seed {arguments.seed}: {found.kills} kills, {found.appended} rows appended, {found.delivered} delivered,"
-        f" {found.acked} acked; errors {dict(found.errors)}; at the end {found.left}\n"
+        f" {found.acked} acked; {found.spilled} bytes spilled; errors {dict(found.errors)}; at the end {found.left}\n"
         + "".join(f"{line}\n" for line in found.broken)
     )
     return len(found.broken)

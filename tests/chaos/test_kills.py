@@ -16,6 +16,7 @@ def test_40_kills_under_load_lose_no_row_double_none_and_leave_nothing(seed: int
     assert found.broken == []
     assert found.kills == 40
     assert found.appended > 100, "they were under load"
+    assert found.spilled, "and so was the disk"
 
 
 def test_the_rules_find_what_is_broken() -> None:
