@@ -3,7 +3,8 @@
 A node is a member from its first answer on, and no more when it has not answered for `DEAD_S`, or another answers at
 its address. Who greets us without being on our list (it was started with us on its own) is greeted back, and so are the
 members that others tell of: it is enough that each names one of the others. Who was only heard of, and has not answered
-for `FORGET_S`, is not greeted any more.
+for `FORGET_S`, is not greeted any more. Of addresses that were only heard of and never answered, the last
+`MAX_UNPROVEN` are greeted: who is there is heard of again.
 
 What always holds: only answers count, so of a link that works one way neither end sees the other. When one of two has
 taken the other for dead, one of them begins anew before they are members of each other again: who was taken for dead
@@ -22,9 +23,9 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from dataplane.cluster.membership import Member, Membership
-from dataplane.errors import DataplaneError
+from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.peer import Peers
+from dataplane.wire.peer import Peers, check_address
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ FORGET_S = 600.0
 
 MAX_MEMBERS = 4096
 
+MAX_UNPROVEN = 256
+"""Addresses that others told of and that have not answered yet: a node connects to no more for what others say."""
+
 _ANSWER_S = 2.0
 
 
@@ -50,7 +54,8 @@ class StaticMembership(Membership):
         self._me = me
         self._beat_s = beat_s
         self._named = set(addresses) - {me.address}
-        self._greeted: set[str] = set()
+        self._greeted: dict[str, asyncio.Task[None]] = {}
+        self._unproven: dict[str, None] = {}  # of those, the ones that have never answered, the oldest first
         self._members: Mapping[bytes, Member] = MappingProxyType({me.node: me})  # another with every change
         self._heard: dict[bytes, float] = {}
         self._fallen: dict[bytes, int] = {}  # by node that was taken for dead: since when it had begun then
@@ -91,6 +96,7 @@ class StaticMembership(Membership):
         self._named = set(addresses) - {self._me.address}
         if self._group is not None:
             for address in self._named:
+                self._unproven.pop(address, None)
                 self._meet(address)
 
     def outnumber(self, epoch: int) -> None:
@@ -100,6 +106,10 @@ class StaticMembership(Membership):
     def greeted(self, greet: pm.Greet) -> pm.Greeted:
         """Somebody greets this node: what it is answered."""
         if greet.node != self._me.node:
+            try:
+                check_address(greet.address)
+            except ValueError as error:
+                raise ProtocolMismatch(str(error)) from None
             self._meet(greet.address)
         self.look()
         me, known = self._me, [member.address for member in self._members.values()]
@@ -181,8 +191,11 @@ class StaticMembership(Membership):
         """Greet who may be there from now on."""
         new = address not in self._greeted and address != self._me.address
         if new and self._group is not None and len(self._greeted) < MAX_MEMBERS:
-            self._greeted.add(address)
-            self._group.create_task(self._greet_on(address))
+            if address not in self._named:
+                while len(self._unproven) >= MAX_UNPROVEN:
+                    self._leave_alone(next(iter(self._unproven))).cancel()
+                self._unproven[address] = None
+            self._greeted[address] = self._group.create_task(self._greet_on(address))
 
     async def _greet_on(self, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -194,8 +207,13 @@ class StaticMembership(Membership):
                 answered = loop.time()
             self._bury(address, loop.time())
             await asyncio.sleep(max(0.0, began + self._beat_s - loop.time()))
-        self._greeted.discard(address)
+        self._leave_alone(address)
+
+    def _leave_alone(self, address: str) -> asyncio.Task[None]:
+        """Forget the address. What greeted it is the caller's to end."""
+        self._unproven.pop(address, None)
         self._peers.forget(address)
+        return self._greeted.pop(address)
 
     async def _greet(self, address: str) -> None:
         me = self._me
@@ -204,8 +222,11 @@ class StaticMembership(Membership):
         answer = await self._peers.request(address, greet, pm.Greeted, self._patience_s(address))
         if answer.major != pm.MAJOR or answer.node == me.node:
             return
-        for known in answer.known:
-            self._meet(known)
+        self._unproven.pop(address, None)
+        for known in answer.known[:MAX_MEMBERS]:
+            with suppress(ValueError):
+                check_address(known)
+                self._meet(known)
         known_as = self._members.get(answer.node)
         if known_as is not None and known_as.address != address:
             return  # another name of the same node

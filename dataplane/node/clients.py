@@ -1,8 +1,10 @@
 """One connected client of a node: what it asks for, done; what it held, given back when it goes.
 
-What always holds: every request with an id gets exactly one reply; what can be done at once is done without a task,
-and what has to wait, waits in a task that ends with the connection; a client that breaks the protocol is cut off,
-and nobody else notices. Descriptors are passed once for each segment and right (read, or write as its owner).
+What always holds: every request with an id gets exactly one reply, whatever decoding it, doing it or encoding its reply
+raises (`wire.boundary`), also as its client is cut off; what can be done at once is done without a task, and what has
+to wait, waits in a task that ends with the connection, within the memory that requests of all clients may keep
+(`node.waits`); a client that breaks the protocol is cut off, and nobody else notices. Descriptors are passed once for
+each segment and right (read, or write as its owner).
 """
 
 from __future__ import annotations
@@ -19,22 +21,18 @@ import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.errors import (
-    DataplaneError,
-    LimitExceeded,
-    OwnerDied,
-    PeerUnavailable,
-    ProtocolMismatch,
-    Rejected,
-    describe,
-)
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.handing import Handing
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
+from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire.boundary import Heads, failure
+from dataplane.wire.framing import frame
+from dataplane.wire.halves import Halves
 from dataplane.wire.local import Channel, peer
 
 if TYPE_CHECKING:
@@ -43,13 +41,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def _farewell(error: DataplaneError) -> m.Failure:
-    return m.Failure(0, *describe(error))
-
-
 _decoder = msgspec.msgpack.Decoder(m.Request)
+_heads = Heads(m.Request)
 _DISCARD = 64 << 10  # bytes
-_ENTRY = 128  # bytes that a key, or the tags of a row, are taken to be
 _MAX_TIMEOUT_S = 365 * 86400.0
 
 
@@ -67,11 +61,13 @@ class Client:
         figures: Callable[[], dict[str, Any]],
         others: Collection[Client],
         gone: Callable[[Client], None],
+        waits: Waits,
+        halves: Halves,
     ) -> None:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
         self._store = store
-        streams = Streaming(self, homes)
+        streams = Streaming(self, homes, self._room)
         spread = None if hosts is None else hosts.spread
         self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
         self._streams = streams if spread is None else spread.client(streams)
@@ -87,23 +83,24 @@ class Client:
         self._leaving = False
         self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
-        self._waiting_bytes = 0
+        self._kept = waits.client()
         self._granted: set[tuple[int, bool]] = set()
         self._closed_segments = store.arena.closed
-        self._channel = Channel(connected, _decoder, self._received, self._closed, farewell=_farewell)
+        self._channel = Channel(connected, _decoder, self._received, self._closed, refused=self._refused, halves=halves)
 
     def __str__(self) -> str:
         return self.label
 
-    def close(self, error: DataplaneError) -> None:
-        """Hear no more of the client, telling it why. What it reserved is taken back; its pins stay until it ends the
-        connection, since there are views that look at what they hold."""
-        self._channel.send(_farewell(error))
+    def close(self, error: DataplaneError, number: int = 0) -> None:
+        """Hear no more of the client, telling it why, and so the request `number` and all that wait. What it reserved
+        is taken back; its pins stay until it ends the connection, since there are views that look at what they hold."""
+        for each in dict.fromkeys((0, number, *self._waiting)):
+            self._channel.send(failure(each, error, self))
         self._channel.close(error)
 
     def end(self, error: DataplaneError) -> None:
         """The node stops: tell the client, and end the connection whatever it holds."""
-        self._channel.send(_farewell(error))
+        self._channel.send(failure(0, error, self))
         self._channel.close()
         if self._leaving:
             self._leave()
@@ -157,25 +154,35 @@ class Client:
 
     def _received(self, request: m.Request) -> None:
         self._store.touch(self)
-        if not self._greeted and not isinstance(request, m.Hello):
-            self.close(ProtocolMismatch("a connection begins with hello"))
-            return
         identifier = getattr(request, "id", 0)
+        if not self._greeted and not isinstance(request, m.Hello):
+            self.close(ProtocolMismatch("a connection begins with hello"), identifier)
+            return
         try:
             waiting = self._answer(request)
             if waiting is not None:
                 self._wait(request, waiting)
-        except DataplaneError as error:
+        except Exception as error:  # the boundary: what one client asks for is not the other clients' end
             self._fail(identifier, error)
-        except Exception:  # the boundary: a fault of ours in one client's request is not the other clients' end
-            log.exception("a request of %s failed", self.label)
-            self.close(Rejected("the node failed on this request; its log says how"))
 
-    def _fail(self, identifier: int, error: DataplaneError) -> None:
-        if identifier == 0 or isinstance(error, ProtocolMismatch):
-            self.close(error)  # a message without an id has nobody who would hear of it
+    def _refused(self, body: bytes, error: DataplaneError) -> bool:
+        """A message could not be decoded: answer it, if it has a number. Whether the connection goes on."""
+        self._store.touch(self)
+        number = _heads.number(body)
+        if number and self._greeted and isinstance(error, Misuse):  # settings or a sampler that can not be
+            self._fail(number, error)
         else:
-            self._channel.send(m.Failure(identifier, *describe(error)))
+            self.close(error if isinstance(error, LimitExceeded) else _no_message(error), number or 0)
+        return self._channel.open
+
+    def _fail(self, identifier: int, error: Exception) -> None:
+        if isinstance(error, ProtocolMismatch):
+            self.close(error, identifier)
+        elif identifier == 0:  # a message without an id has nobody who would hear of it
+            said = failure(0, error, self)
+            self.close(error if isinstance(error, DataplaneError) else revive(said.name, said.message, said.fields))
+        else:
+            self._channel.send(failure(identifier, error, self))
 
     def _answer(self, request: m.Request) -> Coroutine[Any, Any, None] | None:
         """Do what can be done at once; what has to wait is returned, to be awaited."""
@@ -259,14 +266,29 @@ class Client:
             return self._answer_later(request, answer)
         return None
 
+    async def _room(self) -> bool:
+        return await self._channel.room()
+
     async def _answer_later(self, request: StreamRequest | TableRequest, waiting: Waiting) -> None:
         reply = await waiting()
         try:
-            self._channel.send(reply)
-        except LimitExceeded:
+            if self._channel.full:
+                await self._send_later(reply)
+            else:
+                self._channel.send(reply)
+        except BaseException:  # it is too large, or was cancelled as it waited to be sent
             if isinstance(request, m.Consume):
                 self._streams.untold(request, reply)
             raise
+
+    async def _send_later(self, reply: m.Reply) -> None:
+        """Send a reply when the client has taken enough of those before. Raises LimitExceeded where those that are
+        made and wait take too much."""
+        framed = frame(reply)
+        del reply  # which takes several times as much
+        with self._kept.keep(len(framed)):
+            await self._channel.room()
+            self._channel.post(framed)
 
     def _hello(self, request: m.Hello) -> None:
         if request.major != m.MAJOR:
@@ -346,36 +368,33 @@ class Client:
     # What has to wait
 
     def _wait(self, request: Any, waiting: Coroutine[Any, Any, None]) -> None:
-        identifier, size = request.id, _size(request)
+        identifier = request.id
         try:
             self._bound("requests of a client that wait", m.MAX_WAITING, len(self._waiting) + 1)
-            self._bound("bytes of requests that wait", m.MAX_WAITING_BYTES, self._waiting_bytes + size)
             if identifier in self._waiting:
                 raise ProtocolMismatch(f"a request has the number {identifier} of one that waits")
+            size = REQUEST + (footprint(request, m.MAX_WAITING_BYTES) if self._channel.size > SMALL else 0)
+            self._kept.take(size)
         except DataplaneError:
             waiting.close()
             raise
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._waiting[identifier]
-            self._waiting_bytes -= size
+            self._kept.give_back(size)
             if task.cancelled():
                 waiting.close()  # it may not have begun
                 self._channel.send(m.Failure(identifier, m.CANCELLED, "", {}))
 
         task = asyncio.get_running_loop().create_task(self._run(identifier, waiting))
         self._waiting[identifier] = task
-        self._waiting_bytes += size
         task.add_done_callback(ended)
 
     async def _run(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
         try:
             await waiting
-        except DataplaneError as error:
+        except Exception as error:  # the boundary, as in `_received`
             self._fail(identifier, error)
-        except Exception:  # the boundary, as in `_received`
-            log.exception("a request of %s failed", self.label)
-            self.close(Rejected("the node failed on this request; its log says how"))
 
     def _deadline(self, timeout_s: float) -> Deadline:
         if not timeout_s >= 0:  # NaN too
@@ -439,7 +458,17 @@ class Client:
         )
 
     async def _pin_later(self, request: m.Pin) -> None:
-        self._send_held(request, await self._store.pin(self, request.shards, self._deadline(request.timeout_s)))
+        held = await self._store.pin(self, request.shards, self._deadline(request.timeout_s))
+        await self._when_room(held)
+        self._send_held(request, held)
+
+    async def _when_room(self, held: list[Pinned]) -> None:
+        """Wait until the client has taken enough that it can be told of these; its pins are dropped if it is not."""
+        try:
+            await self._channel.room()
+        except BaseException:
+            self._store.unpin(self, [each.shard for each in held])
+            raise
 
     async def _pin_others(self, request: m.Pin) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
@@ -447,7 +476,10 @@ class Client:
         shards = [*request.shards, *await self._copies(request.others, deadline)]
         self._check_pin(shards, apart=request.apart)
         held = self._store.pin_now(self, shards)
-        self._send_held(request, await self._store.pin(self, shards, deadline) if held is None else held)
+        if held is None:
+            held = await self._store.pin(self, shards, deadline)
+        await self._when_room(held)
+        self._send_held(request, held)
 
     # Replies that grant segments
 
@@ -488,19 +520,5 @@ class Client:
         return grants, descriptors
 
 
-def _size(request: Any) -> int:
-    """About how many bytes a request keeps while it waits."""
-    match request:
-        case m.Put():
-            return len(request.payload) + len(request.layout)
-        case m.Pin():
-            return 8 * len(request.shards) + _ENTRY * len(request.others)
-        case m.Reserve():
-            return 8 * len(request.sizes)
-        case m.Consume():
-            return len(request.chosen) + len(request.expired)
-        case m.WriteRows():
-            return len(request.ref) + len(request.rows) + _ENTRY * (len(request.keys) + len(request.tags))
-        case m.ReadRows() | m.LookAtRows() | m.ClearRows():
-            return len(request.rows) + _ENTRY * len(request.keys)
-    return 0
+def _no_message(error: DataplaneError) -> ProtocolMismatch:
+    return error if isinstance(error, ProtocolMismatch) else ProtocolMismatch(f"not a message: {error}")

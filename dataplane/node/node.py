@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import monotonic
 from dataplane.config import ClusterConfig, NodeConfig, environment
-from dataplane.errors import PeerUnavailable, Unauthenticated, describe
+from dataplane.errors import PeerUnavailable, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.tables import Tables
 from dataplane.node.trimming import Trimming
+from dataplane.node.waits import Waits
 from dataplane.store.claim import Claim
 from dataplane.store.store import Store
-from dataplane.wire import messages as m
+from dataplane.wire.boundary import failure
 from dataplane.wire.framing import frame
+from dataplane.wire.halves import Halves
 from dataplane.wire.local import format_address, listen, peer
 from dataplane.wire.polling import polling_loop
 
@@ -67,6 +69,8 @@ class Node:
             self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
+        self._waits = Waits()
+        self._halves = Halves()
         self._started = time.monotonic()
         self._idle: Callable[[], None] | None = None
 
@@ -109,7 +113,7 @@ class Node:
             if uid != os.getuid():
                 refused = Unauthenticated(f"this node serves user {os.getuid()}, not {uid}", peer=str(uid))
                 with suppress(OSError):
-                    connected.send(frame(m.Failure(0, *describe(refused))))
+                    connected.send(frame(failure(0, refused, self)))
                 connected.close()
                 continue
             self._clients.add(
@@ -123,6 +127,8 @@ class Node:
                     self.figures,
                     self._clients,
                     self._client_gone,
+                    self._waits,
+                    self._halves,
                 )
             )
 

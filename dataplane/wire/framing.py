@@ -9,28 +9,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-import msgspec
-
-from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.errors import ProtocolMismatch
+from dataplane.wire.boundary import encoded
 from dataplane.wire.messages import MAX_FRAME, Message
 
 _LENGTH = struct.Struct("<I")
-_encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: Message) -> bytes:
-    """The message as it goes onto the wire. Raises LimitExceeded where it is larger than a reader takes."""
-    buffer = bytearray(_LENGTH.size)
-    _encoder.encode_into(message, buffer, _LENGTH.size)
-    size = len(buffer) - _LENGTH.size
-    if size > MAX_FRAME:
-        raise LimitExceeded(
-            f"a message of {size} bytes is longer than the {MAX_FRAME} that are read; ask for fewer rows at once",
-            what="message",
-            asked=size,
-            limit=MAX_FRAME,
-        )
-    _LENGTH.pack_into(buffer, 0, size)
+    """The message as it goes onto the wire. Raises LimitExceeded where it is larger than a reader takes, Misuse where
+    it holds what no message can."""
+    buffer = encoded(message, room=_LENGTH.size)
+    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
     return bytes(buffer)
 
 
@@ -39,6 +29,11 @@ class Framer:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept of messages that were not given out."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that `data` completes. Raises ProtocolMismatch for a length that nobody may send."""
@@ -57,3 +52,7 @@ class Framer:
                 yield body
         finally:
             del self._buffer[:start]
+
+    def clear(self) -> None:
+        """Nothing more comes: keep nothing. Who goes through the messages of `feed` finds no more."""
+        self._buffer = bytearray()

@@ -4,13 +4,20 @@ asyncio's own streams cannot pass descriptors, so the channel reads and writes i
 says it is ready; that also saves a copy and a hop. uvloop was measured and gave little here (a request and reply of
 200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: what costs is waking the other side).
 
+Answers are paced: while more than `_PAUSE_AT` bytes wait to be taken nothing more is read, and who makes an answer
+later than at once waits for `room` first, in order. So a side that takes slowly is slowed down, however many of its
+requests come to be answered at the same moment; only what was sent without asking for room can reach the hard bound.
+
 What always holds: `closed` is called once, with why, and nothing is delivered after it; what waits to be sent is
-bounded, and a peer that lets more than that pile up is cut off; descriptors that nobody took are closed.
+bounded, and a peer that lets more than that pile up is cut off; a message that can not be decoded, or whose receiver
+raises, leaves no other message behind; descriptors that nobody took are closed; nothing of a half message is kept
+after the end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import struct
@@ -21,14 +28,18 @@ from typing import Any
 
 import msgspec
 
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.wire.boundary import refusal, told
 from dataplane.wire.framing import Framer, frame
+from dataplane.wire.halves import Halves
 from dataplane.wire.messages import Message
+
+log = logging.getLogger(__name__)
 
 _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
-_PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read
+_PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
 _CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
 _UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
@@ -119,9 +130,12 @@ class Channel:
         closed: Callable[[DataplaneError | None], bool],
         *,
         descriptors: bool = False,
-        farewell: Callable[[DataplaneError], Message] | None = None,
+        refused: Callable[[bytes, DataplaneError], bool] | None = None,
+        halves: Halves | None = None,
     ) -> None:
-        """`descriptors`: whether to take any; `farewell`: what to say to a side that breaks the protocol."""
+        """`descriptors`: whether to take any; `refused(body, error)`: called with a message that can not be decoded,
+        it says what is to be said, and returns whether the channel goes on; `halves`: what all connections together
+        keep of messages of which a part has come."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -129,7 +143,11 @@ class Channel:
         self._closed = closed
         self._framer = Framer()
         self._takes_descriptors = descriptors
-        self._farewell = farewell
+        self._refused = refused
+        self._halves = halves
+        self.size = 0
+        """Bytes of the message that was received last."""
+        self._noted = 0  # bytes of half a message that `halves` knows of
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -137,6 +155,8 @@ class Channel:
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
         self._paused = False
+        self._held_on = False
+        self._rooms: deque[asyncio.Future[None]] = deque()
         self._open = True
         self._loop.add_reader(connected.fileno(), self._readable)
 
@@ -145,14 +165,54 @@ class Channel:
         """Whether messages still go through."""
         return self._open
 
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be taken that no more is to be made."""
+        return self._unsent_bytes > _PAUSE_AT
+
+    async def room(self) -> bool:
+        """Wait until the other side has taken enough for one more message, which is to be sent before anything else is
+        awaited; whether that took time. Who waits longest comes first. On a closed channel there is room."""
+        if not (self.full or self._rooms) or not self._open:
+            return False
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._rooms.append(future)
+        self._let_in()
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it was let in, and does not come
+                self._let_in()
+            raise
+        return True
+
+    def _let_in(self) -> None:
+        """Tell the first who waits for room, if there is some; what it sends tells the next."""
+        while self._rooms and not (self.full and self._open):
+            future = self._rooms.popleft()
+            if not future.done():
+                future.set_result(None)
+                if self._open:
+                    return
+        if self._paused and not self.full:
+            self._paused = False
+            self._loop.call_soon(self._deliver)
+            self._read_on()
+
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message now or, if the socket is full, as soon as it takes it. A closed channel drops it.
+        """Send a message now or, if the socket is full, as soon as it takes it. A closed channel drops it. Raises
+        LimitExceeded and Misuse for one that can not be sent.
 
         The descriptors stay the caller's, who must keep them open; all that a node passes live as long as it does.
         """
+        if self._open:
+            self.post(frame(message), descriptors)
+
+    def post(self, framed: bytes, descriptors: Sequence[int] = ()) -> None:
+        """As `send`, of a message that is framed already."""
         if not self._open:
             return
-        data = memoryview(frame(message))
+        data = memoryview(framed)
         self._unsent_bytes += len(data)
         while len(descriptors) > _MAX_DESCRIPTORS:  # these go with the first byte
             self._unsent.append((data[:1], descriptors[:_MAX_DESCRIPTORS]))
@@ -174,6 +234,7 @@ class Channel:
                 if not self._writing:
                     self._writing = True
                     self._loop.add_writer(self._socket.fileno(), self._flush)
+                self._let_in()
                 return
             except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
                 self._unsent.clear()
@@ -191,10 +252,7 @@ class Channel:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._socket.fileno())
-        if self._paused:
-            self._paused = False
-            self._loop.add_reader(self._socket.fileno(), self._readable)
-            self._loop.call_soon(self._deliver)
+        self._let_in()
 
     def _readable(self) -> None:
         try:
@@ -216,26 +274,64 @@ class Channel:
 
     def _deliver(self) -> None:
         """Deliver what has come, but stop while the other side does not take the answers."""
+        if self._paused:
+            return
         try:
             for body in self._messages if self._open else ():
-                self._received(self._decoder.decode(body))
-                if not self._open:
+                if not self._hand_over(body):
                     return
-                if self._unsent_bytes > _PAUSE_AT:
+                if self.full or self._rooms:
                     self._paused = True
                     self._loop.remove_reader(self._socket.fileno())
                     return
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._refuse(ProtocolMismatch(f"not a message: {error}"))
-        except (ProtocolMismatch, LimitExceeded) as error:
-            self._refuse(error)
-        except Misuse as error:  # settings or a sampler that can not be
-            self._refuse(ProtocolMismatch(f"not a message: {error}"))
+        except ProtocolMismatch as error:  # a length that nobody may send
+            self._refuse(b"", error)
+        held = self._framer.held if self._open else 0
+        if self._halves is not None and (held or self._noted):
+            self._halves.note(self, held, anew=held < self._noted)
+            self._noted = held
 
-    def _refuse(self, error: DataplaneError) -> None:
-        if self._farewell is not None:
-            self.send(self._farewell(error))
-        self.close(error)
+    def _hand_over(self, body: bytes) -> bool:
+        """Give a message to who receives it. Whether the channel goes on."""
+        self.size = len(body)
+        try:
+            message = self._decoder.decode(body)
+        except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
+            return self._refuse(body, refusal(error))
+        try:
+            self._received(message)
+        except DataplaneError as error:
+            self.close(error)
+        except Exception as error:  # the boundary: else what follows would lie here until more comes
+            log.error("what %s received failed: %s", self._received, told(error))
+            self.close(ProtocolMismatch("a message can not be dealt with; the log says why"))
+        return self._open
+
+    def _refuse(self, body: bytes, error: DataplaneError) -> bool:
+        if self._refused is not None and self._refused(body, error):
+            return True
+        self.close(error if isinstance(error, ProtocolMismatch) else ProtocolMismatch(f"not a message: {error}"))
+        return False
+
+    # What all connections keep of half messages
+
+    def hold_on(self) -> None:
+        """See `halves.Reading`."""
+        self._held_on = True
+        self._loop.remove_reader(self._socket.fileno())
+
+    def go_on(self) -> None:
+        """See `halves.Reading`."""
+        self._held_on = False
+        self._read_on()
+
+    def cut_off(self, error: LimitExceeded) -> None:
+        """See `halves.Reading`."""
+        self._refuse(b"", error)
+
+    def _read_on(self) -> None:
+        if self._open and not self._paused and not self._held_on:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch if there are fewer."""
@@ -264,6 +360,11 @@ class Channel:
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._unsent.clear()
+        self._framer.clear()  # what a half message takes would else be there until the next collection of cycles
+        self._messages = iter(())
+        if self._halves is not None:
+            self._halves.gone(self)
+        self._let_in()
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()

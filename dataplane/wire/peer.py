@@ -4,8 +4,10 @@ A node answers on one ROUTER socket, and asks each other node over a DEALER of i
 
 What always holds: nothing is decoded of who has not the cluster's key, where there is one; every request has a
 deadline, after which it raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a
-time than is answered hears Backpressure, to ask again, and what does not even fit into ZeroMQ's queues is dropped; what
-is no message is dropped, with a line in the log.
+time than is answered, or keeps more bytes here than may wait, hears Backpressure, to ask again, and what does not even
+fit into ZeroMQ's queues is dropped; a request whose number can be read gets one answer, whatever decoding it, doing it
+or encoding its reply raises (`wire.boundary`), and what has none is dropped and counted, with a line in the log that
+names its sender; nothing is connected to but tcp://HOST:PORT.
 """
 
 from __future__ import annotations
@@ -24,18 +26,12 @@ import zmq
 import zmq.asyncio
 import zmq.auth.asyncio
 
-from dataplane.errors import (
-    Backpressure,
-    DataplaneError,
-    LimitExceeded,
-    PeerUnavailable,
-    ProtocolMismatch,
-    describe,
-    revive,
-)
+from dataplane.config import check_host_port
+from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire.auth import Key
+from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, refusal, told
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
-from dataplane.wire.peer_messages import PeerReply, PeerRequest
+from dataplane.wire.peer_messages import Greet, PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +43,28 @@ MAX_SOCKETS = 8192
 
 _QUEUE = 1000  # messages that wait on one socket
 _AT_ONCE, _AT_ONCE_EACH = 4096, 256  # requests whose answers are waited for: in all, and of one node
+_AT_ONCE_BYTES = 256 << 20  # of those, as they came
+_SMALL = 4096  # bytes of a request that is let in however many others keep
+_IN_A_TURN = 256  # messages that one socket gives before others are looked at
+_ADDRESS = 300  # characters
+_NAMED = 4096  # peers whose addresses are known, to name them
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
 _DOMAIN = "dataplane"
-_encoder = msgspec.msgpack.Encoder()
+_BETWEEN = "message between nodes"
+_heads = Heads(PeerRequest)
 _requests = msgspec.msgpack.Decoder(PeerRequest)
 _replies = msgspec.msgpack.Decoder(PeerReply)
 
 
 @dataclass(frozen=True, slots=True)
 class PeersStatistics:
-    """Requests that went to other nodes, and requests of theirs that came here; each has one reply."""
+    """Requests that went to other nodes, and requests of theirs that came here; each has one reply. `dropped`: what
+    came here and was no message, nor had a number to be answered under."""
 
     asked: int
     answered: int
+    dropped: int = 0
 
 
 class Peers:
@@ -80,6 +84,9 @@ class Peers:
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._answering: Counter[bytes] = Counter()
+        self._answering_bytes = 0
+        self._named: dict[bytes, str] = {}
+        self._dropped = 0
         self._asked_others = 0
         self._asked_here = 0
         self.address = ""
@@ -123,7 +130,7 @@ class Peers:
         link.pending[request.id] = future
         timer = loop.call_later(timeout_s, _late, future, address, timeout_s)
         try:
-            link.socket.send([_encoder.encode(request)])
+            link.socket.send([bytes(encoded(request, _BETWEEN))])
             self._asked_others += 1
             reply = await future
         finally:
@@ -152,7 +159,7 @@ class Peers:
 
     def statistics(self) -> PeersStatistics:
         """What has crossed since the start."""
-        return PeersStatistics(self._asked_others, self._asked_here)
+        return PeersStatistics(self._asked_others, self._asked_here, self._dropped)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -161,43 +168,74 @@ class Peers:
     # answering
 
     def _asked(self, parts: list[bytes]) -> None:
+        who, payload = parts if len(parts) == 2 else (parts[0], b"")
         try:
-            who, payload = parts
             request = _requests.decode(payload)
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            log.warning("a peer sent what is no message: %s", error)
+        except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
+            self._refuse(who, _heads.number(payload), error)
             return
         self._asked_here += 1
+        if isinstance(request, Greet):
+            self._name(who, request.address)
         try:
             answer = self._answer(request)
         except Exception as error:
-            self._say(who, _failure(request, error))
+            self._say(who, failure(request.id, error, self._sender(who)))
             return
         if isinstance(answer, Message):
             self._say(who, answer)
-        elif self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE:
+        elif self._may_wait(who, len(payload)):
             self._answering[who] += 1
-            task = asyncio.get_running_loop().create_task(self._answer_later(who, request, answer))
-            task.add_done_callback(lambda _: _close(answer))  # it may have been cancelled before it began
+            self._answering_bytes += len(payload)
+            task = asyncio.get_running_loop().create_task(self._answer_later(who, request.id, answer))
+            task.add_done_callback(lambda _: self._ended(who, len(payload), answer))
             self._keep(task)
         else:
             _close(answer)
-            self._say(who, _failure(request, Backpressure("more is asked of this node at a time than it answers")))
+            busy = Backpressure("more is asked of this node at a time than it answers")
+            self._say(who, failure(request.id, busy, self._sender(who)))
 
-    async def _answer_later(self, who: bytes, request: Any, answer: Awaitable[Message]) -> None:
+    def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
+        """What came is no message: answer it where it has a number."""
+        said = refusal(error)
+        log.warning("%s sent what is no message: %s", self._sender(who), clipped(str(error), _ADDRESS))
+        if number is None:
+            self._dropped += 1
+        else:
+            self._say(who, failure(number, said, self._sender(who)))
+
+    def _may_wait(self, who: bytes, nbytes: int) -> bool:
+        """Whether one more request of this node may wait, of so many bytes."""
+        room = nbytes <= _SMALL or self._answering_bytes + nbytes <= _AT_ONCE_BYTES
+        return room and self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE
+
+    def _ended(self, who: bytes, nbytes: int, answer: Awaitable[Message]) -> None:
+        """A request waits no more."""
+        _close(answer)  # its task may have been cancelled before it began
+        self._answering_bytes -= nbytes
+        self._answering[who] -= 1
+        if not self._answering[who]:
+            del self._answering[who]
+
+    async def _answer_later(self, who: bytes, number: int, answer: Awaitable[Message]) -> None:
         try:
             reply = await answer
         except Exception as error:
-            reply = _failure(request, error)
-        finally:
-            self._answering[who] -= 1
-            if not self._answering[who]:
-                del self._answering[who]
+            reply = failure(number, error, self._sender(who))
         self._say(who, reply)
 
     def _say(self, who: bytes, reply: Message) -> None:
         if self._router is not None:
-            self._router.send([who, _encoded(reply)])
+            self._router.send([who, answered(reply, self._sender(who), _BETWEEN)])
+
+    def _sender(self, who: bytes) -> str:
+        """A peer, as it is named to people: by what ZeroMQ knows its connection by, and where it says to listen."""
+        return f"peer {who[:16].hex()} ({self._named.get(who, 'which has not greeted')})"
+
+    def _name(self, who: bytes, address: str) -> None:
+        self._named[who] = clipped(address, _ADDRESS)
+        if len(self._named) > _NAMED:
+            del self._named[next(iter(self._named))]
 
     async def aclose(self) -> None:
         """Stop. Who waits is told PeerUnavailable. Idempotent."""
@@ -223,26 +261,6 @@ def _close(answer: Awaitable[Message]) -> None:
     close = getattr(answer, "close", None)
     if close is not None:
         close()
-
-
-def _failure(request: Any, error: Exception) -> Failure:
-    """What is answered where an answer failed: the boundary, since our fault in one request is not the others' end."""
-    if isinstance(error, DataplaneError):
-        return Failure(request.id, *describe(error))
-    log.error("a request of a peer failed", exc_info=error)
-    return Failure(request.id, "Rejected", "the node failed on this request; its log says how", {})
-
-
-def _encoded(reply: Message) -> bytes:
-    """The reply or, where it is larger than a peer takes, that it is."""
-    encoded = _encoder.encode(reply)
-    if len(encoded) <= MAX_FRAME:
-        return encoded
-    what = "message between nodes"
-    large = LimitExceeded(
-        f"a {what} of {len(encoded)} bytes; ask for less at once", what=what, asked=len(encoded), limit=MAX_FRAME
-    )
-    return _encoder.encode(Failure(getattr(reply, "id", 0), *describe(large)))
 
 
 def _late(future: asyncio.Future[Message], address: str, waited_s: float) -> None:
@@ -274,17 +292,31 @@ class _Socket:
         self._loop.call_soon(self._take)
 
     def _take(self) -> None:
-        while not self._socket.closed:
+        for _ in range(_IN_A_TURN):
+            if self._socket.closed:
+                return
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.ZMQError:  # nothing more
                 return
-            self._heard(parts)
+            try:
+                self._heard(parts)
+            except Exception as error:  # the boundary: what lies behind it is others'
+                log.error("a message between nodes could not be dealt with: %s", told(error))
+        self._loop.call_soon(self._take)
 
     def close(self) -> None:
         """Hear and say nothing more."""
         self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=0)
+
+
+def check_address(address: str) -> None:
+    """Raises ValueError for what is no tcp://HOST:PORT of one host. Addresses come from other nodes, and ZeroMQ would
+    also connect to sockets in the file system, to those of this process, and from ports that are named."""
+    if len(address) > _ADDRESS or not address.startswith("tcp://") or not address.isprintable() or ";" in address:
+        raise ValueError(f"a node is found at tcp://HOST:PORT, not at {clipped(address, _ADDRESS)!r}")
+    check_host_port(address.removeprefix("tcp://"))
 
 
 class _Link:
@@ -293,6 +325,10 @@ class _Link:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
+        try:
+            check_address(address)
+        except ValueError as error:
+            raise PeerUnavailable(str(error), address=clipped(address, _ADDRESS)) from None
         try:
             dealer = context.socket(zmq.DEALER)
         except zmq.ZMQError as error:
@@ -312,8 +348,8 @@ class _Link:
         try:
             (payload,) = parts
             reply = _replies.decode(payload)
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            log.warning("a peer answered what is no message: %s", error)
+        except Exception as error:  # the boundary, as in `_asked`
+            log.warning("%s answered what is no message: %s", self._address, clipped(str(error), _ADDRESS))
             return
         future = self.pending.get(reply.id)
         if future is not None and not future.done():

@@ -7,7 +7,6 @@ and admitted is given back when it or its node goes.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,14 +16,13 @@ from typing import Any
 import msgspec
 
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
+from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch
 from dataplane.node.spread.spreading import Spreading
 from dataplane.node.streams.streaming import StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-
-log = logging.getLogger(__name__)
+from dataplane.wire.boundary import encoded, failure, refusal
 
 MAX_CLIENTS = 4096
 """Clients of other nodes at a time."""
@@ -35,7 +33,7 @@ _ANSWER_S = 2.0  # until a node is told to ask again
 _ANSWERS = 1 << 14  # of one node that are remembered
 _ROOM = m.MAX_FRAME - 1024
 
-_encoder = msgspec.msgpack.Encoder()
+_BETWEEN = "message between nodes"
 _requests = msgspec.msgpack.Decoder(StreamRequest | TableRequest)
 
 
@@ -107,9 +105,9 @@ class Far:
         return pm.Answer(request.id, told.reply)
 
     def _begin(self, asked: pm.Ask) -> Said:
-        identifier = 0
+        who, identifier = FarClient(asked.node, asked.client), 0
         try:
-            client = self._client(FarClient(asked.node, asked.client))
+            client = self._client(who)
             request = _decoded(asked.request)
             identifier = getattr(request, "id", 0)
             timeout_s = getattr(request, "timeout_s", 0.0)
@@ -117,12 +115,12 @@ class Far:
                 raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
             answer = client.answer(request, Deadline.after(min(timeout_s, _MOST_S)))
             if answer is None:
-                return _Told(_encoder.encode(m.Done(identifier)))
+                return _Told(bytes(encoded(m.Done(identifier))))
             if isinstance(answer, m.Message):
                 return _fitting(client, request, answer)
-            return asyncio.get_running_loop().create_task(_finish(client, request, answer))
+            return asyncio.get_running_loop().create_task(_finish(who, client, request, answer))
         except Exception as error:
-            return _failed(identifier, error)
+            return _failed(who, identifier, error)
 
     def _client(self, who: FarClient) -> Spreading:
         client = self._clients.get(who)
@@ -176,38 +174,33 @@ class Far:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _decoded(encoded: bytes) -> Any:
+def _decoded(body: bytes) -> Any:
     try:
-        return _requests.decode(encoded)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ProtocolMismatch(f"what was asked is no message: {error}") from None
-    except Misuse as error:  # settings that no stream has
-        raise ProtocolMismatch(str(error)) from None
+        return _requests.decode(body)
+    except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
+        raise refusal(error) from None
 
 
-async def _finish(client: Spreading, request: StreamRequest | TableRequest, waiting: Waiting) -> _Told:
+async def _finish(who: FarClient, client: Spreading, request: StreamRequest | TableRequest, waiting: Waiting) -> _Told:
     try:
         return _fitting(client, request, await waiting())
     except Exception as error:  # the boundary: it is told to who asked
-        return _failed(getattr(request, "id", 0), error)
+        return _failed(who, getattr(request, "id", 0), error)
 
 
 def _fitting(client: Spreading, request: StreamRequest | TableRequest, reply: m.Reply) -> _Told:
-    encoded = _encoder.encode(reply)
     take_back = partial(client.untold, request, reply) if isinstance(request, m.Consume | m.Admit) else None
-    if len(encoded) <= _ROOM:
-        return _Told(encoded, take_back)
-    if take_back is not None:
-        take_back()
-    what = "message between nodes"
-    raise LimitExceeded(
-        f"a {what} of {len(encoded)} bytes; ask for less at once", what=what, asked=len(encoded), limit=_ROOM
-    )
+    try:
+        reply_bytes = bytes(encoded(reply, _BETWEEN))
+        if len(reply_bytes) > _ROOM:
+            text = f"a {_BETWEEN} of {len(reply_bytes)} bytes; ask for less at once"
+            raise LimitExceeded(text, what=_BETWEEN, asked=len(reply_bytes), limit=_ROOM)
+    except DataplaneError:
+        if take_back is not None:
+            take_back()
+        raise
+    return _Told(reply_bytes, take_back)
 
 
-def _failed(identifier: int, error: Exception) -> _Told:
-    if isinstance(error, DataplaneError):
-        return _Told(_encoder.encode(m.Failure(identifier, *describe(error))))
-    log.error("a question of another node failed", exc_info=error)
-    what = "the node failed on this request; its log says how"
-    return _Told(_encoder.encode(m.Failure(identifier, "Rejected", what, {})))
+def _failed(who: FarClient, identifier: int, error: Exception) -> _Told:
+    return _Told(bytes(encoded(failure(identifier, error, who))))

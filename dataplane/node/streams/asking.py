@@ -20,6 +20,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire.boundary import encoded as bytes_of
 from dataplane.wire.peer import Peers
 
 R = TypeVar("R", bound=m.Message)
@@ -33,7 +34,6 @@ _ANSWERED = 256  # numbers that one question tells of
 
 _ANEW = "this node has begun anew meanwhile: others had taken it for dead"
 
-_encoder = msgspec.msgpack.Encoder()
 _replies = msgspec.msgpack.Decoder(m.Reply)
 
 
@@ -78,7 +78,7 @@ class Asking:
     async def ask(self, node: bytes, client: int, request: Any, kind: type[R], wait_s: float = 0.0) -> R:
         """Ask that node on behalf of a client of this one. `wait_s`: how long the answer may have to wait for
         something. Raises what is answered, and PeerUnavailable."""
-        loop, number, encoded = asyncio.get_running_loop(), next(self._numbers), _encoder.encode(request)
+        loop, number, encoded = asyncio.get_running_loop(), next(self._numbers), bytes(bytes_of(request))
         until, answered = loop.time() + wait_s + CONTROL_S, self._answered[node]
         since = self._since
         try:

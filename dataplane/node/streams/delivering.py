@@ -1,11 +1,13 @@
 """What a client asks of a stream's rows: to be given some, or to be shown what a sampler of its own may choose from.
 
-What always holds: what a request was granted and can not be told is given back.
+What always holds: what a request was granted and can not be told is given back; what a delivery says is put together
+when its client can take it, and its lease begins then.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import numpy as np
@@ -20,18 +22,27 @@ from dataplane.stream.progress import DEAD
 from dataplane.stream.sampler import Fifo, TokenBalanced
 from dataplane.wire import messages as m
 
+Room = Callable[[], Awaitable[bool]]
+"""Waits until a client can take a large reply; whether that took time."""
+
 _NONE = np.empty(0, np.int64)
 
 MAX_LEASE_S = 7 * 86400.0
 _BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
 
 
+async def no_wait() -> bool:
+    """There is room for whatever is said."""
+    return False
+
+
 class Delivering:
     """Deliveries to one client, to whom `client` is the key."""
 
-    def __init__(self, client: object, homes: Homes) -> None:
+    def __init__(self, client: object, homes: Homes, room: Room) -> None:
         self._client = client
         self._homes = homes
+        self._room = room
 
     def untold(self, request: m.Consume, reply: m.Reply) -> None:
         """The reply is larger than a message: what it granted is given back."""
@@ -58,7 +69,10 @@ class Delivering:
             if not served.done():
                 async with asyncio.timeout(deadline.remaining_s):
                     await asyncio.shield(served)  # the home may answer between a cancellation and its being noticed
-            return _granted(request, stream, served.result())
+            grant = served.result()
+            if await self._room():
+                self._hand(grant, demand, stream, deadline)
+            return _granted(request, stream, grant)
         except BaseException as error:
             stream.home.forget(demand)
             if served.done() and not served.cancelled() and served.exception() is None:
@@ -66,6 +80,13 @@ class Delivering:
             if isinstance(error, TimeoutError):
                 raise not_ready(stream.name, request.task, deadline) from None
             raise
+
+    def _hand(self, grant: Grant, demand: Demand, stream: Stream, deadline: Deadline) -> None:
+        """The lease begins as the delivery can be told. Raises NotReady where it has ended before: the client took
+        nothing for as long as that."""
+        if stream.home.leases.live(grant.number) is not grant:
+            raise not_ready(stream.name, stream.home.settings.tasks[demand.task], deadline)
+        stream.home.leases.hand(grant, demand.who, stream.clock())
 
     def _demand(self, request: m.Consume, stream: Stream) -> tuple[Demand, asyncio.Future[Grant]]:
         bound("rows of a delivery", m.MAX_ROWS, request.rows)

@@ -18,7 +18,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Closed, LeaseExpired, PeerUnavailable, ProtocolMismatch
 from dataplane.node.streams import packed
-from dataplane.node.streams.delivering import Delivering, dead_letters
+from dataplane.node.streams.delivering import Delivering, Room, dead_letters, no_wait
 from dataplane.node.streams.homes import Homes, Stream
 from dataplane.node.streams.snapshots import Snapshots
 from dataplane.stream.admission import Entry
@@ -64,12 +64,13 @@ StreamRequest = (
 class Streaming:
     """The streams as one client uses them, to whom `client` is the key."""
 
-    def __init__(self, client: object, homes: Homes) -> None:
+    def __init__(self, client: object, homes: Homes, room: Room = no_wait) -> None:
+        """`room()` is awaited before a large reply is made that was waited for; see `wire.local.Channel.room`."""
         self._client = client
         self._homes = homes
         self._staged: set[str] = set()
         self._tickets: set[tuple[bytes, int]] = set()  # by stream: what was admitted and has not come
-        self._delivering = Delivering(client, homes)
+        self._delivering = Delivering(client, homes, room)
         self._snapshots = Snapshots(homes)
 
     def staged(self, scope: str) -> None:

@@ -32,6 +32,7 @@ from dataplane.wire.peer import Peers
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
 encode = msgspec.msgpack.encode
+decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(pm.PeerReply).decode
 
 Start = Callable[..., Peers]
 
@@ -427,6 +428,18 @@ GARBAGE: dict[str, list[bytes]] = {
 }
 
 
+NUMBERS = {
+    "another type": 1,
+    "a reply": 1,
+    "a number beyond 64 bits": 2**64 - 1,
+    "text that is no UTF-8": 1,
+    "half": 1,
+    "too deep": 1,
+    "an array that claims to be long": 1,
+}
+"""Of those whose number can be read."""
+
+
 @pytest.fixture(params=["without a key", "with the key"])
 def shared(request: pytest.FixtureRequest, key: Key) -> Key | None:
     return key if request.param == "with the key" else None
@@ -436,14 +449,23 @@ def shared(request: pytest.FixtureRequest, key: Key) -> Key | None:
 async def test_what_is_no_message_is_passed_over(
     start: Start, shared: Key | None, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also for who sent it: the next is answered."""
+    """Also for who sent it: the next is answered. Where it has a number that can be read, it is answered under that;
+    else it is counted. The log has one line of it, which names its sender."""
     other = start(key=shared)
     with Raw(other.address, shared) as raw:
         raw.socket.send_multipart(GARBAGE[what])
         raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
-        reply = await asyncio.to_thread(raw.socket.recv)
-        assert msgspec.msgpack.decode(reply)[1] == 7
-    assert "no message" in caplog.text
+        answers = []
+        while not answers or answers[-1].id != 7:
+            answers.append(decode(await asyncio.to_thread(raw.socket.recv)))
+    number = NUMBERS.get(what)
+    assert [(answer.id, answer.name) for answer in answers[:-1]] == [(number, "ProtocolMismatch")] * (
+        number is not None
+    )
+    assert other.statistics().dropped == (number is None)
+    assert caplog.text.count("no message") == len(caplog.records) == 1
+    assert "peer " in caplog.text
+    assert "Traceback" not in caplog.text
     await asks(start(key=shared), other)
 
 

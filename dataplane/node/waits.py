@@ -1,0 +1,112 @@
+"""The memory of requests that wait in a node, and of answers that wait to be taken: one bound over all its clients.
+
+A client's requests wait for memory, for rows, for other nodes; each keeps what it was sent with until then. The bound
+of one client is `MAX_WAITING_BYTES` of `wire.messages`; that of all of them is here. Beyond either a request is
+refused, to be made again later, but each client has a share that nobody else can take: who asks for little is served.
+
+What always holds: what is kept is at most the bound, and the share of each client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from dataplane.errors import LimitExceeded
+from dataplane.wire.messages import MAX_WAITING_BYTES
+
+MAX_ALL = 256 << 20
+"""Bytes, about, that requests of all clients keep."""
+
+SHARE = 256 << 10
+"""Bytes that each client may keep whatever the others do."""
+
+REQUEST = 4096
+"""Bytes that each request is taken to keep beside what it was sent with: a task, and what that waits with."""
+
+SMALL = 512
+"""Bytes of a message whose values are among those."""
+
+_VALUE, _ITEM, _ENTRY = 64, 8, 104  # bytes, at least, of a value, of its place in a list, and in a dict
+_FLAT = {int, float, bool, type(None)}
+_TEXTS = {str, bytes}
+
+
+class Waits:
+    """What the clients of one node keep."""
+
+    def __init__(self, bound: int = MAX_ALL, share: int = SHARE) -> None:
+        self.bound = bound
+        self.share = share
+        self.nbytes = 0
+        """Of all of them."""
+
+    def client(self) -> Kept:
+        """What a new client keeps: nothing yet."""
+        return Kept(self)
+
+
+class Kept:
+    """What one client keeps."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> None:
+        """Keep so many bytes more. Raises LimitExceeded."""
+        waits, own = self._waits, self.nbytes + nbytes
+        if own > waits.share:
+            _bound("bytes of requests that wait", MAX_WAITING_BYTES, own)
+            _bound("bytes of all clients' requests that wait", waits.bound, waits.nbytes + nbytes)
+        self.nbytes = own
+        waits.nbytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Keep so many bytes less."""
+        self.nbytes -= nbytes
+        self._waits.nbytes -= nbytes
+
+    @contextmanager
+    def keep(self, nbytes: int) -> Iterator[None]:
+        """Keep so many bytes meanwhile. Raises LimitExceeded."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give_back(nbytes)
+
+
+def _bound(what: str, limit: int, asked: int) -> None:
+    if asked > limit:
+        text = f"{asked} is more than {limit}: {what}; ask again when some have been answered"
+        raise LimitExceeded(text, what=what, asked=asked, limit=limit)
+
+
+def footprint(value: Any, most: int) -> int:
+    """About how many bytes the values of a message take in this process; somewhat more than `most` where it is more."""
+    total, left = 0, [value]
+    while left and total <= most:
+        each = left.pop()
+        total += _VALUE
+        match each:
+            case str() | bytes():
+                total += len(each)
+            case list() | tuple():
+                total += _ITEM * len(each)
+                kinds = set(map(type, each))
+                if kinds <= _FLAT:
+                    total += _VALUE // 2 * len(each)
+                elif kinds <= _TEXTS:
+                    total += _VALUE * len(each) + sum(map(len, each))
+                else:
+                    left.extend(each)
+            case dict():
+                total += _ENTRY * len(each)
+                left += [list(each), list(each.values())]
+            case msgspec.Struct():
+                left.extend(getattr(each, name) for name in each.__struct_fields__)
+    return total

@@ -1,0 +1,174 @@
+"""The boundary between what others send and what this process makes of it: every request with a number is answered.
+
+Decoding, handling and encoding may each raise, and what they raise depends on what was sent: a channel that meets an
+error here asks this module for the answer. Both channels do, the local one (`wire.local`) and that between nodes
+(`wire.peer`).
+
+What always holds: `failure` returns a message that can be encoded, whatever was raised and whatever its fields hold;
+`encoded` raises DataplaneError alone; a number is found in each body that begins as a request does, however it goes on;
+one line of the log tells of a fault, names its sender, and is bounded in length.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import traceback
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
+from dataplane.wire.messages import MAX_FRAME, Failure, Message
+
+log = logging.getLogger(__name__)
+
+_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is told
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds
+_FRAMES = 3  # of a fault, that its line names
+_LINE = 1024  # characters
+_encoder = msgspec.msgpack.Encoder()
+
+
+# The number of a request
+
+
+class Heads:
+    """Reads the number of a request that may not be decoded. `requests`: the union of all that there are."""
+
+    def __init__(self, requests: Any) -> None:
+        kinds = [kind for kind in get_args(requests) if kind.__struct_fields__[:1] != ("id",)]
+        self._without = {str(kind.__struct_config__.tag).encode() for kind in kinds}
+
+    def number(self, body: bytes) -> int | None:
+        """The number of the request that this body begins as; None where there is none to be read, and for messages
+        that have none."""
+        try:
+            tag, at = _text(body, _array(body))
+            return None if tag in self._without else _integer(body, at)
+        except (IndexError, struct.error):
+            return None
+
+
+class _NotThereError(IndexError):
+    """Something else is where it should be."""
+
+
+def _array(body: bytes) -> int:
+    """Where the first element of the array starts (https://github.com/msgpack/msgpack/blob/master/spec.md)."""
+    code = body[0]
+    if 0x92 <= code <= 0x9F:
+        return 1
+    if code in (0xDC, 0xDD):
+        return 3 if code == 0xDC else 5
+    raise _NotThereError
+
+
+def _text(body: bytes, at: int) -> tuple[bytes, int]:
+    """The text there, and where it ends."""
+    code = body[at]
+    if 0xA0 <= code <= 0xBF:
+        start, size = at + 1, code & 0x1F
+    elif code == 0xD9:
+        start, size = at + 2, body[at + 1]
+    else:
+        raise _NotThereError
+    return body[start : start + size], start + size
+
+
+_INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+
+
+def _integer(body: bytes, at: int) -> int:
+    code = body[at]
+    if code <= 0x7F or code >= 0xE0:
+        return code if code <= 0x7F else code - 0x100
+    if code not in _INTEGERS:
+        raise _NotThereError
+    return int(struct.unpack_from(_INTEGERS[code], body, at + 1)[0])
+
+
+# What is answered
+
+
+def refusal(error: Exception) -> DataplaneError:
+    """What a sender is told whose message could not be decoded: Misuse where its values are none that can be, else
+    ProtocolMismatch."""
+    if isinstance(error, DataplaneError):
+        return error
+    return ProtocolMismatch(f"not a message: {clipped(str(error), _FIELD)}")
+
+
+def failure(number: int, error: Exception, sender: object) -> Failure:
+    """What a request is answered that failed with this error. A fault is logged: one line, which names the sender."""
+    if isinstance(error, OverflowError):  # a number that was sent is larger than what it was to be put into
+        error = Misuse(f"a number of the request, or what it adds up to, is out of range: {error}")
+    if isinstance(error, DataplaneError):
+        name, text, fields = describe(error)
+        return Failure(number, name, clipped(text), _plain(fields))
+    log.error("a request of %s failed: %s", sender, told(error))
+    log.debug("the same, in full", exc_info=error)
+    return Failure(number, "Rejected", "the node failed on this request; its log says how", {})
+
+
+def told(error: BaseException) -> str:
+    """A fault in one line: what was raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    where = ", ".join(
+        f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in reversed(frames)
+    )
+    return clipped(f"{type(error).__name__}: {error}; in {where}".replace("\n", " "), _LINE)
+
+
+def clipped(text: str, most: int = _TEXT) -> str:
+    """Text that can be encoded, and is not long."""
+    text = text if len(text) <= most else text[:most] + "..."
+    return text.encode("utf-8", "replace").decode()
+
+
+def _plain(value: Any, depth: int = _DEPTH) -> Any:
+    """The value, as far as a message can hold it."""
+    match value:
+        case None | bool() | float():
+            return value
+        case int():
+            return min(max(value, _LEAST), _MOST)
+        case str():
+            return clipped(value, _FIELD)
+        case Mapping() if depth:
+            some = list(value.items())[:_ENTRIES]
+            return {clipped(str(key), _FIELD): _plain(each, depth - 1) for key, each in some}
+        case list() | tuple() if depth:
+            return [_plain(each, depth - 1) for each in value[:_ENTRIES]]
+    return clipped(str(value), _FIELD)
+
+
+# What is sent
+
+
+def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray:
+    """The bytes of the message, behind `room` bytes for a head. Raises LimitExceeded where it is larger than a reader
+    takes, and Misuse where it holds what no message can, such as a number beyond 64 bits."""
+    buffer = bytearray(room)
+    try:
+        _encoder.encode_into(message, buffer, room)
+    except (OverflowError, ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+        raise Misuse(f"a {type(message).__name__} holds what no message can: {error}") from None
+    size = len(buffer) - room
+    if size > MAX_FRAME:
+        raise LimitExceeded(
+            f"a {what} of {size} bytes is longer than the {MAX_FRAME} that are read; ask for fewer rows at once",
+            what=what,
+            asked=size,
+            limit=MAX_FRAME,
+        )
+    return buffer
+
+
+def answered(reply: Message, sender: object, what: str = "message") -> bytes:
+    """The bytes of a reply or, where it has none, of the failure that says so."""
+    try:
+        return bytes(encoded(reply, what))
+    except DataplaneError as error:
+        return bytes(encoded(failure(getattr(reply, "id", 0), error, sender)))
