@@ -30,7 +30,7 @@ from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.store.store import Pinned, Reservation, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.boundary import Heads, failure
+from dataplane.wire.boundary import Heads, failure, line
 from dataplane.wire.framing import frame
 from dataplane.wire.halves import Halves
 from dataplane.wire.local import Channel, peer
@@ -119,7 +119,7 @@ class Client:
             self._store.leave(self)
             self._gone(self)
             return False
-        log.warning("client %s was cut off: %s", self.label, error)
+        log.warning("client %s was cut off: %s", self.label, line(error))
         self._leaving = True
         self._leave_streams()
         self._store.revoke(self)
@@ -298,11 +298,12 @@ class Client:
                     " install the same major version of rollout-dataplane on both sides",
                     ours=f"{m.MAJOR}.{m.MINOR}",
                     theirs=f"{request.major}.{request.minor}",
-                )
+                ),
+                request.id,
             )
             return
         self._greeted = True
-        self.label = f"{request.label[:80]} (pid {self.pid})"
+        self.label = f"{line(request.label[:80])} (pid {self.pid})"
         grants: list[m.Grant] = []
         descriptors: list[int] = []
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)

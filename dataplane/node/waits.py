@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dataplane.errors import LimitExceeded
+from dataplane.wire.heap import Heap
 from dataplane.wire.messages import MAX_WAITING_BYTES
 
 MAX_ALL = 256 << 20
@@ -30,7 +31,8 @@ REQUEST = 4096
 SMALL = 512
 """Bytes of a message whose values are among those."""
 
-_VALUE, _ITEM, _ENTRY = 64, 8, 104  # bytes, at least, of a value, of its place in a list, and in a dict
+_VALUE, _ITEM, _ENTRY = 64, 8, 64  # bytes, at least, of a value, of its place in a list, and in a dict
+_LARGE = 64 << 10  # bytes of a request that are told to the heap
 _FLAT = {int, float, bool, type(None)}
 _TEXTS = {str, bytes}
 
@@ -43,6 +45,7 @@ class Waits:
         self.share = share
         self.nbytes = 0
         """Of all of them."""
+        self.heap = Heap()
 
     def client(self) -> Kept:
         """What a new client keeps: nothing yet."""
@@ -69,6 +72,8 @@ class Kept:
         """Keep so many bytes less."""
         self.nbytes -= nbytes
         self._waits.nbytes -= nbytes
+        if nbytes > _LARGE:
+            self._waits.heap.freed(nbytes)
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:

@@ -118,7 +118,12 @@ def told(error: BaseException) -> str:
     where = ", ".join(
         f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in reversed(frames)
     )
-    return clipped(f"{type(error).__name__}: {error}; in {where}".replace("\n", " "), _LINE)
+    return line(f"{type(error).__name__}: {error}; in {where}")
+
+
+def line(text: object) -> str:
+    """The same as one line of a log, whoever made it up: printable, and not long."""
+    return "".join(each if each.isprintable() else "?" for each in clipped(str(text), _LINE))
 
 
 def clipped(text: str, most: int = _TEXT) -> str:

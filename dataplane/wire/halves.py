@@ -5,16 +5,18 @@ all halves together reach the bound, a connection that would add to them is not 
 Rejected: to cut off who adds the last one, since of many honest clients that send large messages at once each has a
 half for a moment; to count the announced length, since most of it may never come.
 
-What always holds: the halves come to no more than the bound, a share of each connection that is free, and one read of
-each; while somebody waits, who has had a half for `PATIENCE_S` is cut off, so that nobody waits longer for him.
+What always holds: the halves come to no more than the bound, one message, and of each connection the share that is free
+and one read; the connection whose half is the oldest goes on; while somebody waits, who has had a half for `PATIENCE_S` is cut off, so that nobody waits longer for him.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Protocol
 
 from dataplane.errors import LimitExceeded
+from dataplane.wire.heap import Heap
 
 MAX_HALVES = 64 << 20
 """Bytes of all of them together."""
@@ -41,36 +43,52 @@ class Reading(Protocol):
         """End the connection; it calls `Halves.gone`."""
 
 
+@dataclass(slots=True)
+class _Half:
+    """Bytes of a message, when it began, and since when more of it could come."""
+
+    nbytes: int
+    began: float
+    since: float
+
+
 class Halves:
     """The halves of one process. To be used from one event loop."""
 
     def __init__(self, bound: int = MAX_HALVES, patience_s: float = PATIENCE_S) -> None:
         self._bound = bound
         self._patience_s = patience_s
-        self._held: dict[Reading, tuple[int, float]] = {}  # by connection: bytes, and since when
+        self._held: dict[Reading, _Half] = {}
         self._waiting: dict[Reading, None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._heap = Heap()
         self.nbytes = 0
         """Of all of them."""
 
     def note(self, reading: Reading, nbytes: int, *, anew: bool) -> None:
         """A connection has so many bytes of a message now, one that has begun since the last time if `anew`."""
-        before, since = self._held.pop(reading, (0, 0.0))
-        self.nbytes += nbytes - before
-        if nbytes:
+        half = self._held.pop(reading, None)
+        if half is None or anew:
             now = asyncio.get_running_loop().time()
-            self._held[reading] = nbytes, now if anew or not before else since
+            self.nbytes -= 0 if half is None else half.nbytes
+            half = _Half(0, now, now)
+        self.nbytes += nbytes - half.nbytes
+        half.nbytes = nbytes
+        if nbytes:
+            self._held[reading] = half
         if nbytes > SHARE and self.nbytes > self._bound and reading is not self._first():
             self._waiting[reading] = None
             reading.hold_on()
             self._watch()
-        elif self._waiting and self.nbytes <= self._bound:
+        if self._waiting:
             self._go_on()
 
     def gone(self, reading: Reading) -> None:
         """The connection has ended."""
-        nbytes, _ = self._held.pop(reading, (0, 0.0))
-        self.nbytes -= nbytes
+        half = self._held.pop(reading, None)
+        if half is not None:
+            self.nbytes -= half.nbytes
+            self._heap.freed(half.nbytes)
         self._waiting.pop(reading, None)
         if self._waiting:
             self._go_on()
@@ -80,7 +98,7 @@ class Halves:
 
     def _first(self) -> Reading | None:
         """Whose half is the oldest of those that count: he goes on, so that somebody does."""
-        counted = [(since, each) for each, (nbytes, since) in self._held.items() if nbytes > SHARE]
+        counted = [(half.began, each) for each, half in self._held.items() if half.nbytes > SHARE]
         return min(counted, key=lambda one: one[0])[1] if counted else None
 
     def _go_on(self) -> None:
@@ -88,7 +106,7 @@ class Halves:
         waiting, first = list(self._waiting), self._first()
         for reading in waiting if self.nbytes <= self._bound else [each for each in waiting if each is first]:
             del self._waiting[reading]
-            self._held[reading] = self._held[reading][0], asyncio.get_running_loop().time()  # it could not go on
+            self._held[reading].since = asyncio.get_running_loop().time()
             reading.go_on()
 
     def _watch(self) -> None:
@@ -99,7 +117,7 @@ class Halves:
         """Cut off who takes too long, while others wait."""
         self._timer = None
         late = asyncio.get_running_loop().time() - self._patience_s
-        for reading in [each for each, (nbytes, since) in self._held.items() if nbytes > SHARE and since <= late]:
+        for reading in [each for each, half in self._held.items() if half.nbytes > SHARE and half.since <= late]:
             if self._waiting and reading not in self._waiting:
                 what = "bytes of messages of which a part has come"
                 text = f"half a message for {self._patience_s:.0f} s, while others wait to send theirs"

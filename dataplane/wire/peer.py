@@ -29,7 +29,7 @@ import zmq.auth.asyncio
 from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire.auth import Key
-from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, refusal, told
+from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.peer_messages import Greet, PeerReply, PeerRequest
 
@@ -198,7 +198,7 @@ class Peers:
     def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
         """What came is no message: answer it where it has a number."""
         said = refusal(error)
-        log.warning("%s sent what is no message: %s", self._sender(who), clipped(str(error), _ADDRESS))
+        log.warning("%s sent what is no message: %s", self._sender(who), line(error))
         if number is None:
             self._dropped += 1
         else:
@@ -233,7 +233,7 @@ class Peers:
         return f"peer {who[:16].hex()} ({self._named.get(who, 'which has not greeted')})"
 
     def _name(self, who: bytes, address: str) -> None:
-        self._named[who] = clipped(address, _ADDRESS)
+        self._named[who] = line(address[:_ADDRESS])
         if len(self._named) > _NAMED:
             del self._named[next(iter(self._named))]
 
@@ -349,7 +349,7 @@ class _Link:
             (payload,) = parts
             reply = _replies.decode(payload)
         except Exception as error:  # the boundary, as in `_asked`
-            log.warning("%s answered what is no message: %s", self._address, clipped(str(error), _ADDRESS))
+            log.warning("%s answered what is no message: %s", self._address, line(error))
             return
         future = self.pending.get(reply.id)
         if future is not None and not future.done():

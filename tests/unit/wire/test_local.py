@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, connect, format_address, listen, parse_address, peer
@@ -333,3 +333,99 @@ async def test_what_is_half_sent_comes_with_the_socket(raw: Any) -> None:
     await asyncio.to_thread(read, len(whole) - len(rest))
     assert received + rest == whole  # and of the others nothing
     assert connected is ours
+
+
+# Room for answers
+
+
+async def taken(theirs: socket.socket, size: int) -> None:
+    """The other side takes so many bytes."""
+    loop, left = asyncio.get_running_loop(), size
+    while left:
+        left -= len(await loop.sock_recv(theirs, min(left, 1 << 20)))
+
+
+async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> None:
+    theirs, ours = raw
+    theirs.setblocking(False)
+    end, order = End(ours), list[int]()
+    message = m.Put(1, bytes(2 << 20), b"", "", 1.0)
+
+    async def answer(number: int) -> None:
+        await end.channel.room()
+        order.append(number)
+        end.channel.send(message)
+
+    end.channel.send(message)
+    assert end.channel.full
+    tasks = [asyncio.create_task(answer(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    assert order == [], "there is no room"
+    tasks.pop(3).cancel()
+    await taken(theirs, len(frame(message)) * 20)
+    await asyncio.gather(*tasks)
+    assert order == [number for number in range(20) if number != 3]
+    assert end.closed == []
+    end.channel.close()
+
+
+async def test_who_is_let_in_and_does_not_come_lets_the_next_in(raw: Any) -> None:
+    _, ours = raw
+    end = End(ours)
+    message = m.Put(1, bytes(4_000_000), b"", "", 1.0)
+    end.channel.send(message)
+    first, second = (asyncio.create_task(end.channel.room()) for _ in range(2))
+    await asyncio.sleep(0)
+    end.channel._unsent_bytes = 0  # as if all of it were taken at once
+    end.channel._let_in()
+    first.cancel()
+    async with asyncio.timeout(10):
+        assert await second
+    assert first.cancelled()
+    end.channel.close()
+
+
+async def test_who_waits_for_room_is_let_go_at_the_end(raw: Any) -> None:
+    _, ours = raw
+    end = End(ours)
+    end.channel.send(m.Put(1, bytes(4_000_000), b"", "", 1.0))
+    waiting = [asyncio.create_task(end.channel.room()) for _ in range(3)]
+    await asyncio.sleep(0)
+    end.channel.close()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*waiting)
+
+
+async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(raw: Any) -> None:
+    theirs, ours = raw
+    theirs.setblocking(False)
+    end = End(ours)
+    end.on_message = lambda message: end.channel.send(m.Put(message.id, bytes(2 << 20), b"", "", 1.0))
+    theirs.sendall(b"".join(frame(m.Stats(number)) for number in range(10)))
+    await end.message()
+    await asyncio.sleep(0)
+    assert len(end.got) == 1
+    await taken(theirs, 10 * len(frame(m.Put(1, bytes(2 << 20), b"", "", 1.0))))
+    await end.message(10)
+    end.channel.close()
+
+
+async def test_a_receiver_that_fails_ends_the_channel_and_nothing_is_left_unread(raw: Any) -> None:
+    theirs, ours = raw
+    end = End(ours)
+
+    def fail(message: Any) -> None:
+        raise KeyError(message.id)
+
+    end.on_message = fail
+    theirs.sendall(frame(m.Stats(1)) + frame(m.Stats(2)))
+    assert isinstance(await end.end(), ProtocolMismatch)
+    assert end.got == [m.Stats(1)]
+
+
+async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: Ends) -> None:
+    one, two = ends
+    with pytest.raises(Misuse, match="what no message can"):
+        one.channel.send(m.Stored(1, 1 << 64))
+    one.channel.send(m.Stats(2))
+    assert await two.message() == m.Stats(2)

@@ -1,0 +1,192 @@
+"""Every request with a number is answered under it, whatever is in it: of clients, and of other nodes.
+
+What is said is random from a fixed seed. Each request is followed by another that does not wait for its answer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+from tests.chaos.frames import Frames
+from tests.chaos.raw import Raw, framed
+from tests.processes import WAIT_S, eventually
+
+ROUNDS = 30  # requests of each kind
+
+
+class Node:
+    """A node as it is started by hand, whose log can be read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = directory / "log"
+        self._socket = directory / "node.sock"
+        command = ["node", "--socket", self._socket, "--memory", "16MiB", "--spill", "0", "--prewarm", "0"]
+        environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "dataplane.cli", *map(str, command), "--listen", "tcp://127.0.0.1:0"],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+            )
+        try:
+            eventually(lambda: "stop with" in self.log(), "it has started")
+        except BaseException:
+            self.stop()
+            raise
+        self.address = f"unix://{self._socket}"
+        self.listens = re.findall(r"find it at (\S+)", self.log())[0]
+
+    def log(self) -> str:
+        """What it has said."""
+        return self._log.read_text(errors="replace")
+
+    def lines(self) -> list[str]:
+        """Of that, what is no word about itself."""
+        said = [line for line in self.log().splitlines() if "find it at" not in line and "stop with" not in line]
+        return [line for line in said if "is no member any more" not in line]
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            assert self._process.wait(WAIT_S) == 0
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    node = Node(tmp_path_factory.mktemp("node"))
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture
+def tokens(node: Node) -> Iterator[list[bytes]]:
+    """Of a stream with rows and a reference; a client goes on working meanwhile."""
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        plane.stream("kept", tasks=["a task"]).append({"x": np.arange(4)})
+        opened = raw.ask(m.Open(raw.next(), "kept", None))
+        yield [opened.stream, plane.put({"x": np.arange(8)}).encode(), bytes.fromhex(plane.stats().node)]
+        assert plane.get(plane.put({"x": np.arange(8)}))["x"].to_list() == list(range(8))
+
+
+def in_order(node: Node) -> None:
+    """Fails where the log has what is no line about its sender."""
+    assert [line for line in node.lines() if f"(pid {os.getpid()})" not in line and "peer " not in line] == []
+
+
+def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) -> None:
+    frames, raw, number, cut = Frames(1, m.Request, tokens), Raw(node.address), 100, 0
+    try:
+        for kind in frames.kinds * ROUNDS:
+            number += 1
+            raw.socket.sendall(framed(frames.body(kind, number)))
+            raw.send(m.Cancel(number))
+            answers = []
+            try:
+                while number not in answers:
+                    answers.append(raw.hear().id)
+            except EOFError:
+                pytest.fail(f"{kind.__name__} was not answered")
+            if 0 in answers:
+                assert raw.is_cut_off()
+                raw.socket.close()
+                raw, cut = Raw(node.address), cut + 1
+        assert isinstance(raw.ask(m.Stats(1)), m.Figures)
+    finally:
+        raw.socket.close()
+    assert cut < number / 2, "most of it is dealt with"
+    in_order(node)
+
+
+def test_every_request_of_another_node_is_answered(node: Node, tokens: list[bytes]) -> None:
+    frames, number = Frames(2, pm.PeerRequest, tokens), 100
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.linger = 0
+        socket.connect(node.listens)
+        missing = set()
+        for kind in frames.kinds * ROUNDS:
+            number += 1
+            missing.add(number)
+            socket.send(frames.body(kind, number))
+        while missing:
+            assert socket.poll(int(WAIT_S * 1000)), f"{len(missing)} are not answered"
+            answer = msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply)
+            missing.remove(answer.id)
+        assert not socket.poll(100), "each is answered once"
+    finally:
+        context.destroy(linger=0)
+    in_order(node)
+
+
+def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node) -> None:
+    """All of it lies in ZeroMQ's queue as the node looks."""
+    context: zmq.Context[Any] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    try:
+        socket.linger = 0
+        socket.connect(node.listens)
+        no_tasks = msgspec.msgpack.encode(["open-part", 9, "s", [[], 0, 0, -1, 5, 1], 0, False])
+        good = [msgspec.msgpack.encode(pm.FindTable(number, b"somebody", "t")) for number in range(5)]
+        for body in (no_tasks, *good):
+            socket.send(body)
+        heard = []
+        while len(heard) < 6:
+            assert socket.poll(int(WAIT_S * 1000))
+            heard.append(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply))
+    finally:
+        context.destroy(linger=0)
+    assert isinstance(heard[0], m.Failure)
+    assert (heard[0].id, heard[0].name) == (9, "Misuse")
+    assert [(type(each), each.id) for each in heard[1:]] == [(pm.FoundTable, number) for number in range(5)]
+
+
+def test_a_name_that_would_be_lines_of_the_log_is_one(node: Node) -> None:
+    with Raw(node.address, greet=False) as raw:
+        raw.ask(m.Hello(1, m.MAJOR, m.MINOR, "x\n2026-01-01 ERROR the disk is full\x1b[2J", False))
+        raw.socket.sendall(framed(b"\xc1"))
+        assert raw.is_cut_off()
+    eventually(lambda: "the disk is full" in node.log(), "it is told of")
+    in_order(node)
+
+
+def test_settings_that_can_not_be_are_misuse_and_the_connection_goes_on(node: Node) -> None:
+    with Raw(node.address) as raw:
+        raw.socket.sendall(framed(msgspec.msgpack.encode(["open", 9, "s", [[], 0, 0, -1, 5, 1]])))
+        said = raw.hear()
+        assert (said.id, said.name) == (9, "Misuse")
+        assert isinstance(raw.ask(m.Stats(10)), m.Figures)
+
+
+def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:
+    with Raw(node.address) as raw:
+        raw.reserve(14 << 20)
+        waiting = [raw.next() for _ in range(5)]
+        raw.send(*(m.Reserve(number, [8 << 20], 60.0) for number in waiting))
+        raw.socket.sendall(framed(msgspec.msgpack.encode(["steal", 77])))
+        heard = [raw.hear() for _ in range(7)]
+        assert {(each.id, each.name) for each in heard} == {
+            (number, "ProtocolMismatch") for number in (0, 77, *waiting)
+        }
+        assert raw.is_cut_off()

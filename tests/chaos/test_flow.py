@@ -1,0 +1,140 @@
+"""Clients that are answered more than they take, or ask for more than is kept: slowed down, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from tests.chaos.raw import Raw
+from tests.chaos.test_hostile import own_memory
+from tests.processes import MIB, StandingNode, eventually
+
+CONSUMERS, ROWS = 64, 1 << 16
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
+        yield node
+
+
+async def test_many_consumers_of_one_plane_that_are_answered_at_once_all_get_their_rows(node: StandingNode) -> None:
+    """More than 100 MiB of answers in one turn of the node's loop."""
+    async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
+        tasks = [f"t{number}" for number in range(CONSUMERS)]
+        stream = await plane.stream("s", tasks=tasks)
+        waiting = [
+            asyncio.ensure_future(stream.consume(task, rows=ROWS, min_rows=ROWS, columns=["x"], timeout=60))
+            for task in tasks
+        ]
+        columns, groups = {"x": np.zeros(ROWS, np.int8)}, [f"group-{row:06d}" for row in range(ROWS)]
+        tags = {"d": [f"tag-{row % 7}" for row in range(ROWS)]}
+        nobodys, ours = await other.stream("nobody's", tasks=tasks), await other.stream("s")
+        before = own_memory(node.pid)
+        await nobodys.append(columns, group=groups, tags=tags)  # what rows take, answered or not
+        between = own_memory(node.pid)
+        await ours.append(columns, group=groups, tags=tags)
+        deliveries = await asyncio.gather(*waiting)
+        assert [len(delivery) for delivery in deliveries] == [ROWS] * CONSUMERS
+        grown = own_memory(node.pid) - between
+        assert grown < between - before + 80 * MIB, "answers are not made before they can be taken"
+
+
+def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node: StandingNode) -> None:
+    """It takes them later: a process may be stopped for a while."""
+    with Raw(node.address) as raw, dp.connect(node.address) as plane:
+        tasks = [f"t{number}" for number in range(24)]
+        stream = plane.stream("s", tasks=tasks)
+        opened = raw.ask(m.Open(raw.next(), "s", None))
+        waiting = {raw.next() for _ in range(len(tasks))}
+        for number, task in zip(sorted(waiting), tasks, strict=True):
+            raw.send(consume(number, opened.stream, task))
+        figures = plane.stats
+        eventually(lambda: figures().clients == 2, "both are there")
+        columns, groups = {"x": np.zeros(ROWS, np.int8)}, [f"group-{row:06d}" for row in range(ROWS)]
+        nobodys = plane.stream("nobody's", tasks=tasks)
+        before = own_memory(node.pid)
+        nobodys.append(columns, group=groups)
+        between = own_memory(node.pid)
+        stream.append(columns, group=groups)
+        assert plane.get(plane.put({"x": [1]}))["x"].to_list() == [1], "others go on"
+        assert own_memory(node.pid) - between < between - before + 48 * MIB
+        heard = [raw.hear() for _ in range(len(tasks))]
+        assert {each.id for each in heard} == waiting
+        assert all(isinstance(each, m.Delivered) and len(each.versions) == ROWS for each in heard)
+
+
+def consume(number: int, stream: bytes, task: str) -> m.Consume:
+    return m.Consume(number, stream, task, ROWS, ROWS, ["x"], dp.Fifo(), b"", b"", "", None, 0, 60.0, 60.0)
+
+
+def flood(raw: Raw, count: int) -> None:
+    """Requests that wait, and were sent with much: fifty thousand names."""
+    names = [f"{number:06d}" for number in range(50_000)]
+    for _ in range(count):
+        raw.send(m.ReadyRows(raw.next(), "nobody writes to it", b"", names, "", "", 1, 0, 600.0))
+
+
+def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: StandingNode) -> None:
+    """Four clients whose requests would take a GiB; one that asks for little waits among them."""
+    before = own_memory(node.pid)
+    with ExitStack() as stack:
+        greedy = [stack.enter_context(Raw(node.address)) for _ in range(4)]
+        modest = stack.enter_context(Raw(node.address))
+        for raw in greedy:
+            flood(raw, 40)
+        refused = {raw.hear().name for raw in greedy for _ in range(30)}
+        assert refused == {"LimitExceeded"}
+        modest.send(m.ReadyRows(7, "a table", b"", ["x"], "", "", 1, 0, 600.0))
+        assert isinstance(modest.ask(m.WriteRows(8, "a table", b"", "", b"", ["k"], b"", [])), m.Numbered)
+        assert own_memory(node.pid) - before < 256 * MIB
+        modest.send(m.Cancel(7))
+        assert modest.hear().name == m.CANCELLED
+
+
+def test_half_messages_are_bounded_together_and_leave_nothing_behind(node: StandingNode) -> None:
+    """Sixty connections with all but a byte of the largest message: 240 MiB, of which the node keeps what it may, and
+    nothing once they have gone."""
+    before, half = own_memory(node.pid), struct.pack("<I", m.MAX_FRAME) + bytes(m.MAX_FRAME - 1)
+    raws = [Raw(node.address) for _ in range(60)]
+    try:
+        for raw in raws:
+            raw.socket.setblocking(False)
+        left = {raw: memoryview(half) for raw in raws}
+        for _ in range(400):  # until nobody's is taken any more
+            for raw, rest in list(left.items()):
+                try:
+                    left[raw] = rest[raw.socket.send(rest[: 64 << 10]) :]
+                except BlockingIOError:
+                    continue
+                if not left[raw]:
+                    del left[raw]
+        with dp.connect(node.address) as plane:
+            assert plane.stats().clients >= 60
+        assert own_memory(node.pid) - before < 128 * MIB
+    finally:
+        for raw in raws:
+            raw.socket.close()
+    eventually(lambda: own_memory(node.pid) - before < 16 * MIB, "what they took is given back")
+
+
+def test_a_large_message_goes_through_while_others_have_half_of_one(node: StandingNode) -> None:
+    half = struct.pack("<I", m.MAX_FRAME) + bytes(m.MAX_FRAME // 2)
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(Raw(node.address)).socket.sendall(half)
+        raw = stack.enter_context(Raw(node.address))
+        raw.send(m.Free(raw.next(), list(range(1 << 40, (1 << 40) + 300_000)), [], ""))
+        assert isinstance(raw.hear(), m.Done)
+    assert len(frame(m.Free(1, list(range(1 << 40, (1 << 40) + 300_000)), [], ""))) > 2 * MIB
+    assert psutil.pid_exists(node.pid)

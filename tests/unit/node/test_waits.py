@@ -1,0 +1,81 @@
+"""What requests that wait keep: how much that is, and that clients share a bound."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from dataplane.errors import LimitExceeded
+from dataplane.node.waits import Waits, footprint
+from dataplane.wire import messages as m
+
+REQUESTS: dict[str, Callable[[], Any]] = {
+    "a payload": lambda: m.Put(1, bytes(1 << 20), b"", "", 1.0),
+    "numbers": lambda: m.Pin(1, list(range(1000, 101_000)), 1.0),
+    "large numbers": lambda: m.Pin(1, [(1 << 62) + i for i in range(100_000)], 1.0),
+    "short names": lambda: m.ReadyRows(1, "t", b"", [f"{i:05d}" for i in range(50_000)], "", "", 1, 0, 1.0),
+    "shards of others": lambda: m.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
+    "empty lists": lambda: m.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
+    "tags": lambda: m.WriteRows(1, "t", b"", "", b"", [], b"", [{"a": i, f"b{i}": "x"} for i in range(20_000)]),
+}
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
+    """As it is decoded: too little would let clients use more than they may, too much would refuse them for nothing."""
+    body = msgspec.msgpack.encode(REQUESTS[what]())
+    decoder = msgspec.msgpack.Decoder(m.Request)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        request = decoder.decode(body)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 1.6 < footprint(request, 1 << 40) < 3 * taken
+
+
+def test_it_is_not_looked_at_further_than_needed() -> None:
+    nested = [[[] for _ in range(1000)] for _ in range(1000)]
+    assert 100_000 < footprint(nested, 100_000) < 300_000
+
+
+def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
+    waits = Waits(bound=1000, share=100)
+    greedy, modest = waits.client(), waits.client()
+    greedy.take(1000)
+    with pytest.raises(LimitExceeded) as caught:
+        greedy.take(1)
+    assert (caught.value.asked, caught.value.limit) == (1001, 1000)
+    modest.take(100)
+    with pytest.raises(LimitExceeded):
+        modest.take(1)
+    assert (greedy.nbytes, modest.nbytes, waits.nbytes) == (1000, 100, 1100)
+    greedy.give_back(500)
+    modest.take(300)
+    for client in (greedy, modest):
+        client.give_back(client.nbytes)
+    assert waits.nbytes == 0
+
+
+def test_one_client_is_bounded_by_itself_too() -> None:
+    waits = Waits(bound=1 << 40)
+    client = waits.client()
+    with pytest.raises(LimitExceeded) as caught:
+        client.take(m.MAX_WAITING_BYTES + 1)
+    assert caught.value.limit == m.MAX_WAITING_BYTES
+    assert client.nbytes == waits.nbytes == 0
+
+
+def test_what_was_kept_meanwhile_is_given_back_whatever_happens() -> None:
+    waits = Waits()
+    client = waits.client()
+    with pytest.raises(ZeroDivisionError), client.keep(10):
+        assert waits.nbytes == 10
+        raise ZeroDivisionError
+    assert waits.nbytes == 0

@@ -1,0 +1,108 @@
+"""The boundary: numbers of requests that can not be decoded, and answers that can always be encoded."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
+
+encode = msgspec.msgpack.encode
+LOCAL, PEERS = Heads(m.Request), Heads(pm.PeerRequest)
+WITHOUT = {"abort", "unpin", "cancel", "leave", "alive", "give-back", "release-snapshot"}
+
+
+def tag(kind: Any) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+@pytest.mark.parametrize("number", [0, 1, 127, 128, 255, 65_536, 2**32, 2**63 - 1, 2**64 - 1, -1, -32, -33, -(2**63)])
+@pytest.mark.parametrize("kind", [*get_args(m.Request), *get_args(pm.PeerRequest)], ids=tag)
+def test_the_number_of_every_kind_of_request_is_read(kind: Any, number: int) -> None:
+    """However the rest of it goes on; and of those without one, none is."""
+    heads, read = (LOCAL if kind in get_args(m.Request) else PEERS), None if tag(kind) in WITHOUT else number
+    for rest in ([], ["x", None], [[]] * 20):
+        assert heads.number(encode([tag(kind), number, *rest])) == read
+    assert heads.number(encode([tag(kind), number, b"x" * 100])[:-50]) == read
+    assert heads.number(encode([tag(kind), number]) + b"\xc1") == read
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", b"\x92", b"\x92\xa3put", b"\x92\xa3put\xcf\x00", encode(["put"]), encode([1, 2]), encode({"put": 1})]
+    + [encode(["put", each]) for each in ("1", 1.0, None, True, [1], b"1")]
+    + [b"\xdd\xff\xff\xff\xff", b"\x92\xdb\xff\xff\xff\xff", b"\x92\xd9", b"\x92\xbfx"],
+)
+def test_what_has_no_number(body: bytes) -> None:
+    assert LOCAL.number(body) is None
+
+
+def test_a_number_is_read_of_a_tag_that_is_not_known() -> None:
+    """A later version may have it, and waits for the answer."""
+    assert LOCAL.number(encode(["steal", 7, "x"])) == 7
+
+
+WORST: dict[str, Any] = {
+    "a number beyond 64 bits": 1 << 70,
+    "a negative one": -(1 << 70),
+    "half of a pair": "\ud800",
+    "long text": "x" * 10_000_000,
+    "a thing": object(),
+    "many": list(range(1_000_000)),
+    "deep": [[[[[[[[1]]]]]]]],
+    "a mapping": {object(): 1 << 70},
+}
+
+
+@pytest.mark.parametrize("what", WORST)
+def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
+    error = LimitExceeded(f"much: {WORST[what]}"[:5_000_000], what=what, asked=WORST[what], limit=1)
+    said = failure(7, error, "somebody")
+    assert (said.id, said.name) == (7, "LimitExceeded")
+    assert len(encoded(said)) < 1 << 18
+    assert msgspec.msgpack.decode(answered(said, "somebody"), type=m.Reply).fields["limit"] == 1
+
+
+def test_fields_that_a_message_holds_come_as_they_are() -> None:
+    holders = ({"holder": "x", "bytes": 1 << 63, "how": "pinned"},)
+    said = failure(1, LimitExceeded("x", what="y", asked=2, limit=3), "z")
+    assert said == m.Failure(1, "LimitExceeded", "x", {"what": "y", "asked": 2, "limit": 3})
+    error = DataplaneError("x")
+    error.fields["holders"] = holders
+    assert failure(1, error, "z").fields == {"holders": list(holders)}
+
+
+@pytest.mark.parametrize("reply", [m.Stored(3, 1 << 64), m.Watched(3, 1, -(1 << 64), 0.0, 1, False)])
+def test_an_answer_that_can_not_be_encoded_is_a_failure(reply: Any) -> None:
+    said = msgspec.msgpack.decode(answered(reply, "z"), type=m.Reply)
+    assert (said.id, said.name) == (3, "Misuse")
+
+
+def test_a_fault_is_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        try:
+            raise KeyError("two\nlines" * 1000)
+        except KeyError as error:
+            said = failure(7, error, "client x")
+    assert (said.id, said.name) == (7, "Rejected")
+    assert "lines" not in said.message
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "client x" in text
+    assert "KeyError" in text
+    assert "\n" not in text
+    assert len(text) < 2000
+
+
+def test_what_a_sender_is_told_of_what_is_no_message() -> None:
+    assert isinstance(refusal(OverflowError("x")), ProtocolMismatch)
+    assert isinstance(refusal(ValueError("x" * 10**6)), ProtocolMismatch)
+    assert len(str(refusal(ValueError("x" * 10**6)))) < 2000
+    for error in (Misuse("a stream has tasks"), Freed("x")):
+        assert refusal(error) is error

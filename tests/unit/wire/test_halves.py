@@ -1,0 +1,131 @@
+"""Messages of which a part has come, over all connections: who waits, who goes on, who is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dataplane.errors import LimitExceeded
+from dataplane.wire import halves
+from dataplane.wire.halves import SHARE, Halves
+
+BOUND = 10 * SHARE
+
+
+class One:
+    """A connection."""
+
+    def __init__(self, all_: Halves) -> None:
+        self._all = all_
+        self.reads = True
+        self.cut: LimitExceeded | None = None
+        self._has = 0
+
+    def comes(self, nbytes: int) -> None:
+        """So many bytes of a message come."""
+        self._has += nbytes
+        self._all.note(self, self._has, anew=False)
+
+    def completes(self) -> None:
+        """The rest of it comes."""
+        self._has = 0
+        self._all.note(self, 0, anew=True)
+
+    def hold_on(self) -> None:
+        self.reads = False
+
+    def go_on(self) -> None:
+        self.reads = True
+
+    def cut_off(self, error: LimitExceeded) -> None:
+        self.cut = error
+        self._all.gone(self)
+
+
+async def test_who_would_go_beyond_the_bound_waits_until_there_is_room() -> None:
+    all_ = Halves(BOUND)
+    first, second, third = (One(all_) for _ in range(3))
+    first.comes(6 * SHARE)
+    second.comes(6 * SHARE)
+    assert (first.reads, second.reads) == (True, False)
+    third.comes(2 * SHARE)
+    assert not third.reads
+    first.comes(6 * SHARE)
+    assert first.reads, "the first goes on, or nobody would"
+    first.completes()
+    assert second.reads
+    assert third.reads
+    assert all_.nbytes == 8 * SHARE
+    for one in (second, third):
+        one.completes()
+        all_.gone(one)
+    all_.gone(first)
+    assert all_.nbytes == 0
+
+
+async def test_who_has_little_of_a_message_never_waits() -> None:
+    all_ = Halves(BOUND)
+    for _ in range(2):
+        One(all_).comes(6 * SHARE)
+    small = One(all_)
+    small.comes(SHARE)
+    assert small.reads
+    for each in list(all_._held):
+        all_.gone(each)
+
+
+async def test_who_has_gone_makes_room() -> None:
+    all_ = Halves(BOUND)
+    first, second = One(all_), One(all_)
+    first.comes(11 * SHARE)
+    second.comes(2 * SHARE)
+    assert not second.reads
+    all_.gone(first)
+    assert second.reads
+    all_.gone(second)
+
+
+async def test_when_the_first_has_gone_the_next_goes_on_though_there_is_no_room() -> None:
+    all_ = Halves(BOUND)
+    first, second, third = (One(all_) for _ in range(3))
+    for each in (first, second, third):
+        each.comes(12 * SHARE)
+    all_.gone(first)
+    assert (second.reads, third.reads) == (True, False)
+    all_.gone(second)
+    assert third.reads
+    all_.gone(third)
+
+
+async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> None:
+    """However they come by turns, as from an event loop that reads a part of each."""
+    all_ = Halves(BOUND)
+    left = {One(all_): 20 for _ in range(15)}
+    for _ in range(1000):
+        for one in [one for one in left if one.reads]:
+            if left[one] > 1:
+                one.comes(SHARE)
+                left[one] -= 1
+            else:
+                one.completes()
+                del left[one]
+        assert all_.nbytes <= BOUND + 15 * 2 * SHARE + 20 * SHARE
+    assert not left
+    assert all_.nbytes == 0
+
+
+async def test_who_takes_too_long_is_cut_off_while_others_wait_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halves, "_LOOK_S", 0.01)
+    all_ = Halves(BOUND, patience_s=0.03)
+    slow, other = One(all_), One(all_)
+    slow.comes(11 * SHARE)
+    await asyncio.sleep(0.06)
+    assert slow.cut is None, "nobody waits"
+    other.comes(2 * SHARE)
+    async with asyncio.timeout(10):
+        while not other.reads:
+            await asyncio.sleep(0.001)
+    assert isinstance(slow.cut, LimitExceeded)
+    assert other.cut is None, "it could not go on before"
+    all_.gone(other)
