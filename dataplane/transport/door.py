@@ -1,7 +1,10 @@
 """Where a transport listens, and who has come in: each is served in a thread of its own.
 
+Who comes has to name a ticket before he is inside (`transport.strangers`), so those without one take no place from
+those who have one.
+
 What always holds: there are never more inside than there may be, who comes then is sent away; once `cut` has returned
-nobody is inside any more.
+nobody is inside any more, nor before the door.
 """
 
 from __future__ import annotations
@@ -12,17 +15,31 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from dataplane.transport.strangers import Strangers
+
+_AGAIN_S = 0.1  # until it is tried again to accept, where descriptors are short
+
 
 class Door:
     """A listening socket, on any port of `host`, that others find at `told`, if that is another. `serve(connected)` is
-    called for each who comes, in a thread, and the connection closed when it returns. Used from one event loop."""
+    called for each who names a ticket that is `known`, in a thread, with nothing taken from the socket, and the
+    connection closed when it returns. Used from one event loop."""
 
-    def __init__(self, name: str, host: str, told: str, most: int, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        told: str,
+        most: int,
+        known: Callable[[bytes], bool],
+        serve: Callable[[socket.socket], None],
+    ) -> None:
         self._host = host
         self._told = told
         self._most = most
         self._serve = serve
         self._listener: socket.socket | None = None
+        self._strangers = Strangers(known, self._enter)
         self._inside: set[socket.socket] = set()
         self._threads = ThreadPoolExecutor(most, thread_name_prefix=f"dataplane-{name}-serve")
 
@@ -55,14 +72,26 @@ class Door:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = listener.accept()
-            except OSError:  # nobody more, or out of descriptors: who comes is waited for
+                connected, address = listener.accept()
+            except (BlockingIOError, ConnectionError):  # nobody more
                 return
-            if len(self._inside) >= self._most:
-                connected.close()
-                continue
-            self._inside.add(connected)
-            self._threads.submit(self._in, connected)
+            except OSError:  # out of descriptors, most likely
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.fileno())
+                loop.call_later(_AGAIN_S, self._listen_again, listener)
+                return
+            self._strangers.come(connected, str(address[0]))
+
+    def _listen_again(self, listener: socket.socket) -> None:
+        if self._listener is listener:
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def _enter(self, connected: socket.socket) -> None:
+        if len(self._inside) >= self._most:
+            connected.close()
+            return
+        self._inside.add(connected)
+        self._threads.submit(self._in, connected)
 
     def _in(self, connected: socket.socket) -> None:
         try:
@@ -80,6 +109,7 @@ class Door:
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
+            self._strangers.close()
 
     async def cut(self) -> None:
         """Who is inside is cut off."""

@@ -15,8 +15,9 @@ A lane is one thread's at a time, and has a worker of the library of its own: wh
 other, and closing it stops whatever it has begun. Making one takes 10 to 25 ms, so they are kept for the next read
 from the same address, for `_KEPT_S` seconds, `_KEPT` of them at most.
 
-What always holds: a connection that says nothing, or no ticket, is closed after `_SAY_S` seconds; there are never more
-than `_CONNECTIONS`; no lane writes into memory that its reader has given up.
+What always holds: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
+one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no lane writes
+into memory that its reader has given up.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ class Lanes(Transport):
     others find that, if not there."""
 
     def __init__(self, host: str, told: str = "") -> None:
-        self._door = Door(self.name, host, told, _CONNECTIONS, self._serve)
         self._offers: dict[bytes, Offered] = {}
+        self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-read")
         self._attempts: set[_Attempt] = set()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()

@@ -11,8 +11,9 @@ clear; where the network is not trusted, put them into one that is (WireGuard, f
 The kernel sends pages, not copies of them, so bytes that are on their way are those that are in memory when they go.
 That is what the last two bytes are for: an offer that ends before the first leaves the reader without the second.
 
-What always holds: a connection that says nothing, or no ticket, is closed after a few seconds; there are never more of
-them than `_CONNECTIONS`; no thread writes into memory that its reader has given up.
+What always holds: a connection that says nothing, or no ticket, is closed after a few seconds, and takes no place from
+one that has named a ticket (`transport.strangers`); there are never more of those than `_CONNECTIONS`; no thread writes
+into memory that its reader has given up.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Tcp(Transport):
     name = "tcp"
 
     def __init__(self, host: str, told: str = "") -> None:
-        self._door = Door(self.name, host, told, _CONNECTIONS, self._serve)
         self._offers: dict[bytes, Offered] = {}
+        self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
         self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()

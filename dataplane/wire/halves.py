@@ -6,7 +6,8 @@ Rejected: to cut off who adds the last one, since of many honest clients that se
 half for a moment; to count the announced length, since most of it may never come.
 
 What always holds: the halves come to no more than the bound, one message, and of each connection the share that is free
-and one read; the connection whose half is the oldest goes on; while somebody waits, who has had a half for `PATIENCE_S` is cut off, so that nobody waits longer for him.
+and one read; the connection whose half is the oldest goes on; while somebody waits, who has had a half for `PATIENCE_S`
+is cut off, so that nobody waits longer for him.
 """
 
 from __future__ import annotations

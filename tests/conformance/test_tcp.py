@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from dataplane.transport import tcp
+from dataplane.transport import strangers, tcp
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.conformance.transports import KIB, MIB, PAGE, Shelf, Target, TransportSuite, shelves, until
@@ -89,6 +89,7 @@ class Stranger:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_SAY_S", 0.05)
+    monkeypatch.setattr(strangers, "PATIENCE_S", 0.05)
 
 
 async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
@@ -198,17 +199,53 @@ async def test_each_byte_of_an_offer_is_sent_once(server: Tcp, shelf: Shelves) -
 async def test_there_are_never_more_connections_than_that(
     server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes too many is sent away at once, and when the others have gone there is room again."""
+    """Of those with a ticket who comes too many is sent away at once, and when the others have gone there is room."""
     monkeypatch.setattr(server._door, "_most", 4)
-    strangers = [Stranger(server) for _ in range(4)]
+    ticket = server.offer(shelf(64 * KIB).memory)
+    inside = [Stranger(server) for _ in range(4)]
+    for number, each in enumerate(inside):
+        each.ask(ticket, (number * PAGE, PAGE))
     await until(lambda: len(server._door._inside) == 4)
     with Stranger(server) as fifth:
+        fifth.ask(ticket, (5 * PAGE, PAGE))
         assert await asyncio.to_thread(fifth.hear) == b""
     assert len(server._door._inside) == 4
-    for stranger in strangers:
-        stranger.socket.close()
+    for each in inside:
+        each.socket.close()
     await until(lambda: not server._door._inside)
     await reads(reader, server, shelf(9 * MIB))
+
+
+async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, shelf: Shelves) -> None:
+    """Three hundred that say nothing, three hundred that say a part of something, and more that come as it is read."""
+    one, idle = shelf(9 * MIB), list[Stranger]()
+
+    def come(count: int) -> None:
+        idle.extend(Stranger(server) for _ in range(count))
+
+    try:
+        await asyncio.to_thread(come, 600)
+        for each in idle[300:]:
+            with suppress(OSError):  # it may have been sent away
+                each.socket.sendall(bytes(19))
+        for _ in range(10):
+            await asyncio.gather(asyncio.to_thread(come, 20), reads(reader, server, one))
+        await until(lambda: len(server._door._strangers) <= strangers.EACH)
+        assert not server._door._inside
+    finally:
+        for each in idle:
+            each.socket.close()
+    await until(lambda: len(server._door._strangers) == 0)
+
+
+async def test_who_has_a_ticket_and_says_no_more_is_sent_away(
+    server: Tcp, reader: Tcp, shelf: Shelves, quick: None
+) -> None:
+    ticket = server.offer(shelf(64 * KIB).memory)
+    with Stranger(server) as stranger:
+        stranger.socket.sendall(ticket + b"\1\0\0\0" + bytes(15))
+        assert await asyncio.to_thread(stranger.hear) == b""
+    await until(lambda: not server._door._inside)
 
 
 async def test_who_goes_in_the_middle_costs_nothing(server: Tcp, reader: Tcp, shelf: Shelves) -> None:
