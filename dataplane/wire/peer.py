@@ -2,7 +2,8 @@
 
 A node answers on one ROUTER socket, and asks each other node over a DEALER of its own. No payload crosses here.
 
-What always holds: nothing is decoded of who has not the cluster's key, where there is one; every request has a
+What always holds: nothing is decoded of who has not the cluster's key or, where there is none, is another user
+(`wire.loopback`); every request has a
 deadline, after which it raises PeerUnavailable, whatever ZeroMQ still tries; queues are finite: who asks for more at a
 time than is answered, or keeps more bytes here than may wait, hears Backpressure, to ask again, and what does not even
 fit into ZeroMQ's queues is dropped; a request whose number can be read gets one answer, whatever decoding it, doing it
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -30,6 +32,7 @@ from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
+from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.peer_messages import Greet, PeerReply, PeerRequest
 
@@ -80,6 +83,7 @@ class Peers:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
         self._router: _Socket | None = None
+        self._relay: Relay | None = None
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,14 +109,32 @@ class Peers:
                 self._authenticator = zmq.auth.asyncio.AsyncioAuthenticator(zmq.asyncio.Context(self._context))
                 self._authenticator.start()
                 self._authenticator.configure_curve_callback(_DOMAIN, _Members(self._key.public))
-            router.bind(self._listen)
+                router.bind(self._listen)
+                self.address = router.get_string(zmq.LAST_ENDPOINT)
+            else:
+                self._listen_to_own_user(router)
         except BaseException as error:
             router.close(linger=0)
             if isinstance(error, zmq.ZMQError):
                 raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
             raise
-        self.address = router.get_string(zmq.LAST_ENDPOINT)
         self._router = _Socket(router, self._asked)
+
+    def _listen_to_own_user(self, router: zmq.Socket[bytes]) -> None:
+        """See `wire.loopback`."""
+        try:
+            listener = listening(self._listen)
+        except OSError as error:
+            raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror or error}") from None
+        try:
+            name = private_name()
+            router.set(zmq.IPC_FILTER_PID, os.getpid())
+            router.bind(f"ipc://@{name}")
+            self._relay = heard_at(listener, name)
+        except BaseException:
+            listener.close()
+            raise
+        self.address = address_of(listener)
 
     def next_id(self) -> int:
         """A number for a request."""
@@ -253,6 +275,9 @@ class Peers:
             await asyncio.sleep(0)  # its task ends, and lets go of a descriptor whose number others may get
         if router is not None:
             router.close()
+        if self._relay is not None:
+            self._relay.close()
+            await asyncio.sleep(0)  # what it ends lets go of its sockets
         self._context.term()
 
 
@@ -325,6 +350,7 @@ class _Link:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
+        self._relay: Relay | None = None
         try:
             check_address(address)
         except ValueError as error:
@@ -338,9 +364,15 @@ class _Link:
             if key is not None:
                 dealer.curve_serverkey = dealer.curve_publickey = key.public
                 dealer.curve_secretkey = key.secret
-            dealer.connect(address)
-        except zmq.ZMQError as error:
+                dealer.connect(address)
+            else:
+                name = private_name()
+                self._relay = reached_by(name, address)
+                dealer.connect(f"ipc://@{name}")
+        except (zmq.ZMQError, OSError) as error:
             dealer.close(linger=0)
+            if self._relay is not None:
+                self._relay.close()
             raise PeerUnavailable(f"no node can be found at {address!r}: {error.strerror}", address=address) from None
         self.socket = _Socket(dealer, self._heard)
 
@@ -362,6 +394,8 @@ class _Link:
             if not future.cancelled():
                 future.exception()  # its waiter may have gone
         self.socket.close()
+        if self._relay is not None:
+            self._relay.close()
 
 
 class _Members:

@@ -1,0 +1,144 @@
+"""Another user of the host, against nodes without a key on loopback: neither heard nor spoken to, by no way."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+import dataplane as dp
+from dataplane.wire import peer_messages as pm
+from tests.integration.test_hosts import Host, members, together
+from tests.processes import MIB, eventually, pattern
+from tests.users import OtherUser, needs_root
+
+pytestmark = needs_root
+
+ASK = """
+c = zmq.Context(); s = c.socket(zmq.DEALER); s.linger = 0; s.connect(sys.argv[1])
+for each in sys.argv[2:]: s.send(bytes.fromhex(each))
+print(s.recv().hex() if s.poll(700) else "nothing", flush=True)
+"""
+
+SOCKETS = """
+for name in open("/proc/net/unix").read().split():
+    if name.startswith("@dataplane-" + sys.argv[1] + "-"):
+        s = socket.socket(socket.AF_UNIX); s.settimeout(3); s.connect("\\0" + name[1:])
+        try:
+            s.sendall(b"\\xff" + bytes(8) + b"\\x7f\\3\\0NULL" + bytes(16) + bytes(32))
+            heard = s.recv(1)
+        except ConnectionError:
+            heard = b""
+        print("heard" if heard else "closed", flush=True)
+print("end", flush=True)
+"""
+
+LISTEN = """
+l = socket.create_server(("127.0.0.1", 0)); print(l.getsockname()[1], flush=True)
+for _ in range(3):
+    c, _ = l.accept(); c.settimeout(3)
+    try: heard = c.recv(1)
+    except ConnectionError: heard = b""
+    print("spoken to" if heard else "closed", flush=True)
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    """Two nodes of this user, each in a directory of its own."""
+    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as two:
+        with dp.connect(one.address) as here, dp.connect(two.address) as there:
+            together(here, there)
+        yield [one, two]
+
+
+def encoded(*messages: Any) -> list[str]:
+    return [msgspec.msgpack.encode(each).hex() for each in messages]
+
+
+def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
+    with dp.connect(hosts[0].address) as here, dp.connect(hosts[1].address) as there:
+        ref = here.put({"x": pattern(1, MIB)})
+        (_, shard) = ref.shards()[0]
+        asked = encoded(
+            pm.Describe(1, [shard]),
+            pm.Offer(2, b"stranger", shard, "tcp", 5.0),
+            pm.FreeParts(3, [(shard, [0], (0, 1, b""))]),
+            pm.Greet(4, 1, 0, b"stranger", "tcp://127.0.0.1:1", {}),
+        )
+        with OtherUser(ASK, hosts[0].listens, *asked) as other:
+            assert other.hear() == "nothing"
+        assert members(here) == {here.stats().node, there.stats().node}
+        assert np.array_equal(there.get(ref)["x"].numpy(), pattern(1, MIB))
+
+
+def test_the_same_user_is_answered(hosts: list[Host]) -> None:
+    """So it is not for another reason that others are not."""
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(hosts[0].listens)
+        socket.send(msgspec.msgpack.encode(pm.FindTable(1, b"somebody", "t")))
+        assert socket.poll(10_000)
+    finally:
+        context.destroy(linger=0)
+
+
+def test_another_user_does_not_get_behind_the_port(hosts: list[Host]) -> None:
+    """To the sockets at which ZeroMQ listens and connects in the node."""
+    with OtherUser(SOCKETS, hosts[0].pid) as other:
+        heard = list(iter(other.hear, "end"))
+    assert len(heard) >= 2, "one to be heard at, and one for the other node"
+    assert set(heard) == {"closed"}
+
+
+def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(hosts: list[Host]) -> None:
+    with OtherUser(LISTEN) as other:
+        port = other.hear()
+        context: zmq.Context[Any] = zmq.Context()
+        try:
+            socket = context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.connect(hosts[0].listens)
+            greet = pm.Greet(1, 1, 0, b"nobodys.", f"tcp://127.0.0.1:{port}", {})
+            socket.send(msgspec.msgpack.encode(greet))
+            assert [other.hear() for _ in range(3)] == ["closed"] * 3
+        finally:
+            context.destroy(linger=0)
+
+
+def test_strangers_that_come_and_stay_keep_no_node_from_joining(hosts: list[Host], tmp_path: Path) -> None:
+    program = """
+host, port = sys.argv[1].removeprefix("tcp://").split(":")
+print("here", flush=True)
+kept = []
+while True:
+    kept.append(socket.create_connection((host, int(port))))
+    del kept[:-300]
+"""
+    with OtherUser(program, hosts[0].listens) as other:
+        assert other.hear() == "here"
+        with Host(tmp_path / "three", hosts[0]) as three, dp.connect(three.address) as plane:
+            eventually(lambda: len(members(plane)) == 3, "it has joined")
+
+
+def test_the_log_names_who_was_refused_once(tmp_path: Path) -> None:
+    from tests.chaos.test_boundary import Node
+
+    node = Node(tmp_path)
+    try:
+        for _ in range(3):
+            with OtherUser(ASK, node.listens, *encoded(pm.FindTable(1, b"x", "t"))) as other:
+                assert other.hear() == "nothing"
+        assert re.findall(r"user (\d+) was refused", node.log()) == ["65534"]
+    finally:
+        node.stop()
+    assert os.getuid() == 0
