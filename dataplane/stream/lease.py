@@ -11,7 +11,8 @@ ever seen to have; a lease that runs out once those who hold it have acked count
 not end a grant of replicas: it may be restarting.
 
 What always holds: a row is in one grant of its task at a time; a grant ends once; whoever comes later with it is told
-`LeaseExpired`, but for who acks again what it has acked, its answer having been lost. No clock is read here.
+`LeaseExpired`, but for who acks again what it has acked, its answer having been lost; of members that hold nothing the
+last `_MEMBERS` are remembered. No clock is read here.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _SLACK = 64  # leases that may be remembered for nothing
 _REPLICAS = 1 << 20  # of a member
 _ACKS = 4096  # acks that are remembered, the last ones
 _LOST = 1 << 14  # grants that ended otherwise and are remembered, the last ones
+_MEMBERS = 1024  # members whose replicas are remembered, the last ones; those that hold something anyway
+_TRIED = 8  # of them, looked at for one to forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +130,22 @@ class Leases:
         """The grant goes to this client, as this replica."""
         grant.held_by[who.replica] = who.client
         if who.replica is not None:
-            self._replicas.setdefault((grant.task, who.member), set()).add(who.replica)
+            key = (grant.task, who.member)
+            replicas = self._replicas.pop(key, set())
+            replicas.add(who.replica)
+            self._replicas[key] = replicas  # the last one now
+            self._forget_members()
         grant.expires = max(grant.expires, now + grant.lease_s)
+
+    def _forget_members(self) -> None:
+        """Of members that hold nothing, forget those that were given something the longest ago."""
+        for _ in range(_TRIED):
+            if len(self._replicas) <= _MEMBERS:
+                return
+            key = next(iter(self._replicas))
+            replicas = self._replicas.pop(key)
+            if key in self._logs:
+                self._replicas[key] = replicas
 
     def live(self, number: int) -> Grant | None:
         """The grant of this number, None where it has ended."""

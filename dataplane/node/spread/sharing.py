@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ class _Shared:
 
     leases: Leases = field(default_factory=Leases)
     told: dict[int, Sequence[Told]] = field(default_factory=dict)
-    turns: dict[tuple[int, str], asyncio.Lock] = field(default_factory=dict)
+    turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     timer: asyncio.TimerHandle | None = None
 
 

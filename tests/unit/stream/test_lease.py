@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import LeaseExpired, Misuse
+from dataplane.stream import lease
 from dataplane.stream.lease import Grant, Leases, Who
 
 
@@ -192,3 +193,30 @@ def test_who_asks_is_checked() -> None:
 def test_replicas_that_can_not_be(who: tuple[str, int, int]) -> None:
     with pytest.raises(Misuse):
         Who("c", *who)
+
+
+def test_members_that_hold_nothing_are_forgotten_in_the_end_and_those_that_hold_something_are_not() -> None:
+    leases = Leases()
+    kept = [given(leases, Who("p", f"kept {number}", 0)) for number in range(20)]
+    for number in range(5000):
+        grant = given(leases, Who("p", f"member {number}", 0, 1))
+        assert leases.ack(grant.number, "p", 0) is grant
+        assert len(leases._replicas) <= lease._MEMBERS + len(kept)
+    assert {(0, f"kept {number}") for number in range(20)} <= leases._replicas.keys()
+    assert (0, "member 4999") in leases._replicas
+    assert (0, "member 0") not in leases._replicas
+    assert [each.number for each in leases] == [each.number for each in kept]
+
+
+def test_a_member_of_many_that_are_all_used_keeps_its_replicas() -> None:
+    """What it was seen to have decides who has to ack."""
+    leases = Leases()
+    for replica in (0, 1, 2):
+        given(leases, Who("p", "three", replica))
+    for number in range(lease._MEMBERS - 1):
+        grant = given(leases, Who("p", f"member {number}", 0, 1))
+        leases.ack(grant.number, "p", 0)
+    grant = given(leases, Who("p", "three", 0))
+    leases.hand(grant, Who("q", "three", 1), 0.0)
+    assert leases.ack(grant.number, "p", 0) is None
+    assert leases.ack(grant.number, "q", 1) is None, "the third has not acked"
