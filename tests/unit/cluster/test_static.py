@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ import pytest
 from dataplane.cluster import static
 from dataplane.cluster.membership import Member
 from dataplane.cluster.static import StaticMembership
+from dataplane.errors import ProtocolMismatch
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
@@ -503,3 +506,73 @@ async def test_of_two_that_took_each_other_for_dead_one_begins_anew(start: Start
     take_for_dead(two, one)
     await until(lambda: len(one.sees) == len(two.sees) == 2)
     assert (one.begun, two.begun) == (0, 1)
+
+
+# Addresses that others name
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "nonsense",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:x",
+        "tcp://127.0.0.1:0",
+        "tcp://127.0.0.1:65536",
+        "tcp://127.0.0.1:-1",
+        "tcp://*:1",
+        "tcp://127.0.0.1;127.0.0.2:1",
+        "tcp://127.0.0.1:1\n",
+        "tcp://" + "x" * 400 + ":1",
+        "inproc://x",
+        "udp://127.0.0.1:1",
+    ],
+)
+async def test_nobody_is_greeted_but_at_a_host_and_port(start: Start, address: str) -> None:
+    one, two = start(b"one"), start(b"two")
+    greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"ghost", address, {})
+    with pytest.raises(ProtocolMismatch):
+        await two.peers.request(one.address, greet, pm.Greeted, 5)
+    assert set(one.peers._links) <= {two.address}
+
+
+async def test_a_socket_in_the_file_system_is_not_connected_to(start: Start, tmp_path: Path) -> None:
+    """Named in a greeting, or among those whom a member knows."""
+    one, two = start(b"one"), start(b"two")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "x.sock"))
+        listener.listen()
+        listener.setblocking(False)
+        address = f"ipc://{tmp_path}/x.sock"
+        greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"ghost", address, {})
+        with pytest.raises(ProtocolMismatch):
+            await two.peers.request(one.address, greet, pm.Greeted, 5)
+        ghost = replace(two.me, node=b"ghost", address=address)
+        two.membership._put(ghost)  # it tells of it
+        one.membership.seek([two.address])
+        await until(lambda: b"two" in one.sees)
+        await beats(two, one)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+    assert address not in one.peers._links
+
+
+async def test_what_others_say_makes_a_node_connect_to_no_more_than_so_many(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones: who is there is told of again. Members, and those that were named, stay."""
+    monkeypatch.setattr(static, "MAX_UNPROVEN", 5)
+    named = "tcp://127.0.0.1:9"
+    one = start(b"one", named)
+    two = start(b"two", one)
+    await until(lambda: one.sees == two.sees == {b"one", b"two"})
+    for port in range(10, 40):
+        greet = pm.Greet(two.peers.next_id(), pm.MAJOR, pm.MINOR, b"ghost", f"tcp://127.0.0.1:{port}", {})
+        await two.peers.request(one.address, greet, pm.Greeted, 5)
+    expected = {named, two.address, *(f"tcp://127.0.0.1:{port}" for port in range(35, 40))}
+    await until(lambda: one.peers._links.keys() == expected)
+    assert one.membership._greeted.keys() == expected
+    await beats(two, one, 2)
+    assert one.sees == {b"one", b"two"}
