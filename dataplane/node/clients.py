@@ -21,7 +21,7 @@ import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.handing import Handing
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
@@ -94,8 +94,12 @@ class Client:
     def close(self, error: DataplaneError, number: int = 0) -> None:
         """Hear no more of the client, telling it why, and so the request `number` and all that wait. What it reserved
         is taken back; its pins stay until it ends the connection, since there are views that look at what they hold."""
+        self._farewell(error, number, error)
+
+    def _farewell(self, error: DataplaneError, number: int, its: DataplaneError) -> None:
+        """As `close`; the request `number` is told of `its` own error."""
         for each in dict.fromkeys((0, number, *self._waiting)):
-            self._channel.send(failure(each, error, self))
+            self._channel.send(failure(each, its if each and each == number else error, self))
         self._channel.close(error)
 
     def end(self, error: DataplaneError) -> None:
@@ -167,12 +171,9 @@ class Client:
 
     def _refused(self, body: bytes, error: DataplaneError) -> bool:
         """A message could not be decoded: answer it, if it has a number. Whether the connection goes on."""
-        self._store.touch(self)
         number = _heads.number(body)
-        if number and self._greeted and isinstance(error, Misuse):  # settings or a sampler that can not be
-            self._fail(number, error)
-        else:
-            self.close(error if isinstance(error, LimitExceeded) else _no_message(error), number or 0)
+        said = error if isinstance(error, ProtocolMismatch | LimitExceeded) else None
+        self._farewell(said or ProtocolMismatch(f"not a message: {error}"), number or 0, error)
         return self._channel.open
 
     def _fail(self, identifier: int, error: Exception) -> None:
@@ -519,7 +520,3 @@ class Client:
                 grants.append(m.Grant(number, segment.size, writable))
                 descriptors.append(segment.fd if writable else segment.readonly_fd)
         return grants, descriptors
-
-
-def _no_message(error: DataplaneError) -> ProtocolMismatch:
-    return error if isinstance(error, ProtocolMismatch) else ProtocolMismatch(f"not a message: {error}")

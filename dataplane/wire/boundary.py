@@ -5,8 +5,8 @@ error here asks this module for the answer. Both channels do, the local one (`wi
 (`wire.peer`).
 
 What always holds: `failure` returns a message that can be encoded, whatever was raised and whatever its fields hold;
-`encoded` raises DataplaneError alone; a number is found in each body that begins as a request does, however it goes on;
-one line of the log tells of a fault, names its sender, and is bounded in length.
+`answered` returns bytes for whatever reply; a number is found in each body that begins as a request does, however it
+goes on; one line of the log tells of a fault, names its sender, and is bounded in length.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
     """What a request is answered that failed with this error. A fault is logged: one line, which names the sender."""
     if isinstance(error, OverflowError):  # a number that was sent is larger than what it was to be put into
         error = Misuse(f"a number of the request, or what it adds up to, is out of range: {error}")
+    if isinstance(error, RecursionError):
+        error = Misuse("values of the request, or of what it asks for, are nested too deep")
     if isinstance(error, DataplaneError):
         name, text, fields = describe(error)
         return Failure(number, name, clipped(text), _plain(fields))
@@ -154,11 +156,11 @@ def _plain(value: Any, depth: int = _DEPTH) -> Any:
 
 def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray:
     """The bytes of the message, behind `room` bytes for a head. Raises LimitExceeded where it is larger than a reader
-    takes, and Misuse where it holds what no message can, such as a number beyond 64 bits."""
+    takes, Misuse where it holds what no message can, such as a number beyond 64 bits, and RecursionError."""
     buffer = bytearray(room)
     try:
         _encoder.encode_into(message, buffer, room)
-    except (OverflowError, ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+    except (OverflowError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise Misuse(f"a {type(message).__name__} holds what no message can: {error}") from None
     size = len(buffer) - room
     if size > MAX_FRAME:
@@ -175,5 +177,5 @@ def answered(reply: Message, sender: object, what: str = "message") -> bytes:
     """The bytes of a reply or, where it has none, of the failure that says so."""
     try:
         return bytes(encoded(reply, what))
-    except DataplaneError as error:
+    except Exception as error:
         return bytes(encoded(failure(getattr(reply, "id", 0), error, sender)))

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch
+from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.node.spread.spreading import Spreading
 from dataplane.node.streams.streaming import StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest
@@ -195,7 +195,7 @@ def _fitting(client: Spreading, request: StreamRequest | TableRequest, reply: m.
         if len(reply_bytes) > _ROOM:
             text = f"a {_BETWEEN} of {len(reply_bytes)} bytes; ask for less at once"
             raise LimitExceeded(text, what=_BETWEEN, asked=len(reply_bytes), limit=_ROOM)
-    except DataplaneError:
+    except BaseException:
         if take_back is not None:
             take_back()
         raise

@@ -106,3 +106,13 @@ def test_what_a_sender_is_told_of_what_is_no_message() -> None:
     assert len(str(refusal(ValueError("x" * 10**6)))) < 2000
     for error in (Misuse("a stream has tasks"), Freed("x")):
         assert refusal(error) is error
+
+
+def test_what_is_nested_too_deep_is_a_failure_too() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    said = msgspec.msgpack.decode(answered(m.Figures(3, {"x": deep}), "z"), type=m.Reply)
+    assert (said.id, said.name) == (3, "Misuse")
+    while deep:
+        (deep,) = deep  # type: ignore[assignment]
