@@ -59,11 +59,11 @@ class Kept:
         self._waits = waits
         self.nbytes = 0
 
-    def take(self, nbytes: int) -> None:
-        """Keep so many bytes more. Raises LimitExceeded."""
+    def take(self, nbytes: int, most: int = MAX_WAITING_BYTES) -> None:
+        """Keep so many bytes more, `most` in all. Raises LimitExceeded."""
         waits, own = self._waits, self.nbytes + nbytes
         if own > waits.share:
-            _bound("bytes of requests that wait", MAX_WAITING_BYTES, own)
+            _bound("bytes of requests that wait", most, own)
             _bound("bytes of all clients' requests that wait", waits.bound, waits.nbytes + nbytes)
         self.nbytes = own
         waits.nbytes += nbytes
@@ -77,8 +77,9 @@ class Kept:
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:
-        """Keep so many bytes meanwhile. Raises LimitExceeded."""
-        self.take(nbytes)
+        """Keep so many bytes of an answer meanwhile, within the bound of all clients alone: that many come at once is
+        nothing that a client could help. Raises LimitExceeded."""
+        self.take(nbytes, self._waits.bound)
         try:
             yield
         finally:

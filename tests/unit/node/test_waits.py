@@ -63,13 +63,15 @@ def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
     assert waits.nbytes == 0
 
 
-def test_one_client_is_bounded_by_itself_too() -> None:
+async def test_one_client_is_bounded_by_itself_too() -> None:
     waits = Waits(bound=1 << 40)
     client = waits.client()
     with pytest.raises(LimitExceeded) as caught:
         client.take(m.MAX_WAITING_BYTES + 1)
     assert caught.value.limit == m.MAX_WAITING_BYTES
     assert client.nbytes == waits.nbytes == 0
+    with client.keep(m.MAX_WAITING_BYTES + 1):  # of answers
+        assert waits.nbytes == m.MAX_WAITING_BYTES + 1
 
 
 def test_what_was_kept_meanwhile_is_given_back_whatever_happens() -> None:

@@ -243,6 +243,28 @@ async def test_all_together_are_bounded(start: Start, monkeypatch: pytest.Monkey
     assert sorted(type(result).__name__ for result in results) == ["Backpressure"] * 2 + ["NoneType"] * 3
 
 
+async def test_what_requests_keep_as_they_wait_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones are refused, to be asked again; small ones go on."""
+    monkeypatch.setattr(peer, "_AT_ONCE_BYTES", 1 << 20)
+    go = asyncio.Event()
+
+    async def answer(request: Any) -> Message:
+        await go.wait()
+        return Done(request.id)
+
+    one, other = start(), start(answer)
+    large = [asyncio.create_task(one.request(other.address, withdraw(one, bytes(400_000)), Done, 10)) for _ in range(6)]
+    await until(lambda: sum(each.done() for each in large) == 4)
+    small = [asyncio.create_task(asks(one, other, 10)) for _ in range(20)]
+    await until(lambda: len(other._tasks) == 22)
+    go.set()
+    results = await asyncio.gather(*large, *small, return_exceptions=True)
+    assert (
+        sorted(type(result).__name__ for result in results) == ["Backpressure"] * 4 + ["Done"] * 2 + ["NoneType"] * 20
+    )
+    assert other._answering_bytes == 0
+
+
 async def test_who_tells_many_answers_still(start: Start) -> None:
     """What it has told others, and was not answered, is no reason not to answer."""
     one, other = start(), start()
