@@ -3,8 +3,8 @@
 Everybody on a host can connect to a port on loopback, and ZeroMQ can not say who did. So where there is no key this
 process owns the TCP connections: it asks the kernel whose the other end of each is (`wire.owner`), closes what is not
 its own user's, and only then passes bytes between the connection and ZeroMQ, which listens, and connects, at sockets
-that no other process reaches. The same holds for connections that
-this node makes: another user may listen at the port of a node that has died.
+that no other process reaches. The same holds for connections that this node makes: another user may listen at the port
+of a node that has died.
 
 Rejected (decision 0033): a key for each user in a file, which nodes with other directories do not find; to ask ZeroMQ
 for the descriptor of a message's connection, which may be another's by then.
@@ -22,7 +22,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from dataplane.wire.local import peer
 from dataplane.wire.owner import owner
@@ -154,24 +154,25 @@ class Relay:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     async def _join(self, accepted: socket.socket) -> None:
-        other: socket.socket | None = None
+        left = [accepted]  # that no end owns yet
+        ends: list[_End] = []
         try:
             other = await self._other(accepted)
-            if other is None:
-                accepted.close()
-                return
-            ends = await self._end(accepted), await self._end(other)
+            if other is not None:
+                left.append(other)
+                while left:
+                    ends.append(await self._end(left[0]))
+                    del left[0]
         except OSError as error:
             log.debug("a connection on loopback: %s", error)
-            for each in filter(None, (accepted, other)):
+        finally:
+            for each in left:
                 each.close()
+            if left:
+                _abort(ends)
+        if len(ends) < 2:
             return
-        except BaseException:
-            for each in filter(None, (accepted, other)):
-                each.close()
-            raise
-        for one, its in (ends, ends[::-1]):
-            one.other = its
+        ends[0].other, ends[1].other = ends[1], ends[0]
         for one in ends:
             if one.transport is None or one.transport.is_closing():  # it has gone meanwhile
                 one.connection_lost(None)
@@ -193,10 +194,14 @@ class Relay:
         self._listener.close()
         for task in self._tasks:
             task.cancel()
-        for end in self._ends:
-            if end.transport is not None:
-                end.transport.abort()
+        _abort(self._ends)
         self._ends.clear()
+
+
+def _abort(ends: Iterable[_End]) -> None:
+    for end in ends:
+        if end.transport is not None:
+            end.transport.abort()
 
 
 def heard_at(listener: socket.socket, name: str) -> Relay:

@@ -1,0 +1,147 @@
+"""Passing bytes between connections and ZeroMQ: all of them, in order, and both ends together; and for whom not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Behind:
+    """Where a relay leads: a server behind it, whose connections a test takes."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Queue[Stream] = asyncio.Queue()
+        self.name = private_name()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(lambda r, w: self.came.put_nowait((r, w)), "\0" + self.name)
+
+    async def aclose(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+
+@pytest.fixture
+async def behind() -> AsyncIterator[Behind]:
+    behind = Behind()
+    await behind.start()
+    yield behind
+    await behind.aclose()
+
+
+@pytest.fixture
+async def relay(behind: Behind) -> AsyncIterator[tuple[Relay, str]]:
+    listener = listening("tcp://127.0.0.1:0")
+    address = address_of(listener)
+    relay = heard_at(listener, behind.name)
+    yield relay, address
+    relay.close()
+    relay.close()
+    await asyncio.sleep(0)
+
+
+async def opened(address: str) -> Stream:
+    host, port = address.removeprefix("tcp://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def closed(*streams: Stream) -> None:
+    for _, writer in streams:
+        writer.close()
+    await asyncio.gather(*(writer.wait_closed() for _, writer in streams), return_exceptions=True)
+
+
+async def test_all_bytes_arrive_in_order_however_slowly_they_are_taken(
+    relay: tuple[Relay, str], behind: Behind
+) -> None:
+    """And little of them lies in this process meanwhile: who sends waits."""
+    ours = await opened(relay[1])
+    theirs = await behind.came.get()
+    sent = os.urandom(1 << 20) * 24
+    for writer, reader in ((ours[1], theirs[0]), (theirs[1], ours[0])):
+        writer.write(sent)
+        sending = asyncio.create_task(writer.drain())
+        await asyncio.sleep(0.02)
+        assert not sending.done()
+        assert await reader.readexactly(len(sent)) == sent
+        await sending
+    await closed(ours, theirs)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_both_ends_close_together_with_what_was_said_last(
+    relay: tuple[Relay, str], behind: Behind, first: int
+) -> None:
+    ours = await opened(relay[1])
+    pair = (ours, await behind.came.get())
+    pair[first][1].write(b"the last")
+    await closed(pair[first])
+    assert await pair[1 - first][0].read() == b"the last"
+    await closed(pair[1 - first])
+
+
+async def test_who_goes_at_once_leaves_nothing(relay: tuple[Relay, str], behind: Behind) -> None:
+    for _ in range(20):
+        await closed(await opened(relay[1]))
+    ours = await opened(relay[1])
+    ours[1].write(b"x")
+    while True:
+        theirs = await behind.came.get()
+        if await theirs[0].read(1):
+            break
+        await closed(theirs)
+    await closed(ours, theirs)
+
+
+async def test_all_end_with_the_relay(relay: tuple[Relay, str], behind: Behind) -> None:
+    ours = await opened(relay[1])
+    theirs = await behind.came.get()
+    relay[0].close()
+    for reader, _ in (ours, theirs):
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            pass
+    await closed(ours, theirs)
+    with pytest.raises(ConnectionRefusedError):
+        await opened(relay[1])
+
+
+@pytest.mark.parametrize("address", ["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:1"])
+async def test_who_is_not_there_or_on_another_host_is_not_reached(address: str) -> None:
+    name = private_name()
+    relay = reached_by(name, address)
+    try:
+        reader, writer = await asyncio.open_unix_connection("\0" + name)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        await closed((reader, writer))
+    finally:
+        relay.close()
+
+
+async def test_a_process_of_this_user_is_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        name = private_name()
+        relay = reached_by(name, address_of(listener))
+        try:
+            ours = await asyncio.open_unix_connection("\0" + name)
+            ours[1].write(b"hello")
+            theirs, _ = await asyncio.get_running_loop().sock_accept(listener)
+            with theirs:
+                assert await asyncio.get_running_loop().sock_recv(theirs, 10) == b"hello"
+            await closed(ours)
+        finally:
+            relay.close()
+            await asyncio.sleep(0)
