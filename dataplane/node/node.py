@@ -59,7 +59,7 @@ class Node:
         self._path = path
         self._store = Store(config)
         self._homes = Homes(self.id, self._store, monotonic)
-        self._trimming = Trimming()
+        self._trimming = Trimming(self._store.cool)
         self._homes.dropped = self._trimming.due
         self._tables = Tables(self.id, self._homes)
         self.hosts: Hosts | None = None
@@ -69,8 +69,8 @@ class Node:
             self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
         self._listener = _listen(path)
         self._clients: set[Client] = set()
-        self._waits = Waits()
-        self._halves = Halves()
+        self._waits = Waits(freed=self._trimming.freed)
+        self._halves = Halves(freed=self._trimming.freed)
         self._started = time.monotonic()
         self._idle: Callable[[], None] | None = None
 

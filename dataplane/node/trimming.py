@@ -1,11 +1,17 @@
-"""Memory of the node's own that streams have left, given back to the host.
+"""Memory of the node's own that streams and large messages have left, given back to the host.
 
 A stream's bookkeeping is many small objects. When streams go, the allocators keep what they had: Python's free lists
 hold one object here and there, each of which keeps a whole arena; glibc keeps every page below the last one in use.
 Measured with 4,096 streams of a row each: of 41 MiB that they took, 40 stay without this, and 3 to 8 with it.
 
-What always holds: nothing is done where little has grown, nor more often than every `_BETWEEN_S`: it takes as long as
-looking for garbage does, some 40 ms, in which nobody is answered.
+Of large blocks glibc keeps those that do not lie at the heap's end, and from the first of some MiB on that was freed
+it takes such blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). A node that has had a hundred half
+messages of 4 MiB would keep 400 MiB. Rejected: a fixed threshold, with which each read of 256 KiB is mapped and
+unmapped.
+
+What always holds: for streams nothing is done where little has grown, nor more often than every `_BETWEEN_S`: it takes
+as long as looking for garbage does, some 40 ms, in which nobody is answered. For large blocks the heap is looked
+through at most every `_SOON_S`, and only after `_WORTH` bytes were freed.
 """
 
 from __future__ import annotations
@@ -14,18 +20,25 @@ import asyncio
 import ctypes
 import gc
 import os
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 _SOON_S = 0.5  # after a stream has gone: more of them may go
 _BETWEEN_S = 10.0
 _GROWN = 8 << 20  # bytes more than after the last time, from which on it is worth the while
+_WORTH = 8 << 20  # bytes of large blocks
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone; others keep less
 
 
 class Trimming:
-    """Gives back what is not used any more, some time after it was `due`. To be used from one event loop alone."""
+    """Gives back what is not used any more, some time after it was `due`, or `freed`. To be used from one event loop
+    alone. `cool` is called when what streams left is given back, for what others can give back at that time."""
 
-    def __init__(self) -> None:
+    def __init__(self, cool: Callable[[], object] = lambda: None) -> None:
+        self._cool = cool
+        self._freed = 0
+        self._freed_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._more = False  # has gone since the timer was set
         self._floor = anonymous()
@@ -38,6 +51,19 @@ class Trimming:
         self._more = True
         if self._timer is None:
             self._look_later()
+
+    def freed(self, nbytes: int) -> None:
+        """So many bytes are freed, of large blocks, now or in this turn of the loop."""
+        self._freed += nbytes
+        if self._freed >= _WORTH and self._freed_timer is None:
+            self._freed_timer = asyncio.get_running_loop().call_later(_SOON_S, self._give_back)
+
+    def _give_back(self) -> None:
+        if self._freed_timer is not None:
+            self._freed_timer.cancel()
+        self._freed, self._freed_timer = 0, None
+        if _malloc_trim is not None:
+            _malloc_trim(0)
 
     def _look_later(self) -> None:
         self._more = False
@@ -53,16 +79,17 @@ class Trimming:
 
     def _trim(self) -> None:
         gc.collect()  # only a whole collection empties the free lists
-        with suppress(AttributeError, OSError):  # where the C library is not glibc
-            ctypes.CDLL(None).malloc_trim(0)
+        self._cool()
+        self._give_back()
         self._floor, self._last_s = anonymous(), asyncio.get_running_loop().time()
         self.count += 1
 
     def close(self) -> None:
         """The node stops."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._freed_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._freed_timer = None
 
 
 def anonymous() -> int:

@@ -9,14 +9,13 @@ What always holds: what is kept is at most the bound, and the share of each clie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from dataplane.errors import LimitExceeded
-from dataplane.wire.heap import Heap
 from dataplane.wire.messages import MAX_WAITING_BYTES
 
 MAX_ALL = 256 << 20
@@ -32,7 +31,7 @@ SMALL = 512
 """Bytes of a message whose values are among those."""
 
 _VALUE, _ITEM, _ENTRY = 64, 8, 64  # bytes, at least, of a value, of its place in a list, and in a dict
-_LARGE = 64 << 10  # bytes of a request that are told to the heap
+_LARGE = 64 << 10  # bytes of a request that count as a large block of the heap
 _FLAT = {int, float, bool, type(None)}
 _TEXTS = {str, bytes}
 
@@ -40,12 +39,15 @@ _TEXTS = {str, bytes}
 class Waits:
     """What the clients of one node keep."""
 
-    def __init__(self, bound: int = MAX_ALL, share: int = SHARE) -> None:
+    def __init__(
+        self, bound: int = MAX_ALL, share: int = SHARE, *, freed: Callable[[int], object] = lambda nbytes: None
+    ) -> None:
+        """`freed` is called with the bytes of a large request that is kept no more."""
         self.bound = bound
+        self.freed = freed
         self.share = share
         self.nbytes = 0
         """Of all of them."""
-        self.heap = Heap()
 
     def client(self) -> Kept:
         """What a new client keeps: nothing yet."""
@@ -73,7 +75,7 @@ class Kept:
         self.nbytes -= nbytes
         self._waits.nbytes -= nbytes
         if nbytes > _LARGE:
-            self._waits.heap.freed(nbytes)
+            self._waits.freed(nbytes)
 
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:

@@ -139,9 +139,7 @@ class Arena:
     def _retire(self, segment: Segment) -> None:
         """Put nothing new there, give its free pages back to the host, and close it with its last extent."""
         segment.retired = True
-        for start, end in segment.free:
-            for a, b in segment.warm.within(start, end):
-                self._punch(segment, a, b)
+        self._punch_unused(segment)
         if not segment.extents:
             self._close(segment)
 
@@ -252,6 +250,16 @@ class Arena:
         if nbytes:
             self._warm_up(segment, 0, nbytes)
         return segment, nbytes
+
+    def cool(self, owner: Hashable) -> None:
+        """Give the free pages of the owner's segments back to the host."""
+        for segment in self._owned.get(owner, ()):
+            self._punch_unused(segment)
+
+    def _punch_unused(self, segment: Segment) -> None:
+        for start, end in segment.free:
+            for a, b in segment.warm.within(start, end):
+                self._punch(segment, a, b)
 
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes, writable. Release it before the node closes the arena."""

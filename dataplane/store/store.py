@@ -534,6 +534,10 @@ class Store:
         self._prewarmed = client
         return segment.number, nbytes
 
+    def cool(self) -> None:
+        """Give the pages that the node itself has ready for small shards back to the host."""
+        self.arena.cool(OWN)
+
     def touch(self, client: Hashable) -> None:
         """The client gave a sign of life."""
         self._seen[client] = self._clock()

@@ -13,11 +13,11 @@ is cut off, so that nobody waits longer for him.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from dataplane.errors import LimitExceeded
-from dataplane.wire.heap import Heap
 
 MAX_HALVES = 64 << 20
 """Bytes of all of them together."""
@@ -56,13 +56,20 @@ class _Half:
 class Halves:
     """The halves of one process. To be used from one event loop."""
 
-    def __init__(self, bound: int = MAX_HALVES, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        bound: int = MAX_HALVES,
+        patience_s: float = PATIENCE_S,
+        *,
+        freed: Callable[[int], object] = lambda nbytes: None,
+    ) -> None:
+        """`freed` is called with the bytes of a half that has gone."""
         self._bound = bound
+        self._freed = freed
         self._patience_s = patience_s
         self._held: dict[Reading, _Half] = {}
         self._waiting: dict[Reading, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._heap = Heap()
         self.nbytes = 0
         """Of all of them."""
 
@@ -89,7 +96,7 @@ class Halves:
         half = self._held.pop(reading, None)
         if half is not None:
             self.nbytes -= half.nbytes
-            self._heap.freed(half.nbytes)
+            self._freed(half.nbytes)
         self._waiting.pop(reading, None)
         if self._waiting:
             self._go_on()

@@ -114,6 +114,19 @@ def peer(connected: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+class _Kept(list[int]):
+    """Descriptors of a channel's own, to be closed once they are sent."""
+
+    def close(self) -> None:
+        while self:
+            os.close(self.pop())
+
+
+def _done(descriptors: Sequence[int]) -> None:
+    if isinstance(descriptors, _Kept):
+        descriptors.close()
+
+
 class Channel:
     """One end of a connected socket, which it owns. To be used from its loop alone.
 
@@ -203,7 +216,7 @@ class Channel:
         """Send a message now or, if the socket is full, as soon as it takes it. A closed channel drops it. Raises
         LimitExceeded and Misuse for one that can not be sent.
 
-        The descriptors stay the caller's, who must keep them open; all that a node passes live as long as it does.
+        The descriptors stay the caller's, who may close them afterwards: of those that wait the channel has its own.
         """
         if self._open:
             self.post(frame(message), descriptors)
@@ -214,13 +227,36 @@ class Channel:
             return
         data = memoryview(framed)
         self._unsent_bytes += len(data)
+        before = len(self._unsent)
         while len(descriptors) > _MAX_DESCRIPTORS:  # these go with the first byte
             self._unsent.append((data[:1], descriptors[:_MAX_DESCRIPTORS]))
             data, descriptors = data[1:], descriptors[_MAX_DESCRIPTORS:]
         self._unsent.append((data, descriptors))
+        added = len(self._unsent) - before
         self._flush()
+        if descriptors:
+            self._keep_descriptors(min(added, len(self._unsent)))
         if self._unsent_bytes > _MAX_UNSENT:
             self.close(ProtocolMismatch("the other side does not read what it is sent"))
+
+    def _keep_descriptors(self, last: int) -> None:
+        """Have descriptors of the channel's own with the last messages, which wait: the numbers of the caller's may be
+        those of other files by the time they are sent."""
+        for at in range(len(self._unsent) - last, len(self._unsent)):
+            data, descriptors = self._unsent[at]
+            kept = _Kept()
+            try:
+                kept.extend(map(os.dup, descriptors))
+            except OSError as error:
+                kept.close()
+                self.close(PeerUnavailable(f"no descriptors are left to pass: {error.strerror}"))
+                return
+            self._unsent[at] = (data, kept)
+
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
+            _done(descriptors)
+        self._unsent.clear()
 
     def _flush(self) -> None:
         while self._unsent:
@@ -237,12 +273,13 @@ class Channel:
                 self._let_in()
                 return
             except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
-                self._unsent.clear()
+                self._drop_unsent()
                 self._unsent_bytes, self._half_sent = 0, False
                 break
             except OSError as error:
                 self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
                 return
+            _done(descriptors)
             self._unsent_bytes -= sent
             self._half_sent = sent < len(data)
             if self._half_sent:
@@ -359,7 +396,7 @@ class Channel:
         self._open = False
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
-        self._unsent.clear()
+        self._drop_unsent()
         self._framer.clear()  # what a half message takes would else be there until the next collection of cycles
         self._messages = iter(())
         if self._halves is not None:

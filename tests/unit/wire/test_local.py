@@ -268,6 +268,34 @@ async def test_descriptors_behind_messages_that_wait(ends: Ends) -> None:
         os.close(descriptor)
 
 
+async def test_descriptors_that_are_closed_while_their_message_waits(ends: Ends) -> None:
+    """Their numbers may be those of other files by the time the message goes: those must not be passed."""
+    one, two = ends
+    reads, writes = pipes(70)
+    expected = [os.fstat(descriptor).st_ino for descriptor in writes]
+    one.channel.send(m.Put(0, bytes(3 << 20), b"", "", 1.0))
+    one.channel.send(m.Reserved(1, [], grants(70)), writes)
+    for descriptor in writes:
+        os.dup2(reads[0], descriptor)
+    await two.message(2)
+    assert [os.fstat(theirs).st_ino for theirs in two.taken] == expected
+    for descriptor in (*reads, *writes):
+        os.close(descriptor)
+
+
+async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends) -> None:
+    one, _ = ends
+    before = len(os.listdir("/proc/self/fd"))
+    reads, writes = pipes(70)
+    one.channel.send(m.Put(0, bytes(3 << 20), b"", "", 1.0))
+    one.channel.send(m.Reserved(1, [], grants(70)), writes)
+    assert len(os.listdir("/proc/self/fd")) == before + 210
+    one.channel.close()
+    for descriptor in (*reads, *writes):
+        os.close(descriptor)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
 async def test_fewer_descriptors_than_announced(ends: Ends) -> None:
     one, two = ends
     one.channel.send(m.Reserved(1, [], grants(1)))
