@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
@@ -44,15 +45,16 @@ def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list
     return [found[i] for i in range(len(found))]
 
 
-async def stopped(running: Sequence[Future[Any]]) -> None:
-    """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile."""
+async def stopped(running: Sequence[Future[Any]], patience_s: float | None = None) -> None:
+    """Cancel what has not started, and wait for what has, even if this is cancelled meanwhile; for so long at most."""
+    until = None if patience_s is None else time.monotonic() + patience_s
     for future in running:
         future.cancel()
     # Futures of our own: cancelling those that were waited for before has marked them done, and stopped no thread.
     left = [asyncio.wrap_future(future) for future in running if not future.done()]
-    while left:
+    while left and (until is None or time.monotonic() < until):
         with suppress(asyncio.CancelledError):
-            await asyncio.wait(left)
+            await asyncio.wait(left, timeout=None if until is None else max(0.0, until - time.monotonic()))
         for ended in left:
             if ended.done() and not ended.cancelled():
                 ended.exception()  # who waited first has been told

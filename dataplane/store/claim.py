@@ -1,85 +1,169 @@
 """A directory that belongs to one living process, and is removed by the next one once that process is dead.
 
 The claim is a lock on the directory itself (flock on its descriptor), which the kernel drops however the process
-ends. What always holds: a directory whose lock can be had belongs to nobody. Making one and sweeping the dead ones
-beside it happen under a lock on their parent, so that no sweep meets a directory which is not locked yet. No lock
-files, so nothing is left that somebody would have to know about.
+ends. What always holds:
+
+- a directory whose lock can be had belongs to nobody;
+- nothing is waited for: the only lock that is taken is on a directory of mode 0700 that this user owns, and without
+  waiting. The parent may be open to everybody, as /var/tmp is, so it is neither locked nor trusted: what is in it is
+  opened relative to a descriptor, without following links, and looked at before it is touched;
+- who meets a directory that was just made and is not locked yet removes it as a dead one's; its maker finds it locked
+  or gone, and makes another.
+
+No lock files, so nothing is left that somebody would have to know about. Rejected: a lock on the parent while one is
+made, which every user of the host can hold for ever.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
+import re
 import secrets
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
-_ATTEMPTS = 100
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 1000  # each other claim that is made meanwhile can spoil one
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Claim:
     """A claimed directory. `release` removes it with all that is in it."""
 
-    def __init__(self, parent: Path, prefix: str) -> None:
+    def __init__(self, parent: Path, prefix: str, *, remedy: str = "choose another directory") -> None:
         """Claim a new directory `parent/prefix-...`, mode 0700, and remove those of dead processes beside it.
 
-        Raises OSError where the parent cannot be made or written.
+        Raises OSError where the parent cannot be made or written, with `remedy`: what to do then.
         """
         self.reclaimed = 0
         """How many directories of dead processes were removed."""
         self._lock: int | None = None
-        self.path = parent / f"{prefix}-{secrets.token_hex(4)}"
-        for attempt in range(_ATTEMPTS):
-            try:
-                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._claim(parent, prefix)
-                break
-            except (FileNotFoundError, FileExistsError):
-                # The parent went with the last that used it, as we came; `mkdir` calls what has gone since a file.
-                if attempt == _ATTEMPTS - 1:
-                    raise
-        if self._lock is None:
-            raise OSError(f"{self.path} was locked by another process as it was made")
-
-    def _claim(self, parent: Path, prefix: str) -> None:
-        gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._parent: int | None = None
+        self._prefix = prefix
+        self._names = re.compile(re.escape(prefix) + "-[0-9a-f]{8}")
         try:
-            fcntl.flock(gate, fcntl.LOCK_EX)
-            if not os.path.samestat(os.fstat(gate), os.stat(parent)):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(parent))
-            self._sweep(parent, prefix)
-            self.path.mkdir(mode=0o700)
-            self._lock = _try_lock(self.path)
-        finally:
-            os.close(gate)
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._parent = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._sweep(self._parent)
+            name, self._lock = self._make(self._parent)
+        except OSError as error:
+            if self._parent is not None:
+                os.close(self._parent)
+            why = f"{error.strerror}{_owner(parent)}; {remedy}"
+            raise OSError(error.errno, f"no directory can be made in {parent}: {why}") from None
+        self.path = parent / name
+        mode = os.fstat(self._parent).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            log.warning("any user can remove what is in %s: chmod +t it, or %s", parent, remedy)
 
-    def _sweep(self, parent: Path, prefix: str) -> None:
-        for path in parent.glob(f"{prefix}-*"):
+    @property
+    def descriptor(self) -> int:
+        """The directory, open: what is opened relative to it is in it, wherever its path leads by now."""
+        assert self._lock is not None, "it was released"
+        return self._lock
+
+    def _make(self, parent: int) -> tuple[str, int]:
+        for _ in range(_ATTEMPTS):
+            name = f"{self._prefix}-{secrets.token_hex(4)}"
             try:
-                if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-                    continue
-                lock = _try_lock(path)
-            except FileNotFoundError:  # its owner has just released it
+                os.mkdir(name, 0o700, dir_fd=parent)
+                lock = _try_lock(parent, name)
+            except (FileNotFoundError, FileExistsError):  # who sweeps was quicker
+                continue
+            except OSError:
+                with suppress(OSError):
+                    os.rmdir(name, dir_fd=parent)
+                raise
+            if lock is not None:
+                if _is(lock, parent, name):
+                    return name, lock
+                os.close(lock)
+        raise FileExistsError(errno.EEXIST, f"{_ATTEMPTS} of them were removed as they were made")
+
+    def _sweep(self, parent: int) -> None:
+        """Remove what dead processes have left. What can not be removed stays for the next."""
+        try:
+            listing = os.open(".", _OPEN, dir_fd=parent)
+        except OSError:  # it may be written and not be read
+            return
+        try:
+            names = [name for name in os.listdir(listing) if self._names.fullmatch(name)]
+        except OSError:
+            return
+        finally:
+            os.close(listing)
+        for name in names:
+            try:
+                lock = _try_lock(parent, name)
+            except OSError:  # its owner has just released it, or it is no directory, or another user's
                 continue
             if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+                self.reclaimed += not _is(lock, parent, name)
                 os.close(lock)
-                self.reclaimed += 1
 
     def release(self) -> None:
-        """Remove the directory and let go of it. Idempotent."""
-        if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+        """Remove the directory and let go of it. Idempotent. Whatever can not be removed is for the next to sweep."""
+        lock, parent = self._lock, self._parent
+        self._lock = self._parent = None
+        if lock is None or parent is None:
+            return
+        try:
+            _empty(lock)
+            if _is(lock, parent, self.path.name):
+                os.rmdir(self.path.name, dir_fd=parent)
+        except OSError as error:
+            log.warning("%s can not be removed: %s; the next node to start there does it", self.path, error.strerror)
+        finally:
+            os.close(lock)
+            os.close(parent)
 
 
-def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _try_lock(parent: int, name: str) -> int | None:
+    """The directory, locked; None where another process has the lock. Raises OSError where it is no directory of this
+    user's, which is not touched then."""
+    descriptor = os.open(name, _OPEN, dir_fd=parent)
     try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(f"{name} is another user's")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _is(descriptor: int, parent: int, name: str) -> bool:
+    """Whether the name is the directory's that is open."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=parent, follow_symlinks=False))
+    except OSError:
+        return False
+
+
+def _empty(directory: int) -> None:
+    for name in os.listdir(directory):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except IsADirectoryError:
+            shutil.rmtree(name, ignore_errors=True, dir_fd=directory)
+        except FileNotFoundError:
+            pass
+
+
+def _owner(parent: Path) -> str:
+    """Whose the directory is, if that is likely to be why it can not be written."""
+    try:
+        owner = os.stat(parent).st_uid
+    except OSError:
+        return ""
+    return "" if owner in (0, os.geteuid()) else f" (it is user {owner}'s)"

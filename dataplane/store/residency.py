@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from dataplane.clock import Deadline
@@ -33,11 +34,14 @@ from dataplane.store.shard import Shard
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import SpillFile
 
+log = logging.getLogger(__name__)
+
 OWN = "node"
 """The arena's owner of what the node itself writes: restored shards, and small ones that came in a message."""
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
+_LATE_S = 2.0  # after which the next batch does not wait for a write
 _STALE = 32  # entries of a heap that may be stale before it is made anew
 
 
@@ -64,6 +68,8 @@ class Residency:
         """Whether the shard that should go to disk next did not fit the quota there."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
+        disk.removed = self.wake_up
 
     def wake_up(self) -> None:
         """Something changed: see whether room has to be made, and can be."""
@@ -218,12 +224,14 @@ class Residency:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while await self._make_room():
-                pass
+            self._make_room()
 
-    async def _make_room(self) -> bool:
-        """Take the memory of clean shards that somebody waits for, then write a batch of dirty ones if there is need;
-        whether there may be more to do."""
+    def _make_room(self) -> None:
+        """Take the memory of clean shards that somebody waits for, then begin to write a batch of dirty ones if there
+        is need. What a batch has made clean is looked at when all of it has ended, so that the coldest go first; but
+        for writes that hang, which others do not wait for."""
+        if self._batch:
+            return
         while self._budget.shortfall:
             clean = self._pop(clean=True)
             if clean is None:
@@ -232,17 +240,33 @@ class Residency:
         dirty = self._budget.used - self._clean_bytes
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
-        victims = self._victims(need) if need and not self._refused else []
-        if not victims:
-            return False
-        results = await asyncio.gather(*map(self._write, victims), return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException) and not isinstance(error, OSError):
-                raise error
-        if any(results):  # the disk refused: its error is in the statistics, and in every Backpressure
-            self._refused = True
-            asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
-        return True
+        for shard in self._victims(need) if need and not self._refused else []:
+            task = asyncio.create_task(self._save(shard))
+            self._tasks.add(task)
+            self._batch.add(task)
+            task.add_done_callback(self._saved)
+        if self._batch:
+            asyncio.get_running_loop().call_later(_LATE_S, self._leave, set(self._batch))
+
+    async def _save(self, shard: Shard) -> None:
+        try:
+            await self._write(shard)
+        except OSError:  # the disk refused: its error is in the statistics, and in every Backpressure
+            if not self._refused:
+                self._refused = True
+                asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
+
+    def _saved(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:  # a fault of ours; the shard is in memory
+            log.error("a shard could not be written", exc_info=task.exception())
+        self._leave({task})
+
+    def _leave(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Go on without these writes: they have ended, or take so long that others should not wait for them."""
+        if self._batch & tasks:
+            self._batch -= tasks
+            self.wake_up()
 
     def _retry(self) -> None:
         self._refused = False
@@ -260,24 +284,25 @@ class Residency:
                 break
             if not self._fits_on_disk([*sizes, shard.size], shard.next_use):
                 self._push(shard)
-                self.disk_full = True
+                self.disk_full = not self._disk.fits([*sizes, shard.size], later=True)
                 break
             victims.append(shard)
             sizes.append(shard.size)
         return victims
 
     def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
-        """Whether the disk takes these sizes, after dropping files of shards that are in memory too, the warmest first.
+        """Whether the disk takes these sizes. If not, files of shards that are in memory too are dropped, the warmest
+        first, until it will once they are deleted.
 
         Of those only that are pinned or read before `next_use`: else two shards could take each other's place forever.
         """
-        if not self._disk.fits(sizes):
+        if not self._disk.fits(sizes, later=True):
             spilled = (s for s in self._shards.values() if s.clean and isinstance(s.file, SpillFile))
             for shard in sorted(spilled, key=lambda s: s.next_use):
                 if shard.moving is None and (shard.next_use < next_use or self._pins.holds(shard.number)):
                     self._drop_file(shard)
                     self._push(shard)
-                if self._disk.fits(sizes):
+                if self._disk.fits(sizes, later=True):
                     break
         return self._disk.fits(sizes)
 
@@ -316,7 +341,8 @@ class Residency:
             self._settle(shard)
 
     async def aclose(self) -> None:
-        """Stop reading back. What was being read is not there."""
-        for task in self._tasks:
+        """Stop reading back and writing. What was being read is not there."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

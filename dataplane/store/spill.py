@@ -3,9 +3,17 @@
 What a file is, `spillfile` says. The disk keeps the xxh3-128 of its record in memory, so that a byte changed anywhere,
 a file cut short and a file replaced by another all read as `Corrupt`.
 
-What always holds: `used` is the sizes of the files that exist, never above `quota`; a write that fails leaves no
-file and no bytes counted; a read that raises has served nothing. Files are not synced: spill is capacity, not
-durability. The directory is a `Claim`: a dead node's files are removed by the next node that starts there.
+What always holds:
+
+- `used` is the sizes of the files that exist, never above `quota`; a file counts until the system has deleted it, which
+  is tried again and again, and nobody waits for that;
+- a write that fails leaves no file and no bytes counted, or one that is deleted as soon as that is possible; a read
+  that raises has served nothing;
+- the event loop makes no call that the disk can hold up: all are made by `Workers`, where one that hangs costs a
+  thread, and those after it go on; closing waits for a hanging one for a bounded time.
+
+Files are not synced: spill is capacity, not durability. The directory is a `Claim`: a dead node's files are removed by
+the next node that starts there.
 
 Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. O_DIRECT where the
 file system has it: it needs no copy and leaves the page cache alone (3.6 GB/s measured, where buffered writes with
@@ -17,11 +25,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
+import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -40,8 +51,10 @@ from dataplane.store.spillfile import (
     SpillFile,
     aligned,
     corrupt,
-    open_direct,
+    create,
+    identify,
     open_raw,
+    open_written,
     pwrite,
     read_chunk,
     read_record,
@@ -50,10 +63,22 @@ from dataplane.store.spillfile import (
     whole_pages,
 )
 from dataplane.threads import stopped
+from dataplane.workers import LATE_S, Workers
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # which says nothing about the file
+_MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
+"""What reading a file fails with that the disk may have lost; every other error says nothing about the file."""
+_TRIES, _TRIES_S = 3, 2.0  # of reading one, after which it is taken to be lost
+_LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
+_WRITERS = 2  # of the workers, the first two, which write and read
+_AHEAD = 3  # chunks of a file that are under way: so many threads it can hold up
+_WATCH_S = 0.5  # between looks for work that hangs
+_RETRY_S = 0.5  # between attempts to delete what could not be deleted
+_CLOSE_S = 2.0
+_REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
 _SAMPLE = 64 << 10
 _WORTH = 0.7  # compress only what shrinks below this part of itself
 
@@ -71,85 +96,166 @@ class DiskStatistics:
 
 
 class Disk:
-    """A node's spill files. Methods are called from one loop; the work is done by the pool."""
+    """A node's spill files. Methods belong to the loop in which the first file is written; the work is done by threads
+    of its own."""
 
     def __init__(self, directory: Path, quota: int, *, compression: str = "auto") -> None:
+        """Raises OSError where no directory can be made there, or no thread started; the error says what to do."""
         self.quota = quota
         self.used = 0
-        self.error = ""
-        self._claim = Claim(directory, "dataplane-spill") if quota else None
+        self.removed: Callable[[], None] = lambda: None
+        """Called when files have been deleted, and there is room for others."""
+        self._errors: dict[str, str] = {}  # by what was being done
+        self._claim = Claim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
         self._compression = compression
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="dataplane-spill")  # a file each
-        self._chunks = ThreadPoolExecutor(2, thread_name_prefix="dataplane-chunk")
+        self._workers: list[Workers] = []
+        self._outstanding = 0
+        self._watch: asyncio.TimerHandle | None = None
+        self._doomed: deque[SpillFile] = deque()
+        self._doomed_bytes = 0
+        self._removing = False
+        self._closed = False
+        self._unread: dict[int, tuple[int, float]] = {}  # by shard: how often it could not be read, and since when
         self._files = 0
         self._written = 0
         self._read = 0
         self._write_rate = 0.0  # bytes/s of one thread's writes, smoothed; 0: not measured yet
         self._lz4_rate = 600e6  # bytes/s of one thread's compression, smoothed
+        try:
+            if self._claim is not None:
+                self._pool = self._started(_LANES, _SPARE_FILES, "spill")  # a file each
+                self._chunks = self._started(_LANES, _SPARE_CHUNKS, "chunk")
+                self._remover = self._started(1, 1, "remove")
+        except OSError:
+            self.close()
+            raise
+
+    def _started(self, lanes: int, spares: int, name: str) -> Workers:
+        workers = Workers(lanes, spares, f"dataplane-{name}")
+        self._workers.append(workers)
+        return workers
 
     @property
     def directory(self) -> Path | None:
         """Where the files are, or None where spilling is off."""
         return self._claim.path if self._claim else None
 
-    def fits(self, sizes: Iterable[int]) -> bool:
-        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed."""
-        return self.used + sum(size + record_size(size) for size in sizes) <= self.quota
+    @property
+    def error(self) -> str:
+        """Why the system does not do what it was last asked for; empty where it does."""
+        return next(iter(self._errors.values()), "")
+
+    def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
+        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed; or will have, once
+        what was removed is deleted."""
+        used = self.used - self._doomed_bytes if later else self.used
+        return used + sum(size + record_size(size) for size in sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write an extent's bytes. The caller sees to it that nobody changes them meanwhile.
 
-        Raises OSError, and sets `error`, where the disk refuses; nothing is left of the file then. Not to be
-        cancelled but by closing the disk: the pool would go on writing.
+        Raises OSError, and sets `error`, where the disk refuses or does not answer; nothing is left of the file then.
+        Not to be cancelled but by closing the disk: a thread would go on writing.
         """
         if self._claim is None:
             raise OSError(errno.ENOSPC, "spilling is off")
+        self._loop = asyncio.get_running_loop()
         reserved = len(memory) + record_size(len(memory))
         self.used += reserved
         path = self._claim.path / f"{shard:016x}.spill"
-        run = asyncio.get_running_loop().run_in_executor
         try:
-            file = await run(self._pool, self._write_file, shard, path, memory, forget)
+            with self._watching():
+                writing = self._pool.submit(self._write_file, self._claim.descriptor, shard, path, memory, forget)
+                file = await asyncio.wrap_future(writing)
+        except _Left as left:
+            self.used += left.file.size - reserved
+            self._doom(left.file)
+            self.refused("spilling", left.error)
+            raise left.error from None
         except OSError as error:
             self.used -= reserved
             self.refused("spilling", error)
             raise
-        self.error = ""
+        self._errors.pop("spilling", None)
         self.used += file.size - reserved
         self._files += 1
         self._written += len(memory)
         return file
 
-    def _write_file(self, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
+    def _write_file(self, directory: int, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
         codec = self._codec_for(memory)
-        fd = open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        fd = create(directory, path)
+        identity = (0, 0)
         try:
-            entries = self._each_chunk(
-                len(memory), lambda start, size: self._put(fd, codec, memory, start, size, forget)
-            )
-            written = record(shard, codec, len(memory), entries)
-            # Compressed chunks lie where raw ones would, so that all can be written at once; the file is sparse.
-            pwrite(fd, memoryview(aligned(written)), len(memory))
-        except BaseException:
-            with suppress(OSError):
-                path.unlink()
-            raise
-        finally:
-            os.close(fd)
+            try:
+                identity = identify(fd) or identity
+                entries = self._each_chunk(
+                    len(memory), lambda start, size: self._put(fd, codec, memory, start, size, forget)
+                )
+                written = record(shard, codec, len(memory), entries)
+                # Compressed chunks lie where raw ones would, so that all can be written at once; the file is sparse.
+                pwrite(fd, memoryview(aligned(written)), len(memory))
+            finally:
+                os.close(fd)  # a file system over a network says here what it could not write
+        except OSError as error:
+            left = SpillFile(shard, path, len(memory) + record_size(len(memory)), 0, b"", identity)
+            if _unlink(directory, [left])[0]:
+                raise
+            raise _Left(left, error) from None
         size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
-        return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written))
+        return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
         """Run `work(start, size)` for each chunk; all that started has ended when this returns or raises."""
         starts = range(0, extent, CHUNK)
         if len(starts) == 1:
             return [work(0, extent)]
-        futures = [self._chunks.submit(work, start, min(CHUNK, extent - start)) for start in starts]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            future.cancel()
-        wait(futures)
-        return [future.result() for future in sorted(futures, key=Future.cancelled)]
+        left = iter(starts)
+        running: dict[Future[T], int] = {}
+        results: dict[int, T] = {}
+
+        def begin(most: int) -> None:
+            for start in itertools.islice(left, most):
+                running[self._chunks.submit(work, start, min(CHUNK, extent - start))] = start
+
+        try:
+            begin(_AHEAD)
+            while running:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    results[running.pop(future)] = future.result()
+                begin(len(ended))
+                self._pool.progress()
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
+        return [results[start] for start in starts]
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """While this runs, what hangs is noticed."""
+        self._begin_watch()
+        try:
+            yield
+        finally:
+            self._outstanding -= 1
+
+    def _begin_watch(self) -> None:
+        self._outstanding += 1
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_S, self._look)
+
+    def _look(self) -> None:
+        for workers in self._workers:
+            workers.relieve()
+        late = sum(workers.late for workers in self._workers)
+        if late:
+            self.refused("using the disk", OSError(errno.ETIMEDOUT, f"{late} requests to it have not been answered"))
+        else:
+            self._errors.pop("using the disk", None)
+        again = (self._outstanding or late) and not self._closed
+        self._watch = self._loop.call_later(_WATCH_S, self._look) if again else None
 
     def _codec_for(self, memory: memoryview) -> int:
         if self._compression == "never":
@@ -179,24 +285,36 @@ class Disk:
 
     def refused(self, what: str, error: OSError) -> None:
         """Note why the system would not do it."""
-        self.error = f"{what} failed: {error.strerror or error} ({self.directory})"
+        self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
 
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
-        Raises Corrupt where a single bit differs, OSError where the system is out of what it takes to look.
+        Raises Corrupt where a single bit differs, or the disk has not given it for a while; OSError where the system
+        does not let it be read now.
         """
-        run = asyncio.get_running_loop().run_in_executor
-        await run(self._pool, self._read_file, file, memory, forget)
+        assert self._claim is not None, "it was written"
+        try:
+            with self._watching():
+                reading = self._pool.submit(self._read_file, self._claim.descriptor, file, memory, forget)
+                await asyncio.wrap_future(reading)
+        except OSError as error:
+            self._fail(file, error)
+            raise
+        self._unread.pop(file.shard, None)
+        self._errors.pop("reading back", None)
         self._read += len(memory)
 
-    def _read_file(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
-        try:
-            fd = open_direct(file.path, os.O_RDONLY)
-        except OSError as error:
-            if error.errno in _SHORT_OF:
-                raise
-            raise corrupt(file, f"cannot be opened: {error.strerror}") from None
+    def _fail(self, file: SpillFile, error: OSError) -> None:
+        """Raises Corrupt where the file could not be read often enough, for long enough."""
+        if error.errno in _MEDIUM:
+            tries, since = self._unread.get(file.shard, (0, time.monotonic()))
+            self._unread[file.shard] = (tries + 1, since)
+            if tries + 1 >= _TRIES and time.monotonic() - since >= _TRIES_S:
+                raise corrupt(file, f"could not be read {tries + 1} times: {error.strerror}") from None
+
+    def _read_file(self, directory: int, file: SpillFile, memory: memoryview, forget: Forget) -> None:
+        fd = open_written(directory, file)
         try:
             codec, entries = read_record(fd, file, len(memory))
             self._each_chunk(
@@ -204,37 +322,130 @@ class Disk:
                 lambda start, size: read_chunk(fd, file, codec, entries[start // CHUNK], memory, start, size, forget),
             )
         finally:
-            os.close(fd)
+            with suppress(OSError):
+                os.close(fd)
 
     async def open(self, file: SpillFile, extent: int) -> Opened | None:
         """See `spillfile.open_raw`."""
-        opening = self._pool.submit(open_raw, file, extent)
+        assert self._claim is not None, "it was written"
         try:
-            return await asyncio.wrap_future(opening)
+            opening = self._pool.submit(open_raw, self._claim.descriptor, file, extent)
+        except OSError:  # reading it back says why
+            return None
+        try:
+            with self._watching():
+                return await asyncio.wrap_future(opening)
+        except OSError:
+            return None
         except asyncio.CancelledError:
-            await stopped([opening])
-            opened = None if opening.cancelled() else opening.result()
-            if opened is not None:
-                opened.close()
+            opening.add_done_callback(_close_opened)
+            await stopped([opening], LATE_S)
             raise
 
     def remove(self, file: SpillFile) -> None:
-        """Delete the file and give its bytes back to the quota."""
-        self.used -= file.size
+        """Delete the file, soon. Its bytes count until it is gone."""
         self._files -= 1
-        with suppress(FileNotFoundError):
-            file.path.unlink()
+        self._unread.pop(file.shard, None)
+        self._doom(file)
+
+    def _doom(self, file: SpillFile) -> None:
+        self._doomed.append(file)
+        self._doomed_bytes += file.size
+        if not self._removing and "deleting" not in self._errors:
+            self._remove_now()
+
+    def _remove_now(self) -> None:
+        """Have all deleted that is to be; after a failure, one, to see whether it works again."""
+        if self._closed or self._claim is None or not self._doomed:
+            return
+        self._removing = True
+        files = [self._doomed[0]] if "deleting" in self._errors else list(self._doomed)
+        try:
+            deleting = self._remover.submit(_unlink, self._claim.descriptor, files)
+            removing = asyncio.wrap_future(deleting, loop=self._loop)
+        except OSError as error:
+            self._removed(0, error)
+        else:
+            self._begin_watch()
+            removing.add_done_callback(self._removal_ended)
+
+    def _removal_ended(self, removing: asyncio.Future[tuple[int, OSError | None]]) -> None:
+        self._outstanding -= 1
+        if not removing.cancelled():  # by closing
+            error = removing.exception()
+            self._removed(*((0, error) if isinstance(error, OSError) else removing.result()))
+
+    def _removed(self, gone: int, error: OSError | None) -> None:
+        """The first `gone` of the files that are to be deleted have been; the next has not, because of `error`."""
+        for _ in range(gone):
+            file = self._doomed.popleft()
+            self._doomed_bytes -= file.size
+            self.used -= file.size
+        self._removing = False
+        if error is None:
+            self._errors.pop("deleting", None)
+            self._remove_now()
+        else:
+            self.refused("deleting", error)
+            self._loop.call_later(_RETRY_S, self._remove_now)
+        if gone:
+            self.removed()
 
     def statistics(self) -> DiskStatistics:
         """The disk's figures now."""
         return DiskStatistics(self.quota, self.used, self._files, self._written, self._read, self.error)
 
     def close(self) -> None:
-        """Wait for the pool and remove the directory with all files."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._chunks.shutdown(wait=True)
-        if self._claim is not None:
+        """Stop the threads and remove the directory with all files. What hangs is given up after a while: the next node
+        to start there removes what is left."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._claim is None:
+            return
+        until = time.monotonic() + _CLOSE_S
+        for workers in self._workers[:_WRITERS]:
+            workers.close(max(0.0, until - time.monotonic()))
+        if len(self._workers) <= _WRITERS:  # it never began
             self._claim.release()
+            return
+        releasing = self._remover.submit(self._claim.release)
+        wait([releasing], max(0.0, until - time.monotonic()))
+        self._remover.relieve(0)  # a spare thread does it where a deletion hangs
+        wait([releasing], _CLOSE_S / 2)
+        self._remover.close(0.1)
+        if not all(workers.ended for workers in self._workers):
+            log.warning("the disk does not answer; files may be left in %s until another node starts", self.directory)
+
+
+class _Left(Exception):
+    """A write failed, and so did the deletion of what it had written."""
+
+    def __init__(self, file: SpillFile, error: OSError) -> None:
+        super().__init__(file, error)
+        self.file = file
+        self.error = error
+
+
+def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | None]:
+    """Delete files one after the other: how many are gone, and why the next one is not."""
+    gone = 0
+    for file in files:
+        try:
+            os.unlink(file.path.name, dir_fd=directory)
+        except (FileNotFoundError, IsADirectoryError):
+            pass  # somebody else has removed it, or put a directory in its place
+        except OSError as error:
+            return gone, error
+        gone += 1
+    return gone, None
+
+
+def _close_opened(opening: Future[Opened | None]) -> None:
+    if not opening.cancelled() and not opening.exception():
+        opened = opening.result()
+        if opened is not None:
+            opened.close()
 
 
 def _smooth(old: float, new: float) -> float:

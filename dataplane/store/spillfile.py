@@ -5,7 +5,9 @@ length and the xxh3-64 of its bytes as they are in memory. The record is written
 unfinished. A chunk that is not compressed lies in the file as in the extent, at the same offset.
 
 What always holds: what is read was compared with what was written, by who has read it here, or by who has it sent: an
-`Opened` file comes with the sums of its chunks, and is of no use without.
+`Opened` file comes with the sums of its chunks, and is of no use without. Files are named relative to the directory's
+descriptor, and opened without following a link and without waiting; nothing is read of what is not the regular file
+that was written there. A pipe, a device or a socket in its place would keep who opens it for as long as it likes.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +35,8 @@ _HEADER = struct.Struct("<8sIIQQQ")  # magic, version, codec, shard, extent byte
 _ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
 _MAGIC = b"DPSPILL\0"
 _VERSION = 1
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
+"""What opening a file fails with that was removed, or replaced by a link, a directory, a socket or a device."""
 RAW, LZ4 = 0, 1
 
 Forget = Callable[[int, int], None]
@@ -40,13 +45,15 @@ Forget = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record."""
+    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record. `identity` is the file
+    system's number for it, as `identify` says."""
 
     shard: int
     path: Path
     size: int
     record_size: int
     digest: bytes
+    identity: tuple[int, int]
 
 
 def record_size(extent: int) -> int:
@@ -104,16 +111,47 @@ def corrupt(file: SpillFile, what: str) -> Corrupt:
     )
 
 
-def open_direct(path: Path, flags: int) -> int:
+def identify(fd: int) -> tuple[int, int] | None:
+    """Which file it is on this host while it exists; None where it is no regular file."""
+    found = os.fstat(fd)
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def create(directory: int, path: Path) -> int:
+    """A new file of that name in the directory, open for writing. Raises OSError; then there is none."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
+        return os.open(path.name, flags | os.O_DIRECT, 0o600, dir_fd=directory)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system without O_DIRECT
             raise
-        with suppress(FileNotFoundError):
-            if flags & os.O_CREAT:
-                path.unlink()
-        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    with suppress(FileNotFoundError):
+        os.unlink(path.name, dir_fd=directory)
+    return os.open(path.name, flags, 0o600, dir_fd=directory)
+
+
+def open_written(directory: int, file: SpillFile, *, direct: bool = True) -> int:
+    """The file, open for reading. Raises Corrupt where it is not there any more, OSError where the system does not
+    open it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(file.path.name, flags | (os.O_DIRECT if direct else 0), dir_fd=directory)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fd = os.open(file.path.name, flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno in _GONE:
+            raise corrupt(file, f"cannot be opened: {error.strerror}") from None
+        raise
+    try:
+        if identify(fd) != file.identity:
+            raise corrupt(file, "was replaced by something else")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def whole_pages(nbytes: int) -> int:
@@ -139,10 +177,7 @@ def pwrite(fd: int, data: memoryview, offset: int) -> None:
 def _pread(fd: int, file: SpillFile, buffer: memoryview, offset: int) -> None:
     done = 0
     while done < len(buffer):
-        try:
-            count = os.preadv(fd, [buffer[done:]], offset + done)
-        except OSError as error:
-            raise corrupt(file, f"cannot be read: {error.strerror}") from None
+        count = os.preadv(fd, [buffer[done:]], offset + done)
         if count == 0:
             raise corrupt(file, "was cut short")
         done += count
@@ -163,12 +198,12 @@ class Opened:
         os.close(self.fd)
 
 
-def open_raw(file: SpillFile, extent: int) -> Opened | None:
+def open_raw(directory: int, file: SpillFile, extent: int) -> Opened | None:
     """The file of an extent of so many bytes, opened; None where its bytes are not in it as they are in memory, or it
     can not be read: reading it back says why."""
     try:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        fd = open_written(directory, file, direct=False)
+    except (Corrupt, OSError):
         return None
     try:
         codec, entries = read_record(fd, file, extent)

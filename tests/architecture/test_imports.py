@@ -20,7 +20,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
     {"errors"},
-    {"config", "clock", "threads"},
+    {"config", "clock", "threads", "workers"},
     {"batch", "workloads"},
     {"store", "stream"},
     {"wire"},

@@ -128,6 +128,7 @@ async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int
 async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await queue(store, 128, 128)
+        await until(lambda: not store.disk.used)
         must = 64 * SIZE
         now = store.statistics()
         assert must <= now.disk.read <= 1.05 * must
@@ -137,6 +138,7 @@ async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp
 async def test_a_steady_queue_longer_than_the_memory_reads_nothing_twice(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await queue(store, 96, 400)
+        await until(lambda: not store.disk.used)
         now = store.statistics()
         assert now.disk.read <= now.disk.written <= now.put, "each is written and read once at most"
         assert now.disk.read >= 32 * SIZE
@@ -259,8 +261,8 @@ async def test_a_shard_freed_while_it_is_written_leaves_neither_memory_nor_file(
         store.free(numbers)
         await waiting
         await at_rest(store)
-        await until(lambda: store.budget.used == SIZE)
-        assert (on_disk(store), store.disk.used) == ([], 0)
+        await until(lambda: store.budget.used == SIZE and not store.disk.used)
+        assert on_disk(store) == []
 
 
 async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: Path) -> None:
