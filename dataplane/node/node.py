@@ -3,6 +3,9 @@
 It ends when it is told to (SIGTERM, or SIGINT where it was started by hand) or when the process that it was
 started for has ended. However it ends, nothing is left that the next node to start there does not remove: its
 socket and its spill files are in directories that it holds a lock on (`store.claim`), its memory has no name.
+
+What always holds: it does not end because the system refuses something. A client that can not be served is turned away,
+and what the node does in the background goes on after a pause; what hangs is waited for a bounded time when it ends.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STREAMS = 50  # and tables, that are told of among a node's figures
+_AGAIN_S = 0.1  # after which what the system refused is tried again
+_LEAVE_S = 10.0  # that leaving the other hosts may take
+_REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, or give the socket's path"
 
 
 class Node:
@@ -53,26 +59,32 @@ class Node:
         self.id = secrets.token_bytes(8)
         self.config = config
         self._claim: Claim | None = None
-        if path is None:
-            self._claim = Claim(Path(environment().runtime_dir) / f"dataplane-{os.getuid()}", "node")
-            path = self._claim.path / "node.sock"
-        self._path = path
-        self._store = Store(config)
-        self._homes = Homes(self.id, self._store, monotonic)
-        self._trimming = Trimming(self._store.cool)
-        self._homes.dropped = self._trimming.due
-        self._tables = Tables(self.id, self._homes)
         self.hosts: Hosts | None = None
-        if cluster is not None:
-            from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
-
-            self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
-        self._listener = _listen(path)
         self._clients: set[Client] = set()
-        self._waits = Waits(freed=self._trimming.freed)
-        self._halves = Halves(freed=self._trimming.freed)
         self._started = time.monotonic()
         self._idle: Callable[[], None] | None = None
+        self._abandoned = False
+        with ExitStack() as undo:
+            if path is None:
+                runtime = Path(environment().runtime_dir)
+                self._claim = Claim(runtime, f"dataplane-{os.getuid()}", remedy=_REMEDY)
+                undo.callback(self._claim.release)
+                path = self._claim.path / "node.sock"
+            self._path = path
+            self._store = Store(config)
+            undo.callback(self._store.abandon)
+            self._trimming = Trimming(self._store.cool)
+            self._waits = Waits(freed=self._trimming.freed)
+            self._halves = Halves(freed=self._trimming.freed)
+            self._homes = Homes(self.id, self._store, monotonic)
+            self._homes.dropped = self._trimming.due
+            self._tables = Tables(self.id, self._homes)
+            if cluster is not None:
+                from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
+
+                self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
+            self._listener = _listen(path)
+            undo.pop_all()
 
     @property
     def address(self) -> str:
@@ -85,11 +97,12 @@ class Node:
         try:
             if self.hosts is not None:
                 await self.hosts.start()
-            loop.add_reader(self._listener.fileno(), self._accept)
+            self._hear()
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(self._store.run()), group.create_task(self._watch_leases())]
+                background = [group.create_task(_lasting(self._store.run))]
+                background.append(group.create_task(_lasting(self._watch_leases)))
                 if self.hosts is not None:
-                    background.append(group.create_task(self.hosts.run()))
+                    background.append(group.create_task(_lasting(self.hosts.run)))
                 ready()
                 await stop.wait()
                 for task in background:
@@ -97,6 +110,16 @@ class Node:
         finally:
             loop.remove_reader(self._listener.fileno())
             await self._close()
+
+    def _hear(self) -> None:
+        """Hear who connects; tried again where the system refuses that."""
+        if self._listener.fileno() < 0:  # closed meanwhile
+            return
+        try:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        except OSError as error:
+            log.warning("nobody can be accepted now: %s", error)
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._hear)
 
     def _accept(self) -> None:
         while True:
@@ -108,29 +131,36 @@ class Node:
                 log.warning("a client could not be accepted: %s", error)
                 self._pause_accepting()
                 return
-            connected.setblocking(False)
-            _, uid = peer(connected)
-            if uid != os.getuid():
-                refused = Unauthenticated(f"this node serves user {os.getuid()}, not {uid}", peer=str(uid))
-                with suppress(OSError):
-                    connected.send(frame(failure(0, refused, self)))
+            try:
+                self._welcome(connected)
+            except OSError as error:  # of descriptors to watch or of memory, most likely
+                log.warning("a client could not be served: %s", error)
                 connected.close()
-                continue
-            self._clients.add(
-                Client(
-                    connected,
-                    self._store,
-                    self._homes,
-                    self._tables,
-                    self.hosts,
-                    self.id,
-                    self.figures,
-                    self._clients,
-                    self._client_gone,
-                    self._waits,
-                    self._halves,
-                )
+
+    def _welcome(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        _, uid = peer(connected)
+        if uid != os.getuid():
+            refused = Unauthenticated(f"this node serves user {os.getuid()}, not {uid}", peer=str(uid))
+            with suppress(OSError):
+                connected.send(frame(failure(0, refused, self)))
+            connected.close()
+            return
+        self._clients.add(
+            Client(
+                connected,
+                self._store,
+                self._homes,
+                self._tables,
+                self.hosts,
+                self.id,
+                self.figures,
+                self._clients,
+                self._client_gone,
+                self._waits,
+                self._halves,
             )
+        )
 
     def _client_gone(self, client: Client) -> None:
         self._clients.discard(client)
@@ -151,7 +181,7 @@ class Node:
     def _pause_accepting(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener.fileno())
-        loop.call_later(0.1, lambda: loop.add_reader(self._listener.fileno(), self._accept))
+        loop.call_later(_AGAIN_S, self._hear)
 
     async def _watch_leases(self) -> None:
         while True:
@@ -213,14 +243,43 @@ class Node:
         self._trimming.close()
         self._tables.close()
         if self.hosts is not None:
-            await self.hosts.aclose()
+            try:
+                async with asyncio.timeout(_LEAVE_S):
+                    await self.hosts.aclose()
+            except TimeoutError:
+                log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
+            except OSError as error:
+                log.warning("this node could not say goodbye to others: %s", error)
         await self._store.aclose()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave nothing on this host, whether or not it has served. Idempotent."""
+        if self._abandoned:
+            return
+        self._abandoned = True
+        self._listener.close()
+        self._store.abandon()
         if self._claim is not None:
             self._claim.release()
-            with suppress(OSError):  # another node is in there
-                self._claim.path.parent.rmdir()
         else:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._path.unlink()
+
+
+async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
+    """Do this until it is cancelled. The boundary: a fault in it is logged, and is no reason to end a node that holds
+    what others have put."""
+    pause_s = _AGAIN_S
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+            return
+        except Exception:
+            log.exception("the node goes on")
+        pause_s = _AGAIN_S if time.monotonic() - began > _LEAVE_S else min(2 * pause_s, _LEAVE_S)
+        await asyncio.sleep(pause_s)
 
 
 def _listen(path: Path) -> socket.socket:
@@ -247,8 +306,11 @@ def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = l
     A node that was started for the process `starter` does not listen to SIGINT, which a terminal sends to both. It
     serves until that process ends or, after SIGUSR1, until no client is connected.
     """
-    with asyncio.Runner(loop_factory=polling_loop) as runner:
-        runner.run(_run(node, starter, ready))
+    try:
+        with asyncio.Runner(loop_factory=polling_loop) as runner:
+            runner.run(_run(node, starter, ready))
+    finally:
+        node.abandon()
 
 
 async def _run(node: Node, starter: int | None, ready: Callable[[], None]) -> None:

@@ -397,12 +397,12 @@ class Disk:
 
     def close(self) -> None:
         """Stop the threads and remove the directory with all files. What hangs is given up after a while: the next node
-        to start there removes what is left."""
+        to start there removes what is left. Idempotent."""
+        if self._claim is None or self._closed:
+            return
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
-        if self._claim is None:
-            return
         until = time.monotonic() + _CLOSE_S
         for workers in self._workers[:_WRITERS]:
             workers.close(max(0.0, until - time.monotonic()))

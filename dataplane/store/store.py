@@ -621,6 +621,10 @@ class Store:
     async def aclose(self) -> None:
         """Wait for the disk, then give everything back to the host. The store is of no use afterwards."""
         await self._residency.aclose()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give everything back to the host, whatever is under way; a disk that hangs is not waited for. Idempotent."""
         self.disk.close()
         self.arena.close()
 

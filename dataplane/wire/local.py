@@ -17,6 +17,7 @@ after the end.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -40,6 +41,8 @@ _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
 _PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
+_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS)  # of which there may be more in a moment
+_AGAIN_S = 0.01
 _CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
 _UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
@@ -259,7 +262,7 @@ class Channel:
         self._unsent.clear()
 
     def _flush(self) -> None:
-        while self._unsent:
+        while self._unsent and self._open:
             data, descriptors = self._unsent[0]
             try:
                 if descriptors:
@@ -269,7 +272,7 @@ class Channel:
             except BlockingIOError:
                 if not self._writing:
                     self._writing = True
-                    self._loop.add_writer(self._socket.fileno(), self._flush)
+                    self._watch(self._loop.add_writer, self._flush)
                 self._let_in()
                 return
             except (BrokenPipeError, ConnectionResetError):  # it has gone; what it said last is still to be read
@@ -277,7 +280,10 @@ class Channel:
                 self._unsent_bytes, self._half_sent = 0, False
                 break
             except OSError as error:
-                self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
+                if error.errno in _SHORT_OF:
+                    self._loop.call_later(_AGAIN_S, self._flush)
+                else:
+                    self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
                 return
             _done(descriptors)
             self._unsent_bytes -= sent
@@ -286,10 +292,17 @@ class Channel:
                 self._unsent[0] = (data[sent:], ())
             else:
                 self._unsent.popleft()
-        if self._writing:
+        if self._writing and self._open:
             self._writing = False
             self._loop.remove_writer(self._socket.fileno())
         self._let_in()
+
+    def _watch(self, watch: Callable[[int, Callable[[], None]], None], then: Callable[[], None]) -> None:
+        """Have the loop call `then` when the socket is ready; the connection ends where the system refuses that."""
+        try:
+            watch(self._socket.fileno(), then)
+        except OSError as error:
+            self.close(PeerUnavailable(f"the connection can not be watched: {error.strerror}"))
 
     def _readable(self) -> None:
         try:
@@ -301,7 +314,8 @@ class Channel:
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
+            if error.errno not in _SHORT_OF:  # else the loop calls again
+                self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
             return
         if not data:
             self.close(None)
@@ -368,7 +382,7 @@ class Channel:
 
     def _read_on(self) -> None:
         if self._open and not self._paused and not self._held_on:
-            self._loop.add_reader(self._socket.fileno(), self._readable)
+            self._watch(self._loop.add_reader, self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch if there are fewer."""

@@ -1,0 +1,57 @@
+"""Failed calls into the operating system: one occurrence of each call and errno, and each that can fail a start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cells import STARTING, sample
+from tests.faults.driver import trials
+from tests.faults.shim import build, compiler, name
+from tests.faults.subject import Subject
+from tests.faults.trial import Outcome
+
+SEED = 14
+ARENA = {"madvise"}  # what fails there is not told yet: the accounts of the arena and the budget come apart
+GROUPS = {
+    "open": {"open"},
+    "write": {"write", "close"},
+    "read": {"read", "fstat"},
+    "delete": {"unlink"},
+    "serve": {"accept", "getsockopt", "epoll_ctl", "send", "sendmsg", "recv"},
+    "memory": {"mmap", "memfd_create", "ftruncate", "fchmod", "pthread_create"},
+}
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if compiler() is None:
+        pytest.skip("there is no C compiler to make the library that fails calls")
+    return build(tmp_path_factory.mktemp("shim"))
+
+
+def test_every_call_is_in_a_group() -> None:
+    assert {cell.call for cell in sample(SEED)} == set().union(ARENA, *GROUPS.values())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_node_lives_through_failed_calls_and_recovers(tmp_path: Path, shim: Path, group: str) -> None:
+    cells = [cell for cell in sample(SEED) if cell.call in GROUPS[group]]
+    outcomes = list(trials(tmp_path, shim, cells))
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Outcome)] == []
+    assert sum(isinstance(outcome, Outcome) and outcome.failed > 0 for outcome in outcomes) >= len(cells) / 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "target"), STARTING, ids=lambda value: name(value) if isinstance(value, int) else value
+)
+def test_a_start_that_fails_says_why_and_leaves_nothing(
+    tmp_path: Path, shim: Path, call: str, error: int, target: str
+) -> None:
+    with Subject(tmp_path, shim, armed=(call, error, target)) as node:
+        assert node.address == ""
+        assert node.wait() == 1
+        assert node.rule.failed == 1
+        assert any(line.startswith("dataplane node: ") for line in node.logged().splitlines()), node.logged()
+        assert not [*node.runtime.iterdir(), *node.spill.glob("*")]
