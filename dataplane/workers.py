@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LATE_S = 2.0
+LATE_S = 1.0
 """Seconds without progress after which work is late."""
 
 

@@ -41,7 +41,7 @@ OWN = "node"
 
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
-_LATE_S = 2.0  # after which the next batch does not wait for a write
+_LATE_S = 1.0  # after which the next batch does not wait for a write
 _STALE = 32  # entries of a heap that may be stale before it is made anew
 
 

@@ -19,7 +19,9 @@ STOP_S = 12.0
 class Subject:
     """`dataplane node` under the shim. Ends with the `with` block."""
 
-    def __init__(self, directory: Path, shim: Path, *more: str, armed: tuple[str, int, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, shim: Path, *more: str, memory: int = MEMORY, armed: tuple[str, int, str] | None = None
+    ) -> None:
         """`armed`: fail the first such call from the beginning: call, errno, target."""
         directory.mkdir(parents=True, exist_ok=True)
         self.spill = directory / "spill"
@@ -37,7 +39,7 @@ class Subject:
             "OPENBLAS_NUM_THREADS": "1",  # the threads that are failed are the node's own
         }
         environment.pop("DATAPLANE_ADDRESS", None)
-        command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", str(MEMORY), "--spill", str(SPILL)]
+        command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", str(memory), "--spill", str(SPILL)]
         command += ["--spill-dir", str(self.spill), "--prewarm", "0", *more]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
