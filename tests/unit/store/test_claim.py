@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from dataplane.store.claim import Claim
+
+STRANGER = 12345  # a user of whom there is nothing here
 
 _HOLD = """
 import sys
@@ -82,21 +88,157 @@ def test_two_claims_of_one_process_are_two_directories(tmp_path: Path) -> None:
 
 
 def test_what_is_no_directory_of_its_kind_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "it-file").write_bytes(b"x")
+    (tmp_path / "it-00000001").write_bytes(b"x")
     (tmp_path / "target").mkdir()
-    (tmp_path / "it-link").symlink_to(tmp_path / "target")
-    (tmp_path / "it-nowhere").symlink_to(tmp_path / "gone")
+    (tmp_path / "target" / "file").write_bytes(b"x")
+    (tmp_path / "it-00000002").symlink_to(tmp_path / "target")
+    (tmp_path / "it-00000003").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "it-00000004")
+    (tmp_path / "it-notes").mkdir()
+    before = sorted(tmp_path.rglob("*"))
     Claim(tmp_path, "it").release()
-    assert {path.name for path in tmp_path.iterdir()} == {"it-file", "it-link", "it-nowhere", "target"}
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of another user")
 def test_a_directory_of_another_user_is_left_alone(tmp_path: Path) -> None:
-    foreign = tmp_path / "it-foreign"
+    foreign = tmp_path / "it-0123abcd"
     foreign.mkdir()
-    os.chown(foreign, 12345, 12345)
+    (foreign / "file").write_bytes(b"x")
+    os.chown(foreign, STRANGER, STRANGER)
     Claim(tmp_path, "it").release()
-    assert foreign.is_dir()
+    assert (foreign / "file").exists()
+
+
+# Strangers
+
+
+def locking(path: Path, user: int) -> subprocess.Popen[str]:
+    """A process of another user that holds a lock on a directory until its input ends."""
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"
+    process = subprocess.Popen(
+        ["/usr/bin/env", "python3", "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.setuid(user),
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != "1\n":
+        process.communicate()
+        pytest.skip("another user has no Python here")
+    return process
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory as /var/tmp is: everybody may write there, and remove what is theirs."""
+    made = Path(tempfile.mkdtemp(prefix="public-", dir="/tmp"))
+    made.chmod(0o1777)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+def test_a_lock_of_another_user_on_the_parent_keeps_nobody_from_claiming(public: Path) -> None:
+    stranger = locking(public, STRANGER)
+    try:
+        claim = Claim(public, "it")
+        assert claim.path.is_dir()
+        claim.release()
+    finally:
+        stranger.communicate()
+    assert list(public.iterdir()) == []
+
+
+def test_a_lock_of_ones_own_on_the_parent_neither(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        Claim(tmp_path, "it").release()
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
+def test_where_another_may_not_write_the_error_says_whose_it_is_and_what_to_do(public: Path) -> None:
+    theirs = public / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, STRANGER, STRANGER)
+    os.seteuid(STRANGER + 1)
+    try:
+        with pytest.raises(PermissionError) as caught:
+            Claim(theirs, "it", remedy="set it to another")
+    finally:
+        os.seteuid(0)
+    said = str(caught.value)
+    assert all(part in said for part in (str(theirs), f"it is user {STRANGER}'s", "set it to another")), said
+
+
+def test_a_directory_that_is_taken_for_a_dead_ones_as_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two calls that make it and lock it, another process locks it, or removes it."""
+    real, spoiled, others = os.mkdir, ["lock", "remove", "both"], []
+
+    def mkdir(name: str, mode: int, *, dir_fd: int | None = None) -> None:
+        real(name, mode, dir_fd=dir_fd)
+        if dir_fd is None or not spoiled:
+            return
+        how = spoiled.pop()
+        if how != "remove":
+            others.append(os.open(tmp_path / name, os.O_RDONLY))
+            fcntl.flock(others[-1], fcntl.LOCK_EX)
+        if how != "lock":
+            (tmp_path / name).rmdir()
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    claim = Claim(tmp_path, "it")
+    try:
+        assert spoiled == []
+        assert claim.path.is_dir()
+        probe = os.open(claim.path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(probe)
+    finally:
+        claim.release()
+        for other in others:
+            os.close(other)
+
+
+def test_a_directory_that_was_moved_away_and_replaced_is_not_removed_in_its_stead(tmp_path: Path) -> None:
+    """As another user can where everybody may remove everything."""
+    claim = Claim(tmp_path, "it")
+    (claim.path / "file").write_bytes(b"x")
+    away = tmp_path / "away"
+    claim.path.rename(away)
+    claim.path.mkdir()
+    (claim.path / "theirs").write_bytes(b"x")
+    claim.release()
+    assert list(away.iterdir()) == [], "what is in it is removed wherever it is"
+    assert (claim.path / "theirs").exists()
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_parent_where_everybody_may_remove_everything_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
+    tmp_path.chmod(mode)
+    Claim(tmp_path, "it").release()
+    assert ("chmod +t" in caplog.text) == warned
+
+
+def test_a_claim_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="No locks available"):
+        Claim(tmp_path, "it")
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_parent_that_can_not_be_made_is_an_oserror(tmp_path: Path) -> None:
