@@ -1,8 +1,12 @@
-"""Work shared among threads, and waiting for threads that write into memory which is about to be somebody else's."""
+"""Threads that are started as work comes; work shared among them; and waiting for those that write into memory which is
+about to be somebody else's."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +18,90 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _HELPERS = 4
+
+
+class Pool(Executor):
+    """At most so many threads. What always holds: work that gets no thread, because the system starts none, is refused
+    (OSError) and not done later; when the process ends, no thread that hangs is waited for. `ThreadPoolExecutor` keeps
+    such work in its queue, and the interpreter joins its threads."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._free = 0  # threads that wait, less the work that waits for one
+        self._threads: list[threading.Thread] = []
+        self._ended: list[Future[None]] = []
+        self._closed = False
+
+    def submit(self, work: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Have it done by a thread. Raises OSError where there is none and none can be started, and once closed."""
+        future: Future[R] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = work(*args, **kwargs)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "these threads have ended")
+            if self._free <= 0 and len(self._threads) < self._most:
+                self._start(run)
+            else:
+                self._free -= 1
+                self._work.put(run)
+        return future
+
+    def _start(self, first: Callable[[], None]) -> None:
+        ended: Future[None] = Future()
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._live, args=(first, ended), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            raise OSError(errno.EAGAIN, "no thread can be started") from None
+        self._threads.append(thread)
+        self._ended.append(ended)
+
+    def _live(self, first: Callable[[], None], ended: Future[None]) -> None:
+        work: Callable[[], None] | None = first
+        del first
+        while work is not None:
+            work()
+            del work  # what it refers to is not this thread's to keep
+            with self._lock:
+                self._free += 1
+            work = self._work.get()
+        ended.set_result(None)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work; `wait` for what there is."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    async def aclose(self) -> None:
+        """Take no more work, and wait for what there is."""
+        self.shutdown(wait=False)
+        await asyncio.gather(*map(asyncio.wrap_future, self._ended))
+
+    async def aside(self, work: Callable[..., R], *args: Any) -> R:
+        """Do this in a thread; in this one where there is no other."""
+        try:
+            running = self.submit(work, *args)
+        except OSError:
+            return work(*args)
+        return await asyncio.wrap_future(running)
 
 
 def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -31,7 +119,7 @@ def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list
             found[i] = work(item)
 
     helping: list[Future[None]] = []
-    with suppress(RuntimeError):  # a pool that is being shut down helps no more
+    with suppress(RuntimeError, OSError):  # a pool that is being shut down helps no more
         for _ in range(min(_HELPERS, len(left) - 1)):
             helping.append(pool.submit(take))
     try:

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _STREAMS = 50  # and tables, that are told of among a node's figures
 _AGAIN_S = 0.1  # after which what the system refused is tried again
-_LEAVE_S = 10.0  # that leaving the other hosts may take
+_LEAVE_S = 4.0  # that leaving the other hosts may take
 _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, or give the socket's path"
 
 

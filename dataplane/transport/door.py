@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from dataplane.threads import Pool
 from dataplane.transport.strangers import Strangers
 
-_AGAIN_S = 0.1  # until it is tried again to accept, where descriptors are short
+_AGAIN_S = 0.1  # after which what the system refused is tried again
 
 
 class Door:
@@ -41,7 +41,7 @@ class Door:
         self._listener: socket.socket | None = None
         self._strangers = Strangers(known, self._enter)
         self._inside: set[socket.socket] = set()
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix=f"dataplane-{name}-serve")
+        self._threads = Pool(most, f"dataplane-{name}-serve")
 
     @property
     def open(self) -> bool:
@@ -67,7 +67,11 @@ class Door:
             listener.close()
             raise
         self._listener = listener
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        self._hear(listener)
+
+    def _hear(self, listener: socket.socket) -> None:
+        if self._listener is listener:  # not closed meanwhile
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -75,23 +79,22 @@ class Door:
                 connected, address = listener.accept()
             except (BlockingIOError, ConnectionError):  # nobody more
                 return
-            except OSError:  # out of descriptors, most likely
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener.fileno())
-                loop.call_later(_AGAIN_S, self._listen_again, listener)
+            except OSError:  # out of descriptors, most likely: who has come waits
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+                asyncio.get_running_loop().call_later(_AGAIN_S, self._hear, listener)
                 return
             self._strangers.come(connected, str(address[0]))
-
-    def _listen_again(self, listener: socket.socket) -> None:
-        if self._listener is listener:
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     def _enter(self, connected: socket.socket) -> None:
         if len(self._inside) >= self._most:
             connected.close()
             return
         self._inside.add(connected)
-        self._threads.submit(self._in, connected)
+        try:
+            self._threads.submit(self._in, connected)
+        except OSError:  # no thread can be started: who has come may try again
+            self._inside.discard(connected)
+            connected.close()
 
     def _in(self, connected: socket.socket) -> None:
         try:
@@ -116,4 +119,4 @@ class Door:
         for connected in list(self._inside):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-        await asyncio.to_thread(self._threads.shutdown)
+        await self._threads.aclose()

@@ -33,7 +33,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -42,7 +41,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.threads import stopped
+from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.door import Door
 from dataplane.transport.offers import DONE, Offered
@@ -133,7 +132,7 @@ class Lanes(Transport):
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, Offered] = {}
         self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
-        self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix=f"dataplane-{self.name}-read")
+        self._reading = Pool(_CONNECTIONS, f"dataplane-{self.name}-read")
         self._attempts: set[_Attempt] = set()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._kept: list[_Way] = []
@@ -152,7 +151,7 @@ class Lanes(Transport):
         return self._door.address
 
     async def start(self) -> None:
-        await asyncio.to_thread(self._prepare)
+        await self._reading.aside(self._prepare)
         self._door.start()
 
     # serving
@@ -165,7 +164,7 @@ class Lanes(Transport):
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:
-            await asyncio.to_thread(offered.end, _PATIENCE_S)
+            await self._reading.aside(offered.end, _PATIENCE_S)
 
     def _serve(self, connected: socket.socket) -> None:
         """In a thread: one connection, from its first request to its end."""
@@ -227,8 +226,11 @@ class Lanes(Transport):
         self, address: str, ticket: bytes, into: memoryview, timeout_s: float, asked: Iterable[tuple[int, int]]
     ) -> None:
         attempt = _Attempt()
+        try:
+            running = self._reading.submit(self._read, attempt, address, ticket, into, asked, timeout_s)
+        except OSError as error:
+            raise TransportError(f"{self.name} from {address}: {error.strerror}") from None
         self._attempts.add(attempt)
-        running = self._reading.submit(self._read, attempt, address, ticket, into, asked, timeout_s)
         try:
             await asyncio.wrap_future(running)
         except BaseException as error:
@@ -324,7 +326,7 @@ class Lanes(Transport):
             attempt.give_up()
         await asyncio.gather(*(self.withdraw(ticket) for ticket in list(self._offers)))
         await self._door.cut()
-        await asyncio.to_thread(self._reading.shutdown)
+        await self._reading.aclose()
         with self._keeping:
             kept, self._kept = self._kept, []
         for way in kept:

@@ -48,12 +48,12 @@ class Strangers:
             if self._look(connected):
                 return
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HEAD)  # to be woken when all of it is there
+            loop.add_reader(connected.fileno(), self._said, connected)
         except OSError:
             connected.close()
             return
         timer = loop.call_later(PATIENCE_S, self._drop, connected)
         self._waiting[connected] = address, timer
-        loop.add_reader(connected.fileno(), self._said, connected)
         self._make_room(address)
 
     def _look(self, connected: socket.socket) -> bool:

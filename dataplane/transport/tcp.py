@@ -24,12 +24,12 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 
 import numpy as np
 
-from dataplane.threads import stopped
+from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.door import Door
 from dataplane.transport.offers import DONE, Asked, Offered
@@ -55,7 +55,7 @@ class Tcp(Transport):
         self._offers: dict[bytes, Offered] = {}
         self._door = Door(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._files: set[Offered] = set()  # of which nothing is mapped: one that is cut short ends who looks at it
-        self._reading = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="dataplane-tcp-read")
+        self._reading = Pool(_CONNECTIONS, "dataplane-tcp-read")
         self._read_from: set[socket.socket] = set()
 
     @property
@@ -82,7 +82,7 @@ class Tcp(Transport):
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:
-            await asyncio.to_thread(offered.end, 0.0)
+            await self._reading.aside(offered.end, 0.0)
             self._files.discard(offered)
 
     def _serve(self, connected: socket.socket) -> None:
@@ -140,8 +140,9 @@ class Tcp(Transport):
                 if stream.recv(len(DONE)) != DONE:
                     raise EOFError("the offer ended while it was read")
 
-        running = [self._reading.submit(one, share) for share in shares]
+        running: list[Future[None]] = []
         try:
+            running.extend(self._reading.submit(one, share) for share in shares)
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*map(asyncio.wrap_future, running))
             self._read_from.difference_update(sockets)
@@ -164,7 +165,7 @@ class Tcp(Transport):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
         await self._door.cut()
-        await asyncio.to_thread(self._reading.shutdown)
+        await self._reading.aclose()
 
 
 def _shared_out(stretches: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:

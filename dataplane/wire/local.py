@@ -314,7 +314,10 @@ class Channel:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno not in _SHORT_OF:  # else the loop calls again
+            if error.errno in _SHORT_OF:
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(_AGAIN_S, self._read_again)
+            else:
                 self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
             return
         if not data:
@@ -322,6 +325,10 @@ class Channel:
             return
         self._messages = self._framer.feed(data)
         self._deliver()
+
+    def _read_again(self) -> None:
+        if self._open and not self._paused:
+            self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
         """Deliver what has come, but stop while the other side does not take the answers."""

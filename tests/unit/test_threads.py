@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from dataplane.threads import together
+from dataplane.threads import Pool, together
 
 
 @pytest.fixture
@@ -60,3 +63,70 @@ def test_what_is_raised_comes_when_all_have_stopped(who: str) -> None:
         after = len(done)
         pool.submit(int).result(10)
         assert len(done) == after
+
+
+# A pool
+
+
+@pytest.fixture
+def threads() -> Iterator[Pool]:
+    made = Pool(2, "test")
+    yield made
+    made.shutdown()
+
+
+def test_a_pool_starts_threads_as_it_needs_them_and_no_more(threads: Pool) -> None:
+    before = threading.active_count()
+    for i in range(20):
+        assert threads.submit(abs, -i).result(10) == i
+    assert threading.active_count() - before <= 2
+    meeting = threading.Barrier(2, timeout=10)  # which needs two at once
+    wait([threads.submit(meeting.wait) for _ in range(2)], 10)
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        with lock:
+            inside -= 1
+
+    wait([threads.submit(work) for _ in range(200)], 10)
+    assert most <= 2
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 1, 0).result(10)
+
+
+def test_work_that_gets_no_thread_is_refused_and_never_done(threads: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard library's pool keeps it, and does it whenever a thread comes."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[str] = []
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", start)
+        with pytest.raises(OSError, match="no thread can be started"):
+            threads.submit(done.append, "refused")
+        assert asyncio.run(threads.aside(done.append, "by the caller")) is None
+    threads.submit(done.append, "later").result(10)
+    threads.shutdown()
+    assert done == ["by the caller", "later"]
+
+
+async def test_a_pool_that_is_closed_has_done_what_it_took(threads: Pool) -> None:
+    done: list[int] = []
+    for i in range(50):
+        threads.submit(done.append, i)
+    await threads.aclose()
+    assert sorted(done) == list(range(50))
+    with pytest.raises(OSError, match="have ended"):
+        threads.submit(int)
+    await threads.aclose()
+
+
+def test_a_thread_that_hangs_does_not_keep_a_process_from_ending() -> None:
+    code = "import time; from dataplane.threads import Pool; Pool(1, 'x').submit(time.sleep, 600); print('over')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "over\n"

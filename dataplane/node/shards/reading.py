@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -22,7 +21,7 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
 from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.running import Running
-from dataplane.threads import stopped
+from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
@@ -80,7 +79,7 @@ class Reading:
         self._choice = choice
         self._running = Running(membership)
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
-        self._checking = ThreadPoolExecutor(2, thread_name_prefix="dataplane-check")
+        self._checking = Pool(2, "dataplane-check")
         self._closed = False
         self.fetched_bytes = 0
 
@@ -150,7 +149,10 @@ class Reading:
         if offered.chunk:
             if self._closed:
                 raise TransportError("this node has stopped")
-            checking = self._checking.submit(_check, wanted.memory, stretches, offered.chunk, offered.sums)
+            try:
+                checking = self._checking.submit(_check, wanted.memory, stretches, offered.chunk, offered.sums)
+            except OSError as error:
+                raise TransportError(f"what came can not be checked: {error.strerror}") from None
             try:
                 await asyncio.wrap_future(checking)
             finally:
@@ -209,7 +211,7 @@ class Reading:
     async def aclose(self) -> None:
         """Wait for what has begun."""
         self._closed = True
-        await asyncio.to_thread(self._checking.shutdown)
+        await self._checking.aclose()
 
 
 def _check(memory: memoryview, stretches: Stretches, chunk: int, sums: bytes) -> None:
