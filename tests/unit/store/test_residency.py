@@ -276,7 +276,7 @@ async def test_a_shard_freed_while_it_is_read_is_served_and_then_gone(tmp_path: 
         (pinned,) = await reading
         assert read(store, pinned) == content(numbers.index(gone))
         store.unpin("reader", [gone])
-        assert gone not in on_disk(store)
+        await until(lambda: gone not in on_disk(store))
         store.free(numbers)
         await until(lambda: store.budget.used == store.disk.used == 0)
 

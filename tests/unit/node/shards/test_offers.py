@@ -120,7 +120,7 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     assert made.sums == xxhash.xxh3_64_digest(content(spilled))[::-1]
     assert store.statistics().budget.used == before
     store.free([shards[spilled]])
-    assert not on_disk(tmp_path, shards[spilled])
+    await until(lambda: not on_disk(tmp_path, shards[spilled]))
     assert await read(tcp, made.ticket) == content(spilled)
     offered.withdraw(pm.Withdraw(1, THEM, made.ticket))
     await until(lambda: not len(offered))
