@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.config import NodeConfig
-from dataplane.node.node import Node
+from dataplane.node.node import Node, run
 from tests.processes import StandingNode, Worker, eventually
 
 
@@ -108,3 +110,68 @@ def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
             with pytest.raises(dp.PeerUnavailable):
                 plane.stats()
             plane.close()
+
+
+async def test_what_it_does_in_the_background_goes_on_after_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(config(tmp_path), tmp_path / "node.sock")
+    stop, real, faults = asyncio.Event(), node._store.run, [OSError(errno.EIO, "broken"), MemoryError()]
+
+    async def run() -> None:
+        if faults:
+            raise faults.pop()
+        stop.set()  # it is run again, and again
+        await real()
+
+    monkeypatch.setattr(node._store, "run", run)
+    async with asyncio.timeout(10):
+        await node.serve(stop)
+    assert caplog.text.count("the node goes on") == 2
+
+
+async def test_it_hears_who_connects_as_soon_as_the_system_lets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node, loop, stop = Node(config(tmp_path), tmp_path / "node.sock"), asyncio.get_running_loop(), asyncio.Event()
+    real, left = loop.add_reader, [2]
+
+    def add_reader(fd: int, callback: Callable[..., None], *args: Any) -> None:
+        if callback == node._accept and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "no more can be watched")
+        real(fd, callback, *args)
+
+    monkeypatch.setattr(loop, "add_reader", add_reader)
+    serving = asyncio.create_task(node.serve(stop))
+    async with asyncio.timeout(10), dp.aio.connect(node.address) as plane:
+        assert (await plane.stats()).clients == 1
+    stop.set()
+    await serving
+    assert caplog.text.count("nobody can be accepted now") == 2
+
+
+@pytest.mark.parametrize("fails", ["listen", "store"])
+def test_a_node_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    if fails == "listen":
+        monkeypatch.setattr(socket.socket, "bind", _refuse)
+    else:
+        monkeypatch.setattr("dataplane.store.store.Disk", _refuse)
+    with pytest.raises(OSError, match="refused"):
+        Node(config(tmp_path))
+    assert not [path for path in tmp_path.rglob("*") if path.name not in ("run", "spill")]
+
+
+def test_a_node_that_never_serves_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("dataplane.node.node.polling_loop", _refuse)
+    node = Node(config(tmp_path))
+    with pytest.raises(OSError, match="refused"):
+        run(node)
+    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOMEM, "refused")
