@@ -291,10 +291,13 @@ def _listen(path: Path) -> socket.socket:
         if not path.is_socket():
             raise
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # who listens may accept nobody
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
+        except BlockingIOError:
+            raise FileExistsError(f"something listens at {path} already, and accepts nobody") from None
         else:
             raise FileExistsError(f"a node listens at {path} already")
     return listen(path)

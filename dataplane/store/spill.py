@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -334,13 +334,20 @@ class Disk:
             return None
         try:
             with self._watching():
-                return await asyncio.wrap_future(opening)
+                opened = await asyncio.wrap_future(opening)
         except OSError:
             return None
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             await stopped([opening], LATE_S)
             raise
+        return None if opened is None else replace(opened, by=self._aside)
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        try:
+            self._remover.submit(work)
+        except OSError:  # the node stops, or nothing answers
+            work()
 
     def remove(self, file: SpillFile) -> None:
         """Delete the file, soon. Its bytes count until it is gone."""

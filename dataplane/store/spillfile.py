@@ -183,19 +183,29 @@ def _pread(fd: int, file: SpillFile, buffer: memoryview, offset: int) -> None:
         done += count
 
 
+def _now(work: Callable[[], None]) -> None:
+    work()
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A file that is open for reading, to be closed by who has it: the extent's bytes are its first. `sums` has the
-    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. What is deleted meanwhile can still be read."""
+    xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. What is deleted meanwhile can still be read. `by` does
+    what the disk may hold up."""
 
     fd: int
     sums: bytes
+    by: Callable[[Callable[[], None]], None] = _now
 
     def close(self) -> None:
         """And let its pages go from the page cache: nobody here has asked for them."""
+        self.by(self._close)
+
+    def _close(self) -> None:
         with suppress(OSError):
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(self.fd)
+        with suppress(OSError):
+            os.close(self.fd)
 
 
 def open_raw(directory: int, file: SpillFile, extent: int) -> Opened | None:

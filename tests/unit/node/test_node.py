@@ -60,6 +60,18 @@ async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
             assert plane.stats().pid == living.pid
 
 
+async def test_not_in_place_of_one_that_accepts_nobody(tmp_path: Path) -> None:
+    """Whoever connects to it would wait for ever."""
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
+        stopped.bind(str(path))
+        stopped.listen(0)
+        waiting.connect(str(path))
+        with pytest.raises(FileExistsError, match="accepts nobody"):
+            Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
+    assert path.is_socket()
+
+
 async def test_not_in_place_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "node.sock"
     path.write_text("precious")
