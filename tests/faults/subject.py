@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +27,7 @@ class Subject:
         """`armed`: fail the first such call from the beginning: call, errno, target."""
         directory.mkdir(parents=True, exist_ok=True)
         self.spill = directory / "spill"
-        self.runtime = directory / "run"
-        self.runtime.mkdir(exist_ok=True)
+        self.runtime = Path(tempfile.mkdtemp(prefix="faults-"))  # short: a socket's path has 107 bytes at most
         self.log = directory / "log"
         self.rule = Rule(directory / "rule")
         if armed is not None:
@@ -109,3 +110,4 @@ class Subject:
         assert self._process.stdout is not None
         self._process.stdout.close()
         self.rule.close()
+        shutil.rmtree(self.runtime, ignore_errors=True)
