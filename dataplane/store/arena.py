@@ -22,6 +22,7 @@ import itertools
 import logging
 import mmap
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dataplane.config import PAGE
@@ -206,7 +207,7 @@ class Arena:
         if missing:
             needed = self.resident + missing - self.capacity
             if needed > 0 and self._punch_free(needed) < needed:
-                raise OSError(errno.ENOMEM, "free pages can not be given back: a segment was sealed against that")
+                raise OSError(errno.ENOMEM, "the system does not take free pages back")
             segment.warm.add(start, end)
             self.resident += missing
 
@@ -267,7 +268,8 @@ class Arena:
 
     def forget(self, extent: Extent, start: int, size: int) -> None:
         """Unmap a part of the extent from this process (not from the file), so that its pages count once."""
-        self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
+        with suppress(OSError):  # then they count twice until the node's mapping goes
+            self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
 
     def _punch_free(self, nbytes: int) -> int:
         """Give at least `nbytes` of pages that no extent uses back to the host, high addresses first; how many were

@@ -15,7 +15,6 @@ that is stopped for longer than the lease-break-time, and a writer that changes 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -89,13 +88,11 @@ class Segment:
             self._lease = None
 
     def punch(self, start: int, end: int) -> bool:
-        """Give the pages of a range back to the host; it reads as zeros. Whether the system did that: not where the
-        segment was hardened, or its writer added seals."""
+        """Give the pages of a range back to the host; it reads as zeros then. Whether the system did that: not where
+        the segment was hardened, or its writer added seals."""
         try:
             self.memory.madvise(mmap.MADV_REMOVE, start, end - start)
-        except OSError as error:
-            if error.errno != errno.EPERM:
-                raise
+        except OSError:
             return False
         return True
 

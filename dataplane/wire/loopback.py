@@ -6,7 +6,7 @@ its own user's, and only then passes bytes between the connection and ZeroMQ, wh
 that no other process reaches. The same holds for connections that this node makes: another user may listen at the port
 of a node that has died.
 
-Rejected (decision 0033): a key for each user in a file, which nodes with other directories do not find; to ask ZeroMQ
+Rejected (decision 0032): a key for each user in a file, which nodes with other directories do not find; to ask ZeroMQ
 for the descriptor of a message's connection, which may be another's by then.
 
 What always holds: not a byte goes to or comes from ZeroMQ before the other end is known to be this user's, and the

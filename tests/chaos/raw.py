@@ -84,15 +84,19 @@ class Raw:
         assert isinstance(reply, m.Reserved), reply
         return [shard for shard, *_ in reply.extents]
 
+    def close(self) -> None:
+        """End the connection, and close what the node passed."""
+        self.socket.close()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
     def __enter__(self) -> Raw:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.socket.close()
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        self.close()
 
 
 def one_column(nbytes: int, rows: int | None = None, offset: int = 0, width: int = 1, name: str = "x") -> bytes:

@@ -80,11 +80,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture
-def tokens(node: Node) -> Iterator[list[bytes]]:
+def tokens(node: Node, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
     """Of a stream with rows and a reference; a client goes on working meanwhile."""
+    name = request.node.name  # a stream of its own: one of the requests may close it
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
-        plane.stream("kept", tasks=["a task"]).append({"x": np.arange(4)})
-        opened = raw.ask(m.Open(raw.next(), "kept", None))
+        plane.stream(name, tasks=["a task"]).append({"x": np.arange(4)})
+        opened = raw.ask(m.Open(raw.next(), name, None))
         yield [opened.stream, plane.put({"x": np.arange(8)}).encode(), bytes.fromhex(plane.stats().node)]
         assert plane.get(plane.put({"x": np.arange(8)}))["x"].to_list() == list(range(8))
 
@@ -109,11 +110,11 @@ def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) 
                 pytest.fail(f"{kind.__name__} was not answered")
             if 0 in answers:
                 assert raw.is_cut_off()
-                raw.socket.close()
+                raw.close()
                 raw, cut = Raw(node.address), cut + 1
         assert isinstance(raw.ask(m.Stats(1)), m.Figures)
     finally:
-        raw.socket.close()
+        raw.close()
     assert cut < 0.7 * number, "much of it is dealt with"
     in_order(node)
 

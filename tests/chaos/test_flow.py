@@ -124,7 +124,7 @@ def test_half_messages_are_bounded_together_and_leave_nothing_behind(node: Stand
         assert own_memory(node.pid) - before < 128 * MIB
     finally:
         for raw in raws:
-            raw.socket.close()
+            raw.close()
     eventually(lambda: own_memory(node.pid) - before < 16 * MIB, "what they took is given back")
 
 

@@ -336,7 +336,7 @@ def test_half_frames_from_many(node: StandingNode) -> None:
             assert plane.stats().clients >= 150
     finally:
         for raw in raws:
-            raw.socket.close()
+            raw.close()
 
 
 def test_byte_by_byte(node: StandingNode) -> None:

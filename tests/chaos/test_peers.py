@@ -79,7 +79,9 @@ class Voice:
             self._socket.curve_publickey, self._socket.curve_secretkey = own.public, own.secret
         self._socket.connect(address)
 
-    def say(self, what: bytes) -> None:
+    def say(self, what: bytes, *, wait_s: float = 0.0) -> None:
+        """Send it, unless there is nobody or too much lies in the queue already; for that it waits so long."""
+        self._socket.poll(int(wait_s * 1000), zmq.POLLOUT)
         with suppress(zmq.Again):
             self._socket.send(what, zmq.NOBLOCK)
 

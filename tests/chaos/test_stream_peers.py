@@ -188,7 +188,7 @@ def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[An
         liar = voice(hosts[0].listens, None)
         for message in mean(Facts(liar.ask, planes[1].stats().node, other)):
             liar.say(encode(message))
-            liar.say(encode(pm.Locate(77, b"nothing")))
+            liar.say(encode(pm.Locate(77, b"nothing")), wait_s=10)
             said = []
             while (answer := liar.hear()) is not None and answer.id != 77:
                 said.append(answer)
@@ -262,7 +262,7 @@ def test_messages_of_streams_that_were_changed_on_their_way(nodes: tuple[list[Ho
         right = [encode(message) for message in mean(Facts(liar.ask, planes[1].stats().node, other))]
         for _ in range(1500):
             liar.say(changed(chance, chance.choice(right)))
-        liar.say(encode(pm.Locate(77, b"nothing")))
+        liar.say(encode(pm.Locate(77, b"nothing")), wait_s=10)
         while (answer := liar.hear()).id != 77:
             pass
         assert isinstance(answer, pm.Located), "it answers still"

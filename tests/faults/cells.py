@@ -79,6 +79,7 @@ _SEGMENTS = {
     ("memfd_create", ""): (ENOMEM, EMFILE, ENFILE),
     ("ftruncate", MEMORY): (EINTR, ENOMEM, EPERM),
     ("fchmod", MEMORY): (EIO, EROFS),
+    ("fcntl", MEMORY): (ENOMEM, EPERM, EAGAIN, EINVAL),
 }
 _UNANSWERED = ("accept", "send", "recv")
 

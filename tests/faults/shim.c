@@ -162,6 +162,19 @@ WRAP(recv, "recv", ssize_t, (int fd, void *b, size_t n, int f), (fd, b, n, f), f
 WRAP(getsockopt, "getsockopt", int, (int fd, int l, int o, void *v, socklen_t *n), (fd, l, o, v, n), fd, NULL, -1)
 WRAP(setsockopt, "setsockopt", int, (int fd, int l, int o, const void *v, socklen_t n), (fd, l, o, v, n), fd, NULL, -1)
 
+#define FCNTL(name) \
+    int name(int fd, int command, ...) { \
+        REAL(int, name, int, int, ...) \
+        va_list more; \
+        va_start(more, command); \
+        void *argument = va_arg(more, void *); \
+        va_end(more); \
+        CHECK("fcntl", fd, NULL, -1) \
+        return real(fd, command, argument); \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
 /* The kernel refuses only to add a descriptor. */
 int epoll_ctl(int epoll, int op, int fd, struct epoll_event *event) {
     REAL(int, epoll_ctl, int, int, int, struct epoll_event *)

@@ -13,14 +13,13 @@ from tests.faults.subject import Subject
 from tests.faults.trial import Outcome
 
 SEED = 14
-ARENA = {"madvise"}  # what fails there is not told yet: the accounts of the arena and the budget come apart
 GROUPS = {
     "open": {"open"},
     "write": {"write", "close"},
     "read": {"read", "fstat"},
     "delete": {"unlink"},
     "serve": {"accept", "getsockopt", "epoll_ctl", "send", "sendmsg", "recv"},
-    "memory": {"mmap", "memfd_create", "ftruncate", "fchmod", "pthread_create"},
+    "memory": {"mmap", "memfd_create", "ftruncate", "fchmod", "fcntl", "madvise", "pthread_create"},
 }
 
 
@@ -32,7 +31,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_call_is_in_a_group() -> None:
-    assert {cell.call for cell in sample(SEED)} == set().union(ARENA, *GROUPS.values())
+    assert {cell.call for cell in sample(SEED)} == set().union(*GROUPS.values())
 
 
 @pytest.mark.parametrize("group", GROUPS)
