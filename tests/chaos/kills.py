@@ -203,8 +203,7 @@ def judge(events: list[Event], found: Found) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a node holds. `segments`: the memory files that it keeps for the next who puts, at most one a process at a
-    time; `descriptors`: all others."""
+    """What a node holds. `segments`: its memory files; `descriptors`: all others."""
 
     descriptors: int
     segments: int
@@ -217,9 +216,9 @@ class Left:
         process, stats = psutil.Process(node.pid), plane.stats()
         names = ("shards", "memory_used", "disk_used", "pinned_bytes", "reserved_bytes", "waiting", "clients")
         files = sum(len(names) for _, _, names in os.walk(spill))
-        memory = _memory_files(node)
+        memory, segments = _memory_files(node)
         figures = {name: getattr(stats, name) for name in names}
-        return cls(process.num_fds() - memory, memory // 2, process.num_threads(), files, figures)
+        return cls(process.num_fds() - memory, segments, process.num_threads(), files, figures)
 
 
 class Run:
@@ -300,7 +299,7 @@ class Run:
         def nothing() -> bool:
             now = Left.of(self._node, self._plane, self._spill)
             same = now.files == before.files and now.figures == before.figures
-            small = now.segments <= _SEGMENTS and now.threads <= _THREADS
+            small = now.segments <= _SEGMENTS and now.threads <= before.threads
             return same and small and now.descriptors == before.descriptors
 
         try:
@@ -313,21 +312,18 @@ class Run:
         self._stream.drop()
 
 
-_THREADS = 8
-"""Of a node: its own, and those that write and read its disk, which are made once, as they are needed."""
-
-_SEGMENTS = 2 * len(ROLES) + 2
-"""A process that is killed has its segment until the node has noticed, and the next may come before that."""
+_SEGMENTS = 6
+"""The node's own, for small shards and for those read back, which are few. Those of processes go with them."""
 
 
-def _memory_files(node: StandingNode) -> int:
-    """The descriptors of a node's segments: two each."""
-    links = Path(f"/proc/{node.pid}/fd").iterdir()
-    count = 0
-    for link in links:
+def _memory_files(node: StandingNode) -> tuple[int, int]:
+    """The descriptors of a node's segments, and how many segments those are."""
+    files: list[int] = []
+    for link in Path(f"/proc/{node.pid}/fd").iterdir():
         with suppress(OSError):
-            count += "memfd:dataplane" in os.readlink(link)
-    return count
+            if "memfd:dataplane" in os.readlink(link):
+                files.append(os.stat(link).st_ino)
+    return len(files), len(set(files))
 
 
 def run(seed: int, kills: int, directory: Path, seconds: float = 3600.0) -> Found:

@@ -1,0 +1,100 @@
+"""Malformed frames of clients of one node: random bytes, frames that were changed, and values that nobody sends."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from dataplane.wire.framing import frame
+from tests.attack.neighbour import Neighbour, Node
+from tests.chaos.frames import Frames
+from tests.chaos.raw import Raw, framed
+
+_TOGETHER = 64  # frames that are sent before answers are read
+_FLAT = 48 << 20  # bytes by which a node's memory may differ between two moments
+_WARM = 20_000  # frames after which it should have all that it keeps for its clients
+
+
+def _changed(chance: random.Random, body: bytes) -> bytes:
+    """The frame of a body, cut, lengthened, or with some bytes changed."""
+    changed = bytearray(framed(body))
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        changed[chance.randrange(len(changed))] = chance.randrange(256)
+    return bytes(changed[: chance.choice([len(changed)] * 3 + [chance.randrange(len(changed))])])
+
+
+def _answered(raw: Raw, numbers: list[int]) -> bool:
+    """Whether the connection goes on. Fails unless the requests were answered: all, or those before it was cut off."""
+    heard: set[int] = set()
+    try:
+        while not heard >= set(numbers):
+            heard.add(raw.hear().id)
+            assert 0 in heard or len(heard) <= len(numbers)
+    except EOFError:
+        answers = [number in heard for number in numbers]
+        assert answers == sorted(answers, reverse=True), "a request before others that were answered was not"
+        return False
+    return True
+
+
+def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
+    """See `tests.attack`."""
+    chance = random.Random(seed)
+    sent = cut = number = 0
+    warm = 0
+    until = time.monotonic() + seconds
+    with (
+        Node(directory, "--memory", "32MiB", "--spill", "32MiB") as node,
+        dp.connect(node.address) as plane,
+        Neighbour(node.address) as neighbour,
+    ):
+        stream = plane.stream("kept", tasks=["a task"])
+        stream.append({"x": np.arange(4)})
+        with Raw(node.address) as opener:
+            opened = opener.ask(m.Open(opener.next(), "kept", None))
+        ref = plane.put({"x": np.arange(8)})
+        made = Frames(seed, m.Request, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
+        while time.monotonic() < until:
+            with Raw(node.address, greet=chance.random() < 0.95) as raw:
+                if chance.random() < 0.3:
+                    junk = [chance.randbytes(chance.randrange(1, 200)) for _ in range(4)]
+                    junk += [_changed(chance, made.body(chance.choice(made.kinds), 1)) for _ in range(8)]
+                    for body in junk:
+                        with suppress(BrokenPipeError, ConnectionResetError):
+                            raw.socket.sendall(chance.choice([body, framed(body)]))
+                        sent += 1
+                    continue
+                going = True
+                while going and time.monotonic() < until:
+                    numbers, bodies = [], []
+                    for _ in range(_TOGETHER):
+                        number += 1
+                        numbers.append(number)
+                        bodies.append(framed(made.body(chance.choice(made.kinds), number)))
+                    cancels = [frame(m.Cancel(each)) for each in numbers]
+                    with suppress(BrokenPipeError, ConnectionResetError):
+                        raw.socket.sendall(b"".join(bodies + cancels))
+                    sent += _TOGETHER
+                    going = _answered(raw, numbers)
+                cut += not going
+            assert node.alive, node.log()[-2000:]
+            if not warm and sent >= _WARM:
+                warm = node.memory()
+        answers, slowest = neighbour.stop()
+        grown = node.memory() - warm if warm else 0
+        assert grown <= _FLAT, f"its memory grew by {grown >> 20} MiB"
+        assert not node.about_others(), node.about_others()[:5]
+    return {
+        "frames": sent,
+        "connections cut off": cut,
+        "right answers of a neighbour": answers,
+        "s the slowest": round(slowest, 2),
+        "MiB grown": grown >> 20,
+    }
