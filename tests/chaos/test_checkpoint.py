@@ -682,7 +682,7 @@ def test_a_stream_larger_than_memory(
                 seen.append(x)
                 del batch
         assert seen == list(range(30))
-        assert (plane.stats().shards, plane.stats().disk_used) == (0, 0)
+        eventually(lambda: (plane.stats().shards, plane.stats().disk_used) == (0, 0), "all freed, and deleted")
 
 
 def test_a_smaller_node_that_spills(tmp_path: Path, node: StandingNode, file: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_step_longer_than_its_lease_is_told(stream: Stream) -> None:
     fill(stream, 2)
     batches = iter(load(stream, lease=0.05))
     next(batches)
-    eventually(lambda: figures(stream)["redelivered"] == 2)  # to the loader itself, which fetches ahead
+    eventually(lambda: figures(stream)["redelivered"] >= 2)  # to the loader itself, which fetches ahead
     with pytest.raises(dp.LeaseExpired):
         next(batches)
     del batches

@@ -22,7 +22,7 @@ from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
 from tests.unit.wire.test_peer import strays
 
-BEAT_S = 0.05
+BEAT_S = 0.1
 
 
 class Node:
