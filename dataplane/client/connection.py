@@ -61,7 +61,7 @@ class Connection:
         self._heartbeat: asyncio.TimerHandle | None = None
         connected = connect(parse_address(address))
         self._socket = connected
-        self._channel = Channel(connected, _decoder, self._received, self._closed, descriptors=True)
+        self._channel = Channel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
         _connections.add(self)
 
     @classmethod
@@ -75,12 +75,12 @@ class Connection:
         hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label, writes)
         try:
             connection.welcome = await connection.request(hello, m.Welcome, 0.0)
+            connection.pins.source = (address, connection.welcome.token) if connection.welcome.token else None
+            granted = connection.welcome.grants
+            connection._prewarm = [connection.segments[grant.segment].mapping(writable=True) for grant in granted]
         except BaseException:
             connection.close()
             raise
-        connection.pins.source = (address, connection.welcome.token) if connection.welcome.token else None
-        granted = connection.welcome.grants
-        connection._prewarm = [connection.segments[grant.segment].mapping(writable=True) for grant in granted]
         return connection
 
     def check(self) -> None:
@@ -175,7 +175,7 @@ class Connection:
             self.segments.pop(number, None)  # mapped for as long as a view looks into it
         for grant in getattr(reply, "grants", ()):
             (fd,) = self._channel.take_descriptors(1)
-            segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size))
+            segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size, self.pins.access))
             segment.grant(fd, writable=grant.writable)
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
@@ -285,19 +285,22 @@ class Connection:
 
     def forked(self) -> None:
         """In the child: this connection is the parent's. What is written to its drafts here changes nothing there."""
-        self._forked = self._detached = True
         let_go(self._socket)
         for mapping, (segment, offset) in list(self.unsealed.items()):
-            segment.unshare(mapping, offset)
+            with suppress(DataplaneError):  # it stays forbidden
+                segment.unshare(mapping, offset)
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for connection in list(_connections):
-        connection.forked()
+    connections = list(_connections)
     _connections.clear()
+    for connection in connections:
+        connection._forked = connection._detached = True
+    for connection in connections:
+        connection.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

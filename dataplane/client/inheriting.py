@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -24,14 +26,27 @@ _READ = 64 << 10
 _decoder = msgspec.msgpack.Decoder(m.Reply)
 
 
-def inherit(address: str, token: bytes) -> socket.socket | None:
-    """A connection that holds the pins of the client of this token; None where the node does not give one in time."""
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """A connection for a child, and its token, by which the child's own children inherit. Without a connection the node
+    has ended, so that nobody can change what it held."""
+
+    connected: socket.socket | None = None
+    token: bytes = b""
+
+
+def inherit(address: str, token: bytes) -> Heir | None:
+    """What holds the pins of the client of this token; None where the node does not say so in time."""
+    path = parse_address(address)
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
-        connected = connect(parse_address(address))
+        if _ended(path):
+            return Heir()
+        connected = connect(path)
         try:
-            if _inherited(connected, token):
+            own = _inherited(connected, token)
+            if own:
                 connected.setblocking(False)
-                return connected
+                return Heir(connected, own)
             connected.close()
         except BaseException:
             connected.close()
@@ -39,7 +54,22 @@ def inherit(address: str, token: bytes) -> socket.socket | None:
     return None
 
 
-def _inherited(connected: socket.socket, token: bytes) -> bool:
+def _ended(path: Path) -> bool:
+    """Whether nobody listens there any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except BlockingIOError:
+            pass
+        return False
+
+
+def _inherited(connected: socket.socket, token: bytes) -> bytes:
+    """The new client's token; empty where it inherits nothing."""
+    own = b""
     connected.settimeout(_ANSWER_S)
     label = f"child of {os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else 'python')}"
     connected.sendall(frame(m.Hello(1, m.MAJOR, m.MINOR, label, False)) + frame(m.InheritPins(2, token)))
@@ -47,8 +77,10 @@ def _inherited(connected: socket.socket, token: bytes) -> bool:
     while data := connected.recv(_READ):
         for body in framer.feed(data):
             reply = _decoder.decode(body)
-            if isinstance(reply, m.Failure):
-                return False
-            if isinstance(reply, m.Done):
-                return True
-    return False
+            if isinstance(reply, m.Welcome):
+                own = reply.token
+            elif isinstance(reply, m.Failure):
+                return b""
+            elif isinstance(reply, m.Done):
+                return own
+    return b""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import LimitExceeded, Rejected
+from dataplane.errors import Forked, LimitExceeded, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -71,7 +71,6 @@ class Mapping:
         self.shared = self.writable and bool(flags & mmap.MAP_SHARED)
         """Whether what is written here is seen by others."""
         weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
-        _mappings.add(self)
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
         """`size` bytes from `offset`, writable where the mapping is. Keeps the mapping, and `keeps`."""
@@ -112,14 +111,21 @@ def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, 
     )
 
 
-_mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
+class Access:
+    """What one connection of this process maps, and whether it may map more."""
 
+    __slots__ = ("mappings", "readable")
 
-def after_fork_in_child(*, readable: bool) -> None:
-    """In a forked child: nothing of the parent's can be written to any more and, unless `readable`, nothing read."""
-    for mapping in list(_mappings):
-        if mapping.shared or not readable:
-            mapping.forbid()
+    def __init__(self) -> None:
+        self.mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
+        self.readable = True
+
+    def after_fork_in_child(self, *, readable: bool) -> None:
+        """In a forked child: nothing of the parent's is written to any more and, unless `readable`, nothing read."""
+        self.readable = readable
+        for mapping in list(self.mappings):
+            if mapping.shared or not readable:
+                mapping.forbid()
 
 
 class _Descriptor:
@@ -135,9 +141,10 @@ class _Descriptor:
 class Segment:
     """One segment of the node's arena, as much of it as the node let this process have."""
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, size: int, access: Access | None = None) -> None:
         self.number = number
         self.size = size
+        self._access = access or Access()
         self._descriptors: dict[bool, _Descriptor] = {}
         self._mappings: dict[bool, Mapping] = {}
 
@@ -150,18 +157,25 @@ class Segment:
         mapping = self._mappings.get(writable)
         if mapping is None:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            mapping = Mapping(self._descriptors[writable].fd, 0, self.size, protection, mmap.MAP_SHARED)
+            mapping = self._map(self._descriptors[writable], 0, self.size, protection, mmap.MAP_SHARED)
             self._mappings[writable] = mapping
+        return mapping
+
+    def _map(self, descriptor: _Descriptor, offset: int, size: int, protection: int, flags: int) -> Mapping:
+        if not self._access.readable:
+            raise Forked("the node gave this child no pins of its own, so what its parent got can not be read here")
+        mapping = Mapping(descriptor.fd, offset, size, protection, flags)
+        self._access.mappings.add(mapping)
         return mapping
 
     def private(self, offset: int, size: int) -> Mapping:
         """The range, writable, with every page copied when it is first written to."""
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
-        return Mapping(self._readable.fd, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
+        return self._map(self._readable, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 
     def shared(self, offset: int, size: int) -> Mapping:
         """The range, written through, in a mapping of its own."""
-        return Mapping(self._descriptors[True].fd, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
+        return self._map(self._descriptors[True], offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
 
     def unshare(self, mapping: Mapping, offset: int) -> None:
         """Turn a mapping that `shared` made into one that `private` would make."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from dataplane.client import memory
-from dataplane.client.inheriting import inherit
+from dataplane.client.inheriting import Heir, inherit
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 
@@ -30,10 +30,15 @@ _all: weakref.WeakSet[Pins] = weakref.WeakSet()
 
 def let_go(connected: socket.socket) -> None:
     """In a forked child: put nothing in the socket's place, so that the connection ends with the parent."""
-    if connected.fileno() >= 0:
+    if connected.fileno() < 0:
+        return
+    try:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(null, connected.fileno(), inheritable=False)
-        os.close(null)
+    except OSError:  # no descriptor is left
+        os.close(connected.detach())
+        return
+    os.dup2(null, connected.fileno(), inheritable=False)
+    os.close(null)
 
 
 class Pin:
@@ -54,7 +59,10 @@ class Pins:
         """The node's address, and the token of this client there."""
         self._flush = flush
         self._lock = threading.RLock()
-        self._heir: socket.socket | None = None
+        self.access = memory.Access()
+        """What the connection maps."""
+        self._heir: Heir | None = None
+        self._inherited: frozenset[int] = frozenset()  # the pins that the heir holds
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may come between reading one and writing it
         self._dropped: list[int] = []
@@ -98,23 +106,27 @@ class Pins:
     def before_fork(self) -> None:
         """Have pins ready for a child, if there are views that it could read."""
         if self._live and self.source is not None:
+            self._inherited = frozenset(self._live)
             self._heir = inherit(*self.source)
 
     def after_fork_in_parent(self) -> None:
         """The child has them."""
-        if self._heir is not None:
-            self._heir.close()
-            self._heir = None
+        if self._heir is not None and self._heir.connected is not None:
+            self._heir.connected.close()
+        self._heir = None
 
-    def after_fork_in_child(self) -> bool:
-        """The socket is the parent's: let go of it, and go on with the child's own. Whether what is live is held."""
-        if self._socket is not None:
-            let_go(self._socket)
+    def after_fork_in_child(self) -> None:
+        """The socket is the parent's: let go of it, and go on with the child's own. What is not held is not read."""
+        parents, heir = self._socket, self._heir
         self._lock = threading.RLock()  # another thread of the parent's may have had it
-        self._socket, self._unsent, self._heir = self._heir, b"", None
         self._flush = lambda: None
+        self._socket, self._unsent, self._heir = (heir.connected if heir else None), b"", None
+        # Pins that came while the heir was made, in another thread, it does not hold.
+        self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
+        self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
+        if parents is not None:
+            let_go(parents)
         self._send()
-        return self._socket is not None or not self._live
 
     def inherit(self, connected: socket.socket, rest: bytes) -> None:
         """The plane is closed: own its socket until the last pin is dropped. `rest` is still to be sent."""
@@ -145,7 +157,11 @@ class Pins:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
 
+_forking = threading.Lock()
+
+
 def _before_fork() -> None:
+    _forking.acquire()  # each fork has heirs of its own
     for pins in list(_all):
         pins.before_fork()
 
@@ -153,11 +169,14 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     for pins in list(_all):
         pins.after_fork_in_parent()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    held = [pins.after_fork_in_child() for pins in list(_all)]
-    memory.after_fork_in_child(readable=all(held))
+    global _forking
+    _forking = threading.Lock()
+    for pins in list(_all):
+        pins.after_fork_in_child()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

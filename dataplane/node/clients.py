@@ -21,7 +21,7 @@ import msgspec
 
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.handing import Handing
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
@@ -119,22 +119,28 @@ class Client:
             task.cancel()
         if error is None or isinstance(error, PeerUnavailable):
             log.info("client %s has gone: %s", self.label, error)
-            self._leave_streams()
-            self._store.leave(self)
-            self._gone(self)
+            self._streams.leave()
+            self._go()
             return False
         log.warning("client %s was cut off: %s", self.label, line(error))
         self._leaving = True
-        self._leave_streams()
+        self._streams.leave()
         self._store.revoke(self)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
+        try:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
+        except OSError:  # its end would never be heard of
+            self._leaving = False
+            self._go()
+            return False
         return True
 
-    def _leave_streams(self) -> None:
-        self._streams.leave()
+    def _go(self) -> None:
+        """Give back all that the client had: its process has ended, or has let go of it."""
         self._handing.leave()
+        self._store.leave(self)
+        self._gone(self)
 
     def _linger(self) -> None:
         """Wait for the end of a connection that nothing more is taken from."""
@@ -151,8 +157,7 @@ class Client:
         self._leaving = False
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
-        self._store.leave(self)
-        self._gone(self)
+        self._go()
 
     # Requests
 
@@ -242,7 +247,8 @@ class Client:
             case m.Leave():
                 for task in self._waiting.values():
                     task.cancel()
-                self._leave_streams()
+                self._streams.leave()
+                self._handing.leave()
             case m.Alive():
                 pass
             case _:
@@ -327,8 +333,9 @@ class Client:
         for client in self._others:
             if secrets.compare_digest(client.token, request.token):
                 self._store.pins.inherit(client, self)
-                break
-        self._channel.send(m.Done(request.id))
+                self._channel.send(m.Done(request.id))
+                return
+        raise Freed("the client whose pins were to be inherited has gone")
 
     def _put(self, request: m.Put) -> Coroutine[Any, Any, None] | None:
         self._bound("payload in a message", m.MAX_INLINE, len(request.payload))

@@ -530,7 +530,10 @@ class Store:
         """
         if not self._config.prewarm_bytes or self._prewarmed is not None:
             return None, 0
-        segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)
+        try:
+            segment, nbytes = self.arena.prewarm(client, self._config.prewarm_bytes)
+        except OSError:  # whoever puts is told
+            return None, 0
         self._prewarmed = client
         return segment.number, nbytes
 

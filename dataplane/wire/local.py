@@ -4,9 +4,10 @@ asyncio's own streams cannot pass descriptors, so the channel reads and writes i
 says it is ready; that also saves a copy and a hop. uvloop was measured and gave little here (a request and reply of
 200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: what costs is waking the other side).
 
-Answers are paced: while more than `_PAUSE_AT` bytes wait to be taken nothing more is read, and who makes an answer
-later than at once waits for `room` first, in order. So a side that takes slowly is slowed down, however many of its
-requests come to be answered at the same moment; only what was sent without asking for room can reach the hard bound.
+Answers are paced, at the end that makes them: while more than `_PAUSE_AT` bytes wait to be taken nothing more is read,
+and who makes an answer later than at once waits for `room` first, in order. So a side that takes slowly is slowed down,
+however many of its requests come to be answered at the same moment; only what was sent without asking for room can
+reach the hard bound. The other end always reads: were both to wait for each other, neither would go on.
 
 What always holds: `closed` is called once, with why, and nothing is delivered after it; what waits to be sent is
 bounded, and a peer that lets more than that pile up is cut off; a message that can not be decoded, or whose receiver
@@ -41,7 +42,7 @@ _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
 _PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
-_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS)  # of which there may be more in a moment
+_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # of which there may be more in a moment
 _AGAIN_S = 0.01
 _CONNECT_S = 5.0  # for a node that is too busy to accept
 _SCHEME = "unix://"
@@ -148,10 +149,12 @@ class Channel:
         descriptors: bool = False,
         refused: Callable[[bytes, DataplaneError], bool] | None = None,
         halves: Halves | None = None,
+        paced: bool = True,
     ) -> None:
         """`descriptors`: whether to take any; `refused(body, error)`: called with a message that can not be decoded,
         it says what is to be said, and returns whether the channel goes on; `halves`: what all connections together
-        keep of messages of which a part has come."""
+        keep of messages of which a part has come; `paced`: whether to read nothing while much waits to be taken. One
+        end alone may be: else each could wait for the other."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -161,6 +164,7 @@ class Channel:
         self._takes_descriptors = descriptors
         self._refused = refused
         self._halves = halves
+        self._paced = paced
         self.size = 0
         """Bytes of the message that was received last."""
         self._noted = 0  # bytes of half a message that `halves` knows of
@@ -338,7 +342,7 @@ class Channel:
             for body in self._messages if self._open else ():
                 if not self._hand_over(body):
                     return
-                if self.full or self._rooms:
+                if self._paced and (self.full or self._rooms):
                     self._paused = True
                     self._loop.remove_reader(self._socket.fileno())
                     return

@@ -138,3 +138,16 @@ def test_a_large_message_goes_through_while_others_have_half_of_one(node: Standi
         assert isinstance(raw.hear(), m.Done)
     assert len(frame(m.Free(1, list(range(1 << 40, (1 << 40) + 300_000)), [], ""))) > 2 * MIB
     assert psutil.pid_exists(node.pid)
+
+
+async def test_large_requests_and_large_answers_at_once_do_not_wait_for_each_other(node: StandingNode) -> None:
+    """More than 1 MiB waits to be sent at either end: were both not to read meanwhile, neither would ever go on."""
+    async with dp.aio.connect(node.address) as plane:
+        many = dp.concat([await plane.put({"a": np.arange(4)}) for _ in range(1500)])
+        calls = []
+        for number in range(150):
+            calls.append(plane.put({"x": np.zeros(60_000, np.uint8)}, timeout=20))
+            if number % 5 == 0:
+                calls.append(plane.get(many, timeout=20))
+        async with asyncio.timeout(25):
+            await asyncio.gather(*calls)

@@ -179,6 +179,59 @@ def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, c
         assert watcher.stats().memory_used == 0
 
 
+def test_a_grandchild_holds_what_its_parent_inherited(node: StandingNode, child: Any) -> None:
+    """A worker that is forked forks again, after its own parent has dropped its views."""
+    with dp.connect(node.address) as watcher:
+        plane = dp.connect(node.address)
+        ref = plane.put({"x": pattern(1, MIB)})
+        views = [plane.get(ref)["x"].numpy()]
+
+        def fork_again() -> Any:
+            def look() -> bool:
+                for seed in range(2, 6):
+                    with dp.connect(node.address) as own:
+                        own.free(own.put({"x": pattern(seed, 14 * MIB)}, timeout=5))
+                return bool(np.array_equal(views[0], pattern(1, MIB)))
+
+            return in_child(look)
+
+        ask = child(fork_again)
+        views.clear()
+        plane.close()
+        watcher.free(ref)
+        eventually(lambda: watcher.stats().clients == 2, "the parent's connection ended")
+        assert ask() is True
+
+
+def test_a_child_without_pins_maps_nothing_more_and_reads_other_planes(
+    tmp_path: Path, node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the node that gave it no pins it can read nothing, also not by a mapping of its own; of others all."""
+    monkeypatch.setattr("dataplane.client.inheriting._ANSWER_S", 0.2)
+    with (
+        StandingNode(tmp_path / "other", spill=0) as second,
+        dp.connect(node.address) as plane,
+        dp.connect(second.address) as other,
+    ):
+        batch = plane.get(plane.put({"x": pattern(1, MIB)}))
+        view = other.get(other.put({"x": pattern(2, MIB)}))["x"].numpy()
+        node.freeze()
+        try:
+            assert isinstance(in_child(lambda: batch["x"].torch()), dp.Forked)
+            assert in_child(lambda: bool(np.array_equal(view, pattern(2, MIB)))) is True
+        finally:
+            node.thaw()
+
+
+def test_a_child_reads_what_a_node_held_that_has_died(node: StandingNode) -> None:
+    """Nobody can change it any more."""
+    plane = dp.connect(node.address)
+    view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
+    node.kill()
+    assert in_child(lambda: bool(np.array_equal(view, pattern(1, MIB)))) is True
+    plane.close()
+
+
 def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, child: Any) -> None:
     with dp.connect(node.address) as plane:
         draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
