@@ -26,7 +26,8 @@ _ANSWER_MS = 20_000
 def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
     """See `tests.attack`."""
     chance = random.Random(seed)
-    sent = number = warm = 0
+    sent = warm = 0
+    number = 1000  # above what the number of a changed frame becomes most often
     until = time.monotonic() + seconds
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -46,14 +47,16 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
                         junk[chance.randrange(len(junk))] = chance.randrange(256)
                         socket.send(bytes(junk[: chance.randrange(len(junk) + 1)]))
                         sent += 1
-                    missing = set(range(number + 1, number + 1 + _TOGETHER))
+                    asked = {
+                        each: made.body(chance.choice(made.kinds), each) for each in range(number, number + _TOGETHER)
+                    }
                     number += _TOGETHER
-                    for each in missing:
-                        socket.send(made.body(chance.choice(made.kinds), each))
+                    for body in asked.values():
+                        socket.send(body)
                     sent += _TOGETHER
-                    while missing:
-                        assert socket.poll(_ANSWER_MS), f"{len(missing)} requests are not answered"
-                        missing.discard(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply).id)
+                    while asked:
+                        assert socket.poll(_ANSWER_MS), f"not answered: {[body[:200] for body in asked.values()]}"
+                        asked.pop(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply).id, None)
                 socket.close()
                 assert node.alive, node.log()[-2000:]
                 if not warm and sent >= _WARM:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -41,6 +41,7 @@ _ROWS = 1024  # that one message announces
 _AWAY = 1 << 14  # parts that are remembered
 _TRIES = 5
 _BETWEEN_S = 0.5
+_LANDED_S = 10.0
 _UNSURE_S = 10.0  # in which an old home says whether it has rows that had moved
 
 
@@ -150,9 +151,7 @@ class Mirrors:
                 packed.int64("rows", of)
         tokens = {settled[0] for settled in request.settled}
         flying = [f for token in tokens if token in self._held for f in self._held[token].flying]
-        if flying:
-            await asyncio.wait(flying)
-            self._asking.check(request)  # its node may be taken for dead by now
+        await self._landed(flying, request)
         for token, task, rows, state, others in request.settled:
             if task < 0:
                 self._moves.over(token, packed.int64("rows", rows))
@@ -178,9 +177,8 @@ class Mirrors:
         if not (were[1:] > were[:-1]).all() or len(np.unique(came)) != len(came) or (came < 0).any():
             raise ProtocolMismatch("rows that move are not in order, or come to be one")
         old = self._held.get(request.token)
-        if old is not None and old.flying:
-            await asyncio.wait(list(old.flying))
-            self._asking.check(request)
+        if old is not None:
+            await self._landed(old.flying, request)
         if old is not None and not self._asking.knows(request.node):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if self._moves.refused((request.token, request.part, request.since)):
@@ -193,14 +191,22 @@ class Mirrors:
             self._tidy(old)
         return m.Done(request.id)
 
+    async def _landed(self, flying: Iterable[asyncio.Future[None]], request: pm.Fenced) -> None:
+        """Wait until these are done. Raises PeerUnavailable where that takes too long, since a member that lies may
+        keep one from ever being done, and where the asking node is taken for dead meanwhile."""
+        waiting = list(flying)
+        if not waiting:
+            return
+        _, late = await asyncio.wait(waiting, timeout=_LANDED_S)
+        if late:
+            raise PeerUnavailable("what is under way of these rows is not done; ask again")
+        self._asking.check(request)
+
     async def unmoved(self, request: pm.Unmoved) -> pm.Returned:
         """Rows are at their old home again: what was done of them at the new one. Raises ProtocolMismatch."""
         move = (request.token, request.to, request.began)
         self._moves.refuse(move)
-        flying = [future for held in self._of(request.to) for future in held.flying]
-        if flying:
-            await asyncio.wait(flying)
-            self._asking.check(request)
+        await self._landed([future for held in self._of(request.to) for future in held.flying], request)
         # All at once from here: as soon as they are noted no more, who waits for that announces what is left of them.
         part, were, came = self._moves.take_back(move, packed.int64("rows", request.rows))
         there = self._of(request.to)
