@@ -9,6 +9,8 @@ What always holds:
   is tried again and again, and nobody waits for that;
 - a write that fails leaves no file and no bytes counted, or one that is deleted as soon as that is possible; a read
   that raises has served nothing;
+- a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
+  deleted;
 - the event loop makes no call that the disk can hold up: all are made by `Workers`, where one that hangs costs a
   thread, and those after it go on; closing waits for a hanging one for a bounded time.
 
@@ -113,6 +115,7 @@ class Disk:
         self._watch: asyncio.TimerHandle | None = None
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
+        self._doomed_paths: set[Path] = set()
         self._removing = False
         self._closed = False
         self._unread: dict[int, tuple[int, float]] = {}  # by shard: how often it could not be read, and since when
@@ -162,7 +165,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         reserved = len(memory) + record_size(len(memory))
         self.used += reserved
-        path = self._claim.path / f"{shard:016x}.spill"
+        path = self._path(self._claim.path, shard)
         try:
             with self._watching():
                 writing = self._pool.submit(self._write_file, self._claim.descriptor, shard, path, memory, forget)
@@ -182,6 +185,12 @@ class Disk:
         self._written += len(memory)
         return file
 
+    def _path(self, directory: Path, shard: int) -> Path:
+        """Where the shard's next file goes. Its name is the shard's number, with more zeros before it while others of
+        its files wait to be deleted."""
+        names = (directory / f"{shard:0{digits}x}.spill" for digits in itertools.count(16))
+        return next(path for path in names if path not in self._doomed_paths)
+
     def _write_file(self, directory: int, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
         codec = self._codec_for(memory)
         fd = create(directory, path)
@@ -197,13 +206,14 @@ class Disk:
                 pwrite(fd, memoryview(aligned(written)), len(memory))
             finally:
                 os.close(fd)  # a file system over a network says here what it could not write
-        except OSError as error:
+            size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
+            return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
+        except (OSError, MemoryError) as error:
+            why = error if isinstance(error, OSError) else OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             left = SpillFile(shard, path, len(memory) + record_size(len(memory)), 0, b"", identity)
             if _unlink(directory, [left])[0]:
-                raise
-            raise _Left(left, error) from None
-        size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
-        return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
+                raise why from None
+            raise _Left(left, why) from None
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
         """Run `work(start, size)` for each chunk; all that started has ended when this returns or raises."""
@@ -357,6 +367,7 @@ class Disk:
 
     def _doom(self, file: SpillFile) -> None:
         self._doomed.append(file)
+        self._doomed_paths.add(file.path)
         self._doomed_bytes += file.size
         if not self._removing and "deleting" not in self._errors:
             self._remove_now()
@@ -386,6 +397,7 @@ class Disk:
         """The first `gone` of the files that are to be deleted have been; the next has not, because of `error`."""
         for _ in range(gone):
             file = self._doomed.popleft()
+            self._doomed_paths.discard(file.path)
             self._doomed_bytes -= file.size
             self.used -= file.size
         self._removing = False

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import lz4.block
 import numpy as np
 import pytest
 import xxhash
@@ -46,6 +49,15 @@ def aligned(values: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> memoryview:
 
 def blank(nbytes: int) -> memoryview:
     return aligned(np.zeros(nbytes, np.uint8))
+
+
+def fails(error: BaseException) -> Callable[..., NoReturn]:
+    """A function that does nothing but raise."""
+
+    def fail(*_args: object, **_options: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def on_disk(directory: Path) -> list[Path]:
@@ -332,6 +344,7 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
     older = await disk.write(1, random_bytes(extent, 1), nothing)
     shutil.copyfile(older.path, tmp_path / "stale")
     disk.remove(older)
+    await deleted(disk)
     newer = await disk.write(1, random_bytes(extent, 2), nothing)
     assert newer.path == older.path
     shutil.copyfile(tmp_path / "stale", newer.path)
@@ -442,6 +455,71 @@ async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, 
         assert disk.error == ""
     finally:
         disk.close()
+
+
+@pytest.mark.parametrize("size", [PAGE, 2 * CHUNK + PAGE])
+async def test_memory_that_runs_out_in_the_middle_of_a_file_leaves_nothing(
+    packing: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """And the shard can be written once there is memory."""
+    data, back = compressible(size), blank(size)
+    compress = lz4.block.compress
+
+    def short(chunk: memoryview, **options: object) -> bytes:
+        if on_disk(tmp_path):  # it has begun
+            raise MemoryError
+        return compress(chunk, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lz4.block, "compress", short)
+        patch.setattr(spill, "_SAMPLE", PAGE)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+            await packing.write(1, data, nothing)
+        assert (packing.used, on_disk(tmp_path)) == (0, [])
+    file = await packing.write(1, data, nothing)
+    await packing.read(file, back, nothing)
+    assert back == data
+
+
+async def test_what_memory_left_and_can_not_be_deleted_counts(
+    packing: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it can be deleted."""
+    data = random_bytes(PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(spill, "pwrite", fails(MemoryError()))
+        patch.setattr(os, "unlink", fails(OSError(errno.EPERM, "no")))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+            await packing.write(1, data, nothing)
+        assert len(on_disk(tmp_path)) == 1
+        assert packing.used >= PAGE
+    await deleted(packing)
+    assert on_disk(tmp_path) == []
+
+
+async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its files counts until it is gone, and only those that were removed go."""
+    size = 2 * PAGE
+    last = random_bytes(size, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fails(OSError(errno.EPERM, "no")))
+        for seed in (1, 2):
+            disk.remove(await disk.write(7, random_bytes(size, seed), nothing))
+        file = await disk.write(7, last, nothing)
+        assert [int(path.stem, 16) for path in on_disk(tmp_path)] == [7, 7, 7]
+        assert disk.used == 3 * file.size
+    async with asyncio.timeout(15):
+        while disk.used > file.size:
+            await asyncio.sleep(0)
+    assert on_disk(tmp_path) == [file.path]
+    back = blank(size)
+    await disk.read(file, back, nothing)
+    assert back == last
+    disk.remove(file)
+    await deleted(disk)
+    assert (await disk.write(7, last, nothing)).path.stem == f"{7:016x}"
 
 
 async def test_a_directory_that_was_taken_away_is_named(disk: Disk) -> None:
