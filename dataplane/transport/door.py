@@ -63,15 +63,26 @@ class Door:
             listener.bind((self._host, 0))
             listener.listen(self._most)
             listener.setblocking(False)
+            self._hear(listener)
         except BaseException:
             listener.close()
             raise
         self._listener = listener
-        self._hear(listener)
 
     def _hear(self, listener: socket.socket) -> None:
-        if self._listener is listener:  # not closed meanwhile
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def _pause(self, listener: socket.socket) -> None:
+        """Who comes waits, until it is tried again to accept."""
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._hear_again, listener)
+
+    def _hear_again(self, listener: socket.socket) -> None:
+        if self._listener is not listener:  # closed meanwhile
+            return
+        try:
+            self._hear(listener)
+        except OSError:
+            self._pause(listener)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -81,7 +92,7 @@ class Door:
                 return
             except OSError:  # out of descriptors, most likely: who has come waits
                 asyncio.get_running_loop().remove_reader(listener.fileno())
-                asyncio.get_running_loop().call_later(_AGAIN_S, self._hear, listener)
+                self._pause(listener)
                 return
             self._strangers.come(connected, str(address[0]))
 

@@ -139,7 +139,7 @@ class Relay:
                 return
             except OSError:  # out of descriptors, most likely
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(_AGAIN_S, self._accept_again)
+                self._pause()
                 return
             if len(self._tasks) + len(self._ends) // 2 >= _MOST:
                 accepted.close()
@@ -149,9 +149,17 @@ class Relay:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    def _pause(self) -> None:
+        """Who comes waits, until it is tried again to accept."""
+        self._loop.call_later(_AGAIN_S, self._accept_again)
+
     def _accept_again(self) -> None:
-        if self._open:
+        if not self._open:
+            return
+        try:
             self._loop.add_reader(self._listener.fileno(), self._accept)
+        except OSError:
+            self._pause()
 
     async def _join(self, accepted: socket.socket) -> None:
         left = [accepted]  # that no end owns yet

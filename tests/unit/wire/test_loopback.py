@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
+from dataplane.wire import loopback
 from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -100,6 +103,37 @@ async def test_who_goes_at_once_leaves_nothing(relay: tuple[Relay, str], behind:
         if await theirs[0].read(1):
             break
         await closed(theirs)
+    await closed(ours, theirs)
+
+
+async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(
+    relay: tuple[Relay, str], behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can not accept once, and then not watch twice."""
+    loop, left = asyncio.get_running_loop(), {"accept": 1, "watch": 2}
+    add_reader, accept = loop.add_reader, socket.socket.accept
+
+    def take(what: str, error: int) -> None:
+        if left[what]:
+            left[what] -= 1
+            raise OSError(error, os.strerror(error))
+
+    def watching(fd: int, callback: Callable[..., None], *args: Any) -> None:
+        if callback == relay[0]._accept:
+            take("watch", errno.ENOSPC)
+        add_reader(fd, callback, *args)
+
+    def accepting(listener: socket.socket) -> tuple[socket.socket, Any]:
+        take("accept", errno.EMFILE)
+        return accept(listener)
+
+    monkeypatch.setattr(loopback, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(loop, "add_reader", watching)
+    monkeypatch.setattr(socket.socket, "accept", accepting)
+    async with asyncio.timeout(10):
+        ours = await opened(relay[1])
+        theirs = await behind.came.get()
+    assert left == {"accept": 0, "watch": 0}
     await closed(ours, theirs)
 
 
