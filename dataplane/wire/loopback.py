@@ -265,7 +265,11 @@ def reached_by(name: str, address: str) -> Relay:
             log.warning("user %d listens at %s, and is not spoken to without a key", uid, address)
         return None
 
-    return Relay(listener, open_to)
+    try:
+        return Relay(listener, open_to)
+    except BaseException:
+        listener.close()
+        raise
 
 
 async def _connected(family: int, where: object) -> socket.socket:

@@ -113,12 +113,12 @@ class Peers:
                 self.address = router.get_string(zmq.LAST_ENDPOINT)
             else:
                 self._listen_to_own_user(router)
+            self._router = _Socket(router, self._asked)
         except BaseException as error:
             router.close(linger=0)
             if isinstance(error, zmq.ZMQError):
                 raise OSError(error.errno, f"can not listen at {self._listen}: {error.strerror}") from None
             raise
-        self._router = _Socket(router, self._asked)
 
     def _listen_to_own_user(self, router: zmq.Socket[bytes]) -> None:
         """See `wire.loopback`."""
@@ -369,12 +369,12 @@ class _Link:
                 name = private_name()
                 self._relay = reached_by(name, address)
                 dealer.connect(f"ipc://@{name}")
+            self.socket = _Socket(dealer, self._heard)
         except (zmq.ZMQError, OSError) as error:
             dealer.close(linger=0)
             if self._relay is not None:
                 self._relay.close()
             raise PeerUnavailable(f"no node can be found at {address!r}: {error.strerror}", address=address) from None
-        self.socket = _Socket(dealer, self._heard)
 
     def _heard(self, parts: list[bytes]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import time
@@ -83,6 +84,25 @@ def other_key() -> Key:
 
 def withdraw(peers: Peers, ticket: bytes = b"ticket") -> pm.Withdraw:
     return pm.Withdraw(peers.next_id(), b"node", ticket)
+
+
+def watches_no(monkeypatch: pytest.MonkeyPatch, callback: str) -> None:
+    """The loop can not watch what is to call a function of this name."""
+    loop = asyncio.get_running_loop()
+    add_reader = loop.add_reader
+
+    def watch(fd: int, call: Callable[..., None], *args: Any) -> None:
+        if call.__name__ == callback:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add_reader(fd, call, *args)
+
+    monkeypatch.setattr(loop, "add_reader", watch)
+
+
+def listeners() -> list[str]:
+    """The sockets without a place in a directory at which this process listens."""
+    with open("/proc/net/unix") as table:
+        return sorted(line.split()[-1] for line in table if f"@dataplane-{os.getpid()}-" in line)
 
 
 async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
@@ -673,3 +693,37 @@ async def test_each_request_is_counted_by_who_asks_and_who_is_asked(start: Start
     with pytest.raises(PeerUnavailable):
         await one.request("tcp://nobody", pm.Describe(9, []), Done, SOON_S)
     assert (one.statistics(), other.statistics()) == (peer.PeersStatistics(3, 0), peer.PeersStatistics(0, 3))
+
+
+WATCHED = [("_accept", False), ("_take", False), ("_take", True)]
+
+
+@pytest.mark.parametrize(("callback", "keyed"), WATCHED)
+async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
+    start: Start, key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
+) -> None:
+    """And is opened once it can be."""
+    one, other = (start(key=key if keyed else None) for _ in range(2))
+    there = listeners()
+    with monkeypatch.context() as patch:
+        watches_no(patch, callback)
+        for _ in range(3):
+            with pytest.raises(PeerUnavailable, match=os.strerror(errno.ENOSPC)):
+                await asks(one, other)
+    assert (listeners(), strays(one)) == (there, [])
+    await asks(one, other)
+
+
+@pytest.mark.parametrize(("callback", "keyed"), WATCHED)
+async def test_a_start_that_can_not_be_watched_leaves_nothing(
+    key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
+) -> None:
+    there = listeners()
+    peers = Peers(ANY, key if keyed else None, done)
+    with monkeypatch.context() as patch:
+        watches_no(patch, callback)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            peers.start()
+    async with asyncio.timeout(10):
+        await peers.aclose()
+    assert listeners() == there
