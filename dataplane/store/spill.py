@@ -373,7 +373,8 @@ class Disk:
             self._remove_now()
 
     def _remove_now(self) -> None:
-        """Have all deleted that is to be; after a failure, one, to see whether it works again."""
+        """Have all deleted that is to be; after a failure, one, to see whether it works again, and another each time:
+        what can not be deleted holds up nothing else."""
         if self._closed or self._claim is None or not self._doomed:
             return
         self._removing = True
@@ -406,6 +407,7 @@ class Disk:
             self._remove_now()
         else:
             self.refused("deleting", error)
+            self._doomed.rotate(-1)
             self._loop.call_later(_RETRY_S, self._remove_now)
         if gone:
             self.removed()

@@ -522,6 +522,33 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     assert (await disk.write(7, last, nothing)).path.stem == f"{7:016x}"
 
 
+@pytest.mark.parametrize("kept", [{0}, {2}, {0, 1, 3}, {4}])
+async def test_files_that_can_not_be_deleted_hold_up_no_others(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: set[int]
+) -> None:
+    """However long that lasts, and whichever they are; they count until they are gone."""
+    files = [await disk.write(shard, random_bytes(PAGE), nothing) for shard in range(5)]
+    unlink = os.unlink
+    names = {files[shard].path.name for shard in kept}
+
+    def refusing(name: str, *, dir_fd: int) -> None:
+        if name in names:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(spill, "_RETRY_S", 0.001)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refusing)
+        for file in files:
+            disk.remove(file)
+        async with asyncio.timeout(10):
+            while disk.used > len(kept) * files[0].size or "deleting failed" not in disk.error:
+                await asyncio.sleep(0)
+        assert {path.name for path in on_disk(tmp_path)} == names
+    await deleted(disk)
+    assert (on_disk(tmp_path), disk.error) == ([], "")
+
+
 async def test_a_directory_that_was_taken_away_is_named(disk: Disk) -> None:
     assert disk.directory is not None
     disk.directory.rmdir()
