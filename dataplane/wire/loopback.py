@@ -85,9 +85,11 @@ async def settled_owner(connected: socket.socket) -> int | None:
 
 
 class _End(asyncio.Protocol):
-    """One of two ends; what comes at one goes out at the other, and both close together."""
+    """One of two ends; what comes at one goes out at the other, and both close together. `gone(self)` is called when it
+    is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, gone: Callable[[_End], None]) -> None:
+        self._gone = gone
         self.transport: asyncio.Transport | None = None
         self.other: _End | None = None
 
@@ -112,6 +114,7 @@ class _End(asyncio.Protocol):
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
         self.transport = self.other = None
+        self._gone(self)
 
 
 Open = Callable[[socket.socket], Awaitable[socket.socket | None]]
@@ -188,9 +191,10 @@ class Relay:
                 one.transport.resume_reading()
 
     async def _end(self, connected: socket.socket) -> _End:
-        end = _End()
+        end = _End(self._ends.discard)
         await self._loop.create_connection(lambda: end, sock=connected)
-        self._ends = {each for each in self._ends if each.transport is not None} | {end}
+        if end.transport is not None:  # not gone meanwhile
+            self._ends.add(end)
         return end
 
     def close(self) -> None:

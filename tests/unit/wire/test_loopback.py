@@ -137,6 +137,30 @@ async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(
     await closed(ours, theirs)
 
 
+async def test_those_who_have_gone_take_no_place_from_who_comes(
+    relay: tuple[Relay, str], behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After as many at once as there may be, too; one more is closed at once."""
+    monkeypatch.setattr(loopback, "_MOST", 3)
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            pairs = []
+            for _ in range(3):
+                pairs.append((await opened(relay[1]), await behind.came.get()))
+                while relay[0]._tasks:  # else it would count for two
+                    await asyncio.sleep(0)
+            refused = await opened(relay[1])
+            assert await refused[0].read() == b""
+            await closed(refused)
+            for i, (ours, theirs) in enumerate(pairs):
+                first, last = (ours, theirs) if i % 2 else (theirs, ours)
+                await closed(first)
+                assert await last[0].read() == b""
+                await closed(last)
+            while relay[0]._ends:  # both of its own ends hear of it in a turn of the loop each
+                await asyncio.sleep(0)
+
+
 async def test_all_end_with_the_relay(relay: tuple[Relay, str], behind: Behind) -> None:
     ours = await opened(relay[1])
     theirs = await behind.came.get()
