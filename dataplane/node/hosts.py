@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,24 @@ class HostsStatistics:
 class Hosts:
     """The other hosts, for one node. `start`, `run` and `aclose` are called by it."""
 
-    def __init__(self, config: ClusterConfig, node: bytes, store: Store, homes: Homes, tables: Tables) -> None:
-        """Raises OSError or ValueError for a key that can not be used."""
+    def __init__(
+        self,
+        config: ClusterConfig,
+        node: bytes,
+        store: Store,
+        homes: Homes,
+        tables: Tables,
+        freed: Callable[[int], object],
+    ) -> None:
+        """`freed` is called with the bytes of a large message of another node. Raises OSError or ValueError for a key
+        that can not be used."""
         self._homes = homes
         self._tables = tables
         self._config = config
         self._node = node
         self._store = store
         key = None if config.key is None else auth.load(Path(config.key))
-        self._peers = Peers(config.listen, key, self._answer)
+        self._peers = Peers(config.listen, key, self._answer, freed=freed)
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0

@@ -82,7 +82,7 @@ class Node:
             if cluster is not None:
                 from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
-                self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables)
+                self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables, self._trimming.freed)
             self._listener = _listen(path)
             undo.pop_all()
 

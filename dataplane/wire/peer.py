@@ -73,12 +73,15 @@ class PeersStatistics:
 class Peers:
     """One node's end of all control channels. `start` it in the loop that it is used from."""
 
-    def __init__(self, listen: str, key: Key | None, answer: Answer) -> None:
+    def __init__(
+        self, listen: str, key: Key | None, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
+    ) -> None:
         """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` gives the reply, at once or to be awaited, or
-        raises a DataplaneError."""
+        raises a DataplaneError. `freed` is called with the bytes of a large message that has come."""
         self._listen = listen
         self._key = key
         self._answer = answer
+        self._freed = freed
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._authenticator: zmq.auth.asyncio.AsyncioAuthenticator | None = None
@@ -191,6 +194,8 @@ class Peers:
 
     def _asked(self, parts: list[bytes]) -> None:
         who, payload = parts if len(parts) == 2 else (parts[0], b"")
+        if len(payload) > _SMALL:
+            self._freed(len(payload))  # soon, or when its answer is there
         try:
             request = _requests.decode(payload)
         except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them

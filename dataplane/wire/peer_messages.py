@@ -5,6 +5,10 @@ A request carries an `id`, and gets one reply with the same; `Failure` is that o
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from dataplane.stream.block import Block
 from dataplane.stream.settings import Settings
 from dataplane.wire.messages import Done, Failure, Message
@@ -18,13 +22,17 @@ MAX_SHARDS = 4096
 MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
 """Bytes of a shard, and of all in one message, that come with their description: a round trip and a connection less."""
 
+Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
+"""Of a node, or of its part of a stream or table: bytes that are drawn by chance. What is longer is no message, so that
+what a node remembers of others is bounded where their number is."""
+
 
 class Fenced(Message, frozen=True):
     """A message from `node`, which has begun with `since`, to one that it knows to have begun with `told`: not heard
     once either has begun anew, or the other was taken for dead. All of that is filled in as it is sent."""
 
     id: int
-    node: bytes = b""
+    node: Identity = b""
     since: int = 0
     told: int = 0
 
@@ -35,7 +43,7 @@ class Greet(Message, frozen=True, tag="greet"):
     id: int
     major: int
     minor: int
-    node: bytes
+    node: Identity
     address: str
     transports: dict[str, str]
 
@@ -67,13 +75,13 @@ class Offer(Message, frozen=True, tag="offer"):
     by `Offered`."""
 
     id: int
-    node: bytes
+    node: Identity
     shard: int
     transport: str
     timeout_s: float
-    owner: bytes = b""
+    owner: Identity = b""
     whole: bool = False
-    avoid: list[bytes] = []
+    avoid: list[Identity] = []
     checks: bool = False
 
 
@@ -82,7 +90,7 @@ class Withdraw(Message, frozen=True, tag="withdraw"):
     `node` now. Answered by `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     ticket: bytes
     came: int = 0
     whole: bool = False
@@ -110,7 +118,7 @@ class NotAsked(Message, frozen=True, tag="not-asked"):
     """Nobody waits any more for the answer to this. Answered by `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     number: int
 
 
@@ -118,7 +126,7 @@ class ClientGone(Message, frozen=True, tag="client-gone"):
     """This client of that node has gone. Answered by `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     client: int
 
 
@@ -145,7 +153,7 @@ class Locate(Message, frozen=True, tag="locate"):
     """Which stream has a part of this token here. Answered by `Located`."""
 
     id: int
-    token: bytes
+    token: Identity
 
 
 class Settled(Fenced, frozen=True, kw_only=True, tag="settled"):
@@ -153,7 +161,7 @@ class Settled(Fenced, frozen=True, kw_only=True, tag="settled"):
     task that is done with them, the rows (int64), and the state; task -1: they are gone; -2: they have moved, and the
     part has let go of them; and which other nodes store columns of which of them. Answered by `Done`."""
 
-    settled: list[tuple[bytes, int, bytes, int, list[tuple[bytes, bytes]]]]
+    settled: list[tuple[Identity, int, bytes, int, list[tuple[Identity, bytes]]]]
 
 
 class Announce(Fenced, frozen=True, kw_only=True, tag="announce"):
@@ -166,22 +174,22 @@ class Announce(Fenced, frozen=True, kw_only=True, tag="announce"):
     name: str
     settings: Settings
     generation: int
-    token: bytes
+    token: Identity
     block: Block
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
-    holders: list[bytes] = []
+    holders: list[Identity] = []
     moved: bool = False
-    others: list[tuple[bytes, bytes]] = []
+    others: list[tuple[Identity, bytes]] = []
 
 
 class Moved(Fenced, frozen=True, kw_only=True, tag="moved"):
     """Rows of the part `token`, to a node that columns of them are stored on: they are rows of `part` now, under these
     numbers. `node` is that of the part, which tells it. Answered by `Done`."""
 
-    token: bytes
+    token: Identity
     were: bytes
-    part: bytes
-    whole: bytes
+    part: Identity
+    whole: Identity
     mark: str
     rows: bytes
 
@@ -190,8 +198,8 @@ class Unmoved(Fenced, frozen=True, kw_only=True, tag="unmoved"):
     """Rows of the part `token` were about to move to the part `to`, whose node had begun with `began` and has died:
     they are at their old home again, which tells it. Answered by `Returned`."""
 
-    token: bytes
-    to: bytes
+    token: Identity
+    to: Identity
     began: int
     rows: bytes
 
@@ -210,7 +218,7 @@ class Hold(Fenced, frozen=True, kw_only=True, tag="hold"):
 
     number: int
     refs: list[bytes]
-    part: tuple[str, Settings, int, bytes, bytes, bytes, str] | None
+    part: tuple[str, Settings, int, Identity, Identity, Identity, str] | None
 
 
 class HeldAs(Message, frozen=True, tag="held-as"):
@@ -218,7 +226,7 @@ class HeldAs(Message, frozen=True, tag="held-as"):
     `wire.messages` has brought. Answered by `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     number: int
     first: int
     request: bytes
@@ -228,7 +236,7 @@ class LetGo(Message, frozen=True, tag="let-go"):
     """What was held under this number is not needed. Answered by `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     number: int
 
 
@@ -236,7 +244,7 @@ class TakeReplicas(Message, frozen=True, tag="take-replicas"):
     """Keep these shards of the node `node` too. Answered by `Done`, when they are there."""
 
     id: int
-    node: bytes
+    node: Identity
     shards: list[int]
     timeout_s: float
 
@@ -246,7 +254,7 @@ class FreeReplicas(Message, frozen=True, tag="free-replicas"):
     `Done`."""
 
     id: int
-    node: bytes
+    node: Identity
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
@@ -254,7 +262,7 @@ class FindReplicas(Message, frozen=True, tag="find-replicas"):
     """Which of these shards of the node `node` are kept here. Answered by `FoundReplicas`."""
 
     id: int
-    node: bytes
+    node: Identity
     shards: list[int]
 
 
@@ -278,9 +286,9 @@ class AnnounceColumns(Fenced, frozen=True, kw_only=True, tag="announce-columns")
     """More columns of such rows, wherever they have come to; `holders` as in `Announce`. Answered by `Announced`."""
 
     name: str
-    token: bytes
+    token: Identity
     columns: list[tuple[bytes, int, bytes, dict[str, bytes]]]
-    holders: list[bytes] = []
+    holders: list[Identity] = []
 
 
 class FindTable(Message, frozen=True, tag="find-table"):
@@ -288,7 +296,7 @@ class FindTable(Message, frozen=True, tag="find-table"):
     with the greater number. Answered by `FoundTable`."""
 
     id: int
-    node: bytes
+    node: Identity
     name: str
 
 
@@ -297,8 +305,8 @@ class KeepRows(Message, frozen=True, tag="keep-rows"):
     `node` asks, and `number` is its number for it. Answered by `Done`."""
 
     id: int
-    home: bytes
-    node: bytes
+    home: Identity
+    node: Identity
     number: int
     ref: bytes
 
@@ -307,8 +315,8 @@ class LetGoRows(Message, frozen=True, tag="let-go-rows"):
     """What was to be kept so has not come into the table. Answered by `Done`."""
 
     id: int
-    home: bytes
-    node: bytes
+    home: Identity
+    node: Identity
     number: int
 
 
@@ -317,8 +325,8 @@ class ThinRows(Message, frozen=True, tag="thin-rows"):
     number, which columns of which rows (int64), and whether that is the last of it. Answered by `Done`."""
 
     id: int
-    home: bytes
-    over: list[tuple[bytes, int, list[str], bytes, bool]]
+    home: Identity
+    over: list[tuple[Identity, int, list[str], bytes, bool]]
 
 
 PeerRequest = (
@@ -361,7 +369,7 @@ class Greeted(Message, frozen=True, tag="greeted"):
     id: int
     major: int
     minor: int
-    node: bytes
+    node: Identity
     address: str
     transports: dict[str, str]
     known: list[str] = []
@@ -393,7 +401,7 @@ class Offered(Message, frozen=True, tag="offered"):
 
     id: int
     ticket: bytes
-    holder: bytes = b""
+    holder: Identity = b""
     chunk: int = 0
     sums: bytes = b""
 
@@ -416,8 +424,8 @@ class Part(Message, frozen=True, tag="part"):
     """The part of a stream that is here: its token, that by which the whole stream is asked for here, and its mark."""
 
     id: int
-    token: bytes
-    whole: bytes
+    token: Identity
+    whole: Identity
     mark: str
     settings: Settings
     generation: int

@@ -13,13 +13,11 @@ import numpy as np
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
-from tests.attack.neighbour import Neighbour, Node
+from tests.attack.neighbour import Neighbour, Node, Unharmed
 from tests.chaos.frames import Frames
 from tests.chaos.raw import Raw, framed
 
 _TOGETHER = 64  # frames that are sent before answers are read
-_FLAT = 48 << 20  # bytes by which a node's memory may differ between two moments
-_WARM = 20_000  # frames after which it should have all that it keeps for its clients
 
 
 def _changed(chance: random.Random, body: bytes) -> bytes:
@@ -48,13 +46,13 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
     """See `tests.attack`."""
     chance = random.Random(seed)
     sent = cut = number = 0
-    warm = 0
     until = time.monotonic() + seconds
     with (
         Node(directory, "--memory", "32MiB", "--spill", "32MiB") as node,
         dp.connect(node.address) as plane,
         Neighbour(node.address) as neighbour,
     ):
+        unharmed = Unharmed(node, neighbour)
         stream = plane.stream("kept", tasks=["a task"])
         stream.append({"x": np.arange(4)})
         with Raw(node.address) as opener:
@@ -84,17 +82,6 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
                     sent += _TOGETHER
                     going = _answered(raw, numbers)
                 cut += not going
-            assert node.alive, node.log()[-2000:]
-            if not warm and sent >= _WARM:
-                warm = node.memory()
-        answers, slowest = neighbour.stop()
-        grown = node.memory() - warm if warm else 0
-        assert grown <= _FLAT, f"its memory grew by {grown >> 20} MiB"
-        assert not node.about_others(), node.about_others()[:5]
-    return {
-        "frames": sent,
-        "connections cut off": cut,
-        "right answers of a neighbour": answers,
-        "s the slowest": round(slowest, 2),
-        "MiB grown": grown >> 20,
-    }
+            unharmed.look(sent)
+        figures = unharmed.end()
+    return {"frames": sent, "connections cut off": cut, **figures}

@@ -16,6 +16,8 @@ import dataplane as dp
 from tests.processes import WAIT_S, Worker, eventually, pattern
 
 _SIZE = 256 << 10
+_WARM = 20_000  # frames after which a node should have all that it keeps for those who send them
+_FLAT = 16 << 20  # bytes by which its memory may differ between two moments after that
 
 
 class Node:
@@ -125,3 +127,30 @@ class Neighbour:
 
     def __exit__(self, *_: object) -> None:
         self._worker.__exit__(None, None, None)
+
+
+class Unharmed:
+    """What must hold of a node, and of what it answers to its neighbour, while others send it frames."""
+
+    def __init__(self, node: Node, neighbour: Neighbour) -> None:
+        self._node = node
+        self._neighbour = neighbour
+        self._warm = 0
+
+    def look(self, sent: int) -> None:
+        """So many frames were sent. Fails where the node has died."""
+        assert self._node.alive, self._node.log()[-2000:]
+        if not self._warm and sent >= _WARM:
+            self._warm = self._node.memory()
+
+    def end(self) -> dict[str, object]:
+        """What is to be said of it. Fails where its memory has grown, or its log has lines that name no sender."""
+        answers, slowest = self._neighbour.stop()
+        grown = self._node.memory() - self._warm if self._warm else 0
+        assert grown <= _FLAT, f"its memory grew by {grown >> 20} MiB"
+        assert not self._node.about_others(), self._node.about_others()[:5]
+        return {
+            "right answers of a neighbour": answers,
+            "s the slowest": round(slowest, 2),
+            "MiB grown": grown >> 20,
+        }

@@ -14,19 +14,17 @@ import zmq
 
 import dataplane as dp
 from dataplane.wire import peer_messages as pm
-from tests.attack.neighbour import Neighbour, Node
+from tests.attack.neighbour import Neighbour, Node, Unharmed
 from tests.chaos.frames import Frames
 
 _TOGETHER = 64  # requests that are sent before answers are read
-_FLAT = 48 << 20  # bytes by which a node's memory may differ between two moments
-_WARM = 20_000  # frames after which it should have all that it keeps for its peers
 _ANSWER_MS = 20_000
 
 
 def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
     """See `tests.attack`."""
     chance = random.Random(seed)
-    sent = warm = 0
+    sent = 0
     number = 1000  # above what the number of a changed frame becomes most often
     until = time.monotonic() + seconds
     context: zmq.Context[Any] = zmq.Context()
@@ -36,6 +34,7 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
             dp.connect(node.address) as plane,
             Neighbour(node.address) as neighbour,
         ):
+            unharmed = Unharmed(node, neighbour)
             plane.stream("kept", tasks=["a task"]).append({"x": np.arange(4)})
             ref = plane.put({"x": np.arange(8)})
             made = Frames(seed, pm.PeerRequest, [ref.encode(), bytes.fromhex(plane.stats().node)])
@@ -58,21 +57,11 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
                         assert socket.poll(_ANSWER_MS), f"not answered: {[body[:200] for body in asked.values()]}"
                         asked.pop(msgspec.msgpack.decode(socket.recv(), type=pm.PeerReply).id, None)
                 socket.close()
-                assert node.alive, node.log()[-2000:]
-                if not warm and sent >= _WARM:
-                    warm = node.memory()
-            answers, slowest = neighbour.stop()
-            grown = node.memory() - warm if warm else 0
-            assert grown <= _FLAT, f"its memory grew by {grown >> 20} MiB"
-            assert not node.about_others(), node.about_others()[:5]
+                unharmed.look(sent)
+            figures = unharmed.end()
     finally:
         context.destroy(linger=0)
-    return {
-        "frames": sent,
-        "right answers of a neighbour": answers,
-        "s the slowest": round(slowest, 2),
-        "MiB grown": grown >> 20,
-    }
+    return {"frames": sent, **figures}
 
 
 def _connected(context: zmq.Context[Any], node: Node) -> zmq.Socket[Any]:

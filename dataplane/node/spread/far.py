@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from dataplane.clock import Deadline
-from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.errors import Backpressure, LimitExceeded, ProtocolMismatch
 from dataplane.node.spread.spreading import Spreading
 from dataplane.node.streams.streaming import StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest
@@ -60,19 +60,21 @@ class FarClient:
 
 
 class Far:
-    """The clients of other nodes. `serve(client)` makes what answers one."""
+    """The clients of other nodes."""
 
-    def __init__(self, serve: Callable[[FarClient], Spreading]) -> None:
+    def __init__(self, serve: Callable[[FarClient], Spreading], knows: Callable[[bytes], bool]) -> None:
+        """`serve(client)` makes what answers one; `knows(node)`: whether it is a member."""
         self._serve = serve
+        self._knows = knows
         self._clients: dict[FarClient, Spreading] = {}
         self._waiting: Counter[bytes] = Counter()
         self._said: defaultdict[bytes, dict[int, Said]] = defaultdict(dict)
 
     def asked(self, request: pm.Ask) -> pm.Answer | pm.Waits | Awaitable[pm.Answer | pm.Waits]:
-        """What the request is answered."""
-        if request.node not in self._said and len(self._said) >= MAX_CLIENTS:
-            what = "nodes that ask"
-            raise LimitExceeded(f"{MAX_CLIENTS} {what}", what=what, asked=MAX_CLIENTS + 1, limit=MAX_CLIENTS)
+        """What the request is answered. Raises Backpressure for who is no member, yet: that it has gone would not be
+        heard, and what its clients were granted never be given back."""
+        if not self._knows(request.node):
+            raise Backpressure(f"node {request.node.hex()} is no member here, yet")
         said = self._said[request.node]
         for number in request.answered:
             if isinstance(said.get(number), _Told):

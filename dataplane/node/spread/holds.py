@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import ProtocolMismatch
+from dataplane.errors import PeerUnavailable, ProtocolMismatch
 from dataplane.node.spread.mirrors import Brought, Mirrors
 from dataplane.node.spread.wholes import Part, Whole, Wholes
 from dataplane.node.streams import packed
@@ -51,18 +51,19 @@ class Holds:
     # for others
 
     def hold(self, request: pm.Hold) -> m.Done:
-        """Keep what is stored here of these references. Raises Freed, Corrupt, ProtocolMismatch."""
+        """Keep what is stored here of these references. Raises Freed, Corrupt, ProtocolMismatch; PeerUnavailable for
+        who is no member, yet: that it has gone would not be heard."""
+        if not self._asking.knows(request.node):
+            raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         refs = [BatchRef.decode(encoded) for encoded in request.refs]
         key = (request.node, request.number)
-        kept = self._kept.setdefault(key, [])
         if request.part is None:
             for ref in refs:
                 self._homes.keep(ref)
-                kept.append(ref)
+                self._kept.setdefault(key, []).append(ref)
             return m.Done(request.id)
         if key in self._told or len(refs) != 1:
             raise ProtocolMismatch("columns of rows are held one reference at a time")
-        del self._kept[key]
         name, settings, generation, node, token, whole_token, mark = request.part
         whole = self._wholes.opened_as(name, settings, generation)
         part = Part(node, token, whole_token, mark)

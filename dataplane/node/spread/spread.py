@@ -51,7 +51,7 @@ class Spread:
         self._sharing = Sharing(lambda: self._reach(Streaming(self, homes)), monotonic)
         self._wholes.watch(self._sharing.dropped)
         self._tables = TableHomes(node, tables, homes, asking, membership)
-        self._far = Far(self._for)
+        self._far = Far(self._for, self._asking.knows)
         self._wholes.watch(self._limits.dropped, self._limits.begin)
         self._wholes.watch(self._adopting.forget)
         self._wholes.watch(self._mirrors.dropped)

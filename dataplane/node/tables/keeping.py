@@ -7,12 +7,11 @@ told in order, what has come up meanwhile together, and again until it has heard
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import DataplaneError, ProtocolMismatch, Retryable
+from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch, Retryable
 from dataplane.node.streams import packed
 from dataplane.node.streams.asking import Asking
 from dataplane.node.streams.homes import Homes
@@ -34,7 +33,7 @@ class Keeping:
         self._node = node
         self._homes = homes
         self._asking = asking
-        self._kept: defaultdict[bytes, dict[tuple[bytes, int], Written]] = defaultdict(dict)
+        self._kept: dict[bytes, dict[tuple[bytes, int], Written]] = {}
         self._queues: dict[bytes, list[Entry]] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
 
@@ -44,21 +43,24 @@ class Keeping:
     # for others' tables
 
     def keep(self, home: bytes, node: bytes, number: int, ref: BatchRef) -> None:
-        """Keep what is stored here of `ref` for a table whose home is `home`. Raises Freed, Corrupt, OwnerDied."""
-        if (node, number) in self._kept[home]:
+        """Keep what is stored here of `ref` for a table whose home is `home`. Raises Freed, Corrupt, OwnerDied;
+        PeerUnavailable where that is no member, yet: that it has gone would not be heard."""
+        if not self._asking.knows(home):
+            raise PeerUnavailable(f"node {home.hex()} is no member here, yet")
+        if (node, number) in self._kept.get(home, ()):
             return  # asked again, as the answer was lost
         self._homes.keep(ref)
-        self._kept[home][node, number] = Written.of(ref)
+        self._kept.setdefault(home, {})[node, number] = Written.of(ref)
 
     def let_go(self, home: bytes, node: bytes, number: int) -> None:
         """It has not come into the table, and is whose it was before."""
-        written = self._kept[home].pop((node, number), None)
+        written = self._forget(home, (node, number))
         if written is not None:
             self._homes.forget(written.ref)
 
     def thin(self, request: pm.ThinRows) -> None:
         """These cells are not needed any more. Raises ProtocolMismatch."""
-        kept = self._kept[request.home]
+        kept = self._kept.get(request.home, {})
         for node, number, columns, rows_packed, done in request.over:
             written = kept.get((node, number))
             if written is None:
@@ -68,7 +70,14 @@ class Keeping:
                 raise ProtocolMismatch("cells that no write has brought")
             self._homes.thinned([Over(written, tuple(columns), rows, done)])
             if done:
-                del kept[node, number]
+                self._forget(request.home, (node, number))
+
+    def _forget(self, home: bytes, write: tuple[bytes, int]) -> Written | None:
+        kept = self._kept.get(home, {})
+        written = kept.pop(write, None)
+        if written is not None and not kept:
+            del self._kept[home]
+        return written
 
     def gone(self, node: bytes) -> None:
         """A node is no member any more: its tables are lost."""

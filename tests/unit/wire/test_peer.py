@@ -48,9 +48,12 @@ async def start() -> AsyncIterator[Start]:
     started: list[Peers] = []
 
     def one(
-        answer: Callable[[Any], Message | Awaitable[Message]] = done, key: Key | None = None, listen: str = ANY
+        answer: Callable[[Any], Message | Awaitable[Message]] = done,
+        key: Key | None = None,
+        listen: str = ANY,
+        freed: Callable[[int], object] = lambda nbytes: None,
     ) -> Peers:
-        peers = Peers(listen, key, answer)
+        peers = Peers(listen, key, answer, freed=freed)
         started.append(peers)
         peers.start()
         return peers
@@ -480,6 +483,15 @@ NUMBERS = {
     "an array that claims to be long": 1,
 }
 """Of those whose number can be read."""
+
+
+async def test_the_memory_of_large_messages_is_to_be_given_back(start: Start) -> None:
+    freed: list[int] = []
+    one, other = start(), start(freed=freed.append)
+    await one.request(other.address, withdraw(one), Done, 10.0)
+    await one.request(other.address, withdraw(one, bytes(1 << 20)), Done, 10.0)
+    [nbytes] = freed
+    assert 1 << 20 < nbytes < 1 << 21
 
 
 @pytest.fixture(params=["without a key", "with the key"])

@@ -64,7 +64,8 @@ class Two:
 
     def __init__(self) -> None:
         self.client = Client()
-        self.far = Far(lambda who: cast(Any, self.client))
+        self.known = {ME}
+        self.far = Far(lambda who: cast(Any, self.client), lambda node: node in self.known)
         self.heard: list[Any] = []
         self.hold: Callable[[Any], Awaitable[Message]] | None = None
         self.peers = Peers("tcp://127.0.0.1:0", None, lambda request: Done(request.id))

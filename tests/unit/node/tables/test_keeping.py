@@ -14,7 +14,7 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import monotonic
 from dataplane.config import NodeConfig
-from dataplane.errors import Freed, ProtocolMismatch
+from dataplane.errors import Freed, PeerUnavailable, ProtocolMismatch
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.keeping import Keeping
 from dataplane.store.store import Store
@@ -29,7 +29,7 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         self.store = Store(NodeConfig(memory="1MiB", spill=0, spill_dir=directory, prewarm=0))
         homes = Homes(ME, self.store, monotonic)
-        self.keeping = Keeping(ME, homes, cast(Any, SimpleNamespace(knows=lambda node: False)))
+        self.keeping = Keeping(ME, homes, cast(Any, SimpleNamespace(knows=lambda node: node == HOME)))
 
     def put(self) -> BatchRef:
         columns = tuple((name, ColumnLayout(INT, ROWS, ROWS, ((64 * at, 32),))) for at, name in enumerate("xy"))
@@ -83,6 +83,19 @@ async def test_a_home_that_is_gone_needs_nothing(kept: Kept) -> None:
     assert (len(kept.store._shards), len(kept.keeping)) == (0, 0)
     with pytest.raises(Freed):
         kept.keeping.keep(HOME, ASKER, 3, first)
+
+
+async def test_nothing_is_kept_of_homes_that_nobody_knows(kept: Kept) -> None:
+    """Forged messages with a name of their own each would fill the memory."""
+    ref = kept.put()
+    for number in range(100):
+        stranger = number.to_bytes(8, "little")
+        with pytest.raises(PeerUnavailable, match="no member"):
+            kept.keeping.keep(stranger, ASKER, 1, ref)
+        kept.keeping.let_go(stranger, ASKER, 1)
+        kept.keeping.thin(pm.ThinRows(0, stranger, [(ASKER, 1, ["x"], b"", False)]))
+        kept.keeping.gone(stranger)
+    assert not kept.keeping._kept
 
 
 @pytest.mark.parametrize(("columns", "rows"), [("z", [0]), ("", [0]), ("x", [4]), ("x", [-1]), ("x", [1 << 62])])
