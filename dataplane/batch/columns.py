@@ -20,6 +20,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
 from dataplane.batch.dedupe import Each, distinct
+from dataplane.batch.dtypes import name_of
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text, most_items, refuse
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned, check_shapes
@@ -217,6 +218,8 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
         raise mismatch(column, "a masked array: fill it first", expected="an array", found="a masked array")
     if array.dtype.kind in "OSU":
         return infer(column, list(array) if array.ndim == 1 else array.tolist())
+    if name_of(array.dtype) is None and array.dtype.kind not in "fc":
+        return infer(column, list(array))  # records and the like, one by one
     return dense(column, array)
 
 

@@ -2,7 +2,9 @@
 
 A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
 rows that happen to be equally long. Lists of numbers, text, bytes and dicts become the columns that their name
-says; what no column of one type can hold exactly becomes objects. Numbers are converted only where nothing is
+says; what no column of one type can hold exactly becomes objects: arrays of text or records, arrays and tensors of
+several dtypes, and whatever else users have (`objects`). Rows of text and bytes are columns of those, of whatever
+type each is: `numpy.str_` comes back as str, bytearray as bytes. Numbers are converted only where nothing is
 lost: ints that sit among floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists
 without any element are taken for token lists, int64, so that they go together with the rows of other batches.
 """
@@ -57,7 +59,7 @@ def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
         return _dicts(column, rows, depth)
     if kinds and tensors.is_tensor(rows[0]):
         if all(tensors.is_tensor(row) for row in rows):
-            return tensors.values_of_rows(column, rows)
+            return tensors.values_of_rows(column, rows) if _are_alike(rows) else _objects(column, rows)
         if all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
             return _mixed_arrays(column, rows)
     elif tensors.is_tensor(next((row for row in rows if not isinstance(row, np.ndarray)), None)):
@@ -117,14 +119,12 @@ def _numbers(values: Sequence[Any], kinds: set[type]) -> npt.NDArray[Any] | None
 
 def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
     first = rows[0]
-    if len({(row.dtype, row.ndim) for row in rows}) > 1:
-        tensors.check_alike(column, [(name_of(row.dtype) or str(row.dtype), row.ndim) for row in rows])
     for i, row in enumerate(rows):
         if isinstance(row, np.ma.MaskedArray):
             raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
-    if first.dtype.kind in "OSU" and first.ndim:
-        return infer(column, [row.tolist() for row in rows])
-    name = dtype_name(column, first.dtype, 0)
+    name = name_of(first.dtype)
+    if name is None or not _are_alike(rows):
+        return _objects(column, [row.view(np.ndarray) for row in rows])
     if is_bits(name):
         rows = [row.view(storage(name)) for row in rows]
     if not first.ndim:
@@ -132,16 +132,21 @@ def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
     return ragged_rows(column, name, rows)
 
 
+def _are_alike(rows: Sequence[Any]) -> bool:
+    """Whether arrays or tensors have one dtype and number of dimensions."""
+    return len({(row.dtype, row.ndim) for row in rows}) == 1
+
+
 def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
-    """Arrays and tensors in one list, if that is all there is."""
+    """Arrays and tensors in one list, if that is all there is, and they are of one dtype."""
     if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
         return _objects(column, rows)
     bits = [
-        tensors.host_bits(column, row) if tensors.is_tensor(row) else (dtype_name(column, row.dtype, i), row)
-        for i, row in enumerate(rows)
+        tensors.host_bits(column, row) if tensors.is_tensor(row) else (name_of(row.dtype) or "", row) for row in rows
     ]
-    tensors.check_alike(column, [(name, array.ndim) for name, array in bits])
     name = bits[0][0]
+    if not name or len({(dtype, array.ndim) for dtype, array in bits}) > 1:
+        return _objects(column, rows)
     arrays = [array.view(storage(name)) for _, array in bits]
     return ragged_rows(column, name, arrays) if arrays[0].ndim else dense(column, np.array(arrays), name)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,15 +29,17 @@ def bits(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return "objects", value.shape, tuple(bits(item) for item in value.reshape(-1))
-        return "array", value.dtype, value.shape, value.tobytes()
+        return "array", value.dtype, value.dtype.type, value.shape, value.tobytes()
     if isinstance(value, np.generic):
-        return "scalar", value.dtype, value.tobytes()
+        return type(value), value.dtype, value.tobytes()
     if type(value) is float:
         return "float", struct.pack("d", value)
     if type(value) is dict:
-        return "dict", frozenset((bits(key), bits(item)) for key, item in value.items())
-    if type(value) in (list, tuple):
+        return "dict", {bits(key): bits(item) for key, item in value.items()}
+    if type(value) in (list, tuple, deque):
         return type(value), tuple(bits(item) for item in value)
+    if dataclasses.is_dataclass(value):
+        return type(value), tuple(bits(getattr(value, field.name)) for field in dataclasses.fields(value))
     return type(value), value
 
 

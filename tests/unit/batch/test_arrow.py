@@ -177,10 +177,10 @@ def test_run_end_encoding_is_undone() -> None:
     ],
     ids=lambda array: str(array.type),
 )
-def test_what_no_column_holds_is_refused(array: Any) -> None:
-    with pytest.raises(SchemaMismatch) as caught:
-        values_of("x", array)
-    assert caught.value.row == 0
+def test_dates_and_decimals_are_objects(array: Any) -> None:
+    found = column(array)
+    assert found.kind == "object"
+    assert same(found.to_list(), array.to_pylist())
 
 
 def test_a_table_of_chunks_and_a_record_batch() -> None:

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import enum
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -96,14 +92,40 @@ def test_floats_keep_their_bits(rows: list[float]) -> None:
         ([{1: 2}], "object", "", ()),
         ([{"a": 1}, None], "object", "", ()),
         ([np.array(["a", "b"], object), np.array([], object)], "object", "", ()),
+        ([np.array([b"a"], "S10"), np.array([b"ab"], "S10")], "object", "", ()),
+        ([np.array("a"), np.array("b")], "object", "", ()),
+        ([np.zeros(2, "i4,f4"), np.zeros(2, "i4,f4")], "object", "", ()),
+        ([np.zeros(2), np.zeros(2, np.float32)], "object", "", ()),
+        ([np.zeros(2), np.zeros((2, 2))], "object", "", ()),
+        ([torch.zeros(2), torch.zeros(2, dtype=torch.int32)], "object", "", ()),
+        ([torch.zeros(2), torch.tensor(1.0)], "object", "", ()),
+        ([torch.zeros(2), np.zeros(2)], "object", "", ()),
+        ([np.array(["a"]), torch.zeros(2)], "object", "", ()),
+        ([1, 2**64], "object", "", ()),
+        ([{1, 2}], "object", "", ()),
     ],
 )
 def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str, shape: tuple[Any, ...]) -> None:
     field = values_of("x", rows).field
     assert (field.kind, field.dtype, field.shape) == (kind, dtype, shape)
     if kind == "object":
-        expected = [row.tolist() if isinstance(row, np.ndarray) and row.dtype == object else row for row in rows]
-        assert same(column(rows).to_list(), expected)
+        assert same(column(rows).to_list(), rows)
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "rows"),
+    [
+        (np.array(["a", "bc"]), "text", ["a", "bc"]),
+        (np.array([b"a", b"bc"]), "bytes", [b"a", b"bc"]),
+        (np.array([["a"], ["b"]]), "object", [["a"], ["b"]]),
+        (np.array([(1, 2.0)], "i4,f4"), "object", [np.array((1, 2.0), "i4,f4")[()]]),
+        (np.array([[(1, b"x")]], "i4,S2"), "object", [np.array([(1, b"x")], "i4,S2")]),
+        (np.zeros(1, "V3"), "object", [np.zeros((), "V3")[()]]),
+    ],
+)
+def test_a_whole_array_is_its_rows(array: Any, kind: str, rows: list[Any]) -> None:
+    assert values_of("x", array).field.kind == kind
+    assert same(column(array).to_list(), rows)
 
 
 def test_a_struct_keeps_absent_keys_apart_from_none() -> None:
@@ -124,34 +146,14 @@ def test_a_struct_too_deep_or_with_too_many_keys_becomes_objects() -> None:
     assert column(wide).to_list() == wide
 
 
-class _Colour(enum.IntEnum):
-    RED = 1
-
-
-@dataclasses.dataclass
-class _Record:
-    a: int
-
-
 @pytest.mark.parametrize(
     ("rows", "row", "found"),
     [
-        ([1, 2**64], 1, "int"),
-        ([None, {1, 2}], 1, "set"),
-        ([datetime.date(2020, 1, 1)], 0, "datetime.date"),
-        ([None, 1, _Record(1)], 2, "Record"),
-        ([_Colour.RED], 0, "Colour"),
-        ([OrderedDict(a=1)], 0, "OrderedDict"),
         (["a", "\ud800"], 1, "surrogate"),
         ([None, "\ud800"], 1, "surrogate"),
         ([None, [object()]], 1, "object"),
         ([None, np.longdouble(1)], 1, "NumPy"),
-        ([np.zeros(2), np.zeros(2, np.float32)], 1, "float32"),
-        ([np.zeros(2), np.zeros(2), np.zeros((2, 2))], 2, "2 dimensions"),
-        ([torch.zeros(2), torch.zeros(2, dtype=torch.int32)], 1, "int32"),
-        ([torch.zeros(2), torch.tensor(1.0)], 1, "0 dimensions"),
-        ([torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.float16)], 1, "float16"),
-        ([torch.zeros(2), np.zeros(2)], 1, "float64"),
+        ([np.zeros(2), np.zeros(2, np.longdouble)], 1, "NumPy"),
         ([np.ma.masked_array([1, 2], [0, 1])], 0, "masked"),
     ],
 )
@@ -166,16 +168,9 @@ def test_a_value_that_cannot_be_held_is_named(rows: list[Any], row: int, found: 
     assert f"row {row}" in str(error)
 
 
-def test_an_image_is_refused_with_what_to_do() -> None:
-    image = type("Image", (), {"__module__": "PIL.Image"})()
-    with pytest.raises(SchemaMismatch, match="encode images to bytes or arrays first") as caught:
-        values_of("x", [None, {"image": image}])
-    assert caught.value.found == "PIL.Image.Image"
-
-
 def test_a_key_that_cannot_be_held_is_named_with_the_row_of_the_column() -> None:
     with pytest.raises(SchemaMismatch, match=r"'x\.a', row 2") as caught:
-        values_of("x", [{"a": None}, {}, {"a": {1}}])
+        values_of("x", [{"a": None}, {}, {"a": print}])
     assert (caught.value.column, caught.value.row) == ("x.a", 2)
 
 

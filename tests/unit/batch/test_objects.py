@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,29 @@ def test_what_comes_back_is_its_owners() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [bytearray(b"x"), np.array(["a"]), np.str_("x"), torch.zeros(2).to_sparse(), range(3)]
+    "value",
+    [
+        memoryview(b"x"),
+        print,
+        (item for item in ()),
+        threading.Lock(),
+        object(),
+        ...,
+        torch.zeros(2).to_sparse(),
+        np.zeros(2, np.longdouble),
+        np.zeros(2, "i4,O"),
+        np.ma.masked_array([1, 2], [0, 1]),
+        np.zeros(2, np.dtypes.StringDType()),
+    ],
 )
 def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         encode_rows("x", [None, [value]])
-    assert caught.value.row == 1
-    assert caught.value.found
+    error = caught.value
+    assert (error.column, error.row) == ("x", 1)
+    assert error.found
+    assert error.found in str(error)
+    assert str(error).rpartition(": ")[2]  # a way out
 
 
 @given(st.binary(max_size=60))

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.batch.kinds import Unfit, taken
+from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.errors import Corrupt, SchemaMismatch
+from tests.unit.batch.exact import same
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+_ZONES = (
+    st.none()
+    | st.sampled_from([dt.UTC, ZoneInfo("Europe/Berlin"), ZoneInfo("UTC"), dt.timezone(dt.timedelta(hours=1), "CET")])
+    | st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)).map(dt.timezone)
+)
+_KEYS = (
+    st.integers()
+    | st.booleans()
+    | _TEXT
+    | st.binary(max_size=4)
+    | st.dates()
+    | st.fractions()
+    | st.uuids()
+    | st.timedeltas()
+)
+_LEAVES = (
+    _KEYS
+    | st.none()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.decimals(allow_nan=False)
+    | st.datetimes(timezones=_ZONES)
+    | st.datetimes().map(lambda at: at.replace(fold=1))
+    | st.times(timezones=st.none() | st.just(dt.UTC))
+    | _ZONES
+    | st.binary(max_size=4).map(bytearray)
+    | _TEXT.map(np.str_)
+    | st.binary(max_size=4).map(np.bytes_)
+    | st.frozensets(_KEYS, max_size=3)
+    | st.sets(_KEYS, max_size=3)
+    | st.builds(range, st.integers(), st.integers(), st.integers(1))
+    | st.builds(slice, st.none() | st.integers(), st.none() | st.integers())
+    | _TEXT.map(PurePosixPath)
+    | _TEXT.map(PureWindowsPath)
+    | st.just(Path("/tmp/a b"))
+)
+
+
+def _maps(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    plain = st.dictionaries(_KEYS, inner, max_size=3)
+    return (
+        plain
+        | plain.map(OrderedDict)
+        | plain.map(Counter)
+        | st.builds(defaultdict, st.sampled_from([None, list, int, dict, Counter]), plain)
+    )
+
+
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.builds(deque, st.lists(inner, max_size=3), st.none() | st.integers(3, 9))
+        | _maps(inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(_VALUES, min_size=1, max_size=4))
+def test_values_of_pythons_types_come_back_exactly(values: list[Any]) -> None:
+    back = [decode_row("x", row) for row in encode_rows("x", values)]
+    assert same(back, values)
+    assert repr(back) == repr(values) or any(map(_unordered, values))
+
+
+def _unordered(value: Any) -> bool:
+    """Whether its repr may differ from that of an equal value."""
+    return "{" in repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1 << 64,
+        -(1 << 200),
+        Decimal("-0"),
+        Decimal("1E+999999999"),
+        Decimal("sNaN123"),
+        Fraction(1, 1 << 70),
+        UUID(int=7),
+        dt.datetime.max,
+        dt.datetime(2020, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+        dt.timedelta.min,
+        deque([1, 2, 3], maxlen=3),
+        defaultdict(defaultdict, {1: defaultdict(int, {2: 3})}),
+        range(0, 1 << 70, 3),
+        {(1, frozenset({2})): {3}},
+        complex(-0.0, float("inf")),
+    ],
+    ids=repr,
+)
+def test_a_value_at_an_edge_comes_back_exactly(value: Any) -> None:
+    [row] = encode_rows("x", [value])
+    back = decode_row("x", row)
+    assert repr(back) == repr(value)
+    assert type(back) is type(value)
+
+
+def test_what_a_deque_or_a_default_dict_does_comes_back_too() -> None:
+    [row] = encode_rows("x", [[deque([1], maxlen=2), defaultdict(list), Counter("ab")]])
+    last, missing, count = decode_row("x", row)
+    last.extend([2, 3])
+    assert list(last) == [2, 3]
+    assert missing["new"] == []
+    assert count["c"] == 0
+
+
+class _Zone(dt.tzinfo):
+    pass
+
+
+def _marked() -> Any:
+    counter = Counter("a")
+    counter.mark = 1  # type: ignore[attr-defined]
+    return counter
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (defaultdict(lambda: 0), "factory"),
+        (_marked(), "attributes"),
+        (dt.datetime(2020, 1, 1, tzinfo=_Zone()), "time zone"),
+        (Path("\udcff"), "surrogate"),
+    ],
+)
+def test_what_can_not_be_held_whole_is_refused(value: Any, match: str) -> None:
+    with pytest.raises(SchemaMismatch, match=match) as caught:
+        encode_rows("x", [None, {"a": [value]}])
+    assert caught.value.row == 1
+
+
+def test_a_value_of_another_type_is_of_no_kind() -> None:
+    assert taken([1]) is None
+    assert taken(type("Own", (set,), {})()) is None
+    with pytest.raises(Unfit):
+        taken(defaultdict(print))
+
+
+_KIND = 6  # the extension
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        ["no such kind"],
+        [1],
+        [["int"]],
+        ["set", []],
+        ["set", {}],
+        ["Fraction", 1, 0],
+        ["Decimal", "x"],
+        ["Decimal", "1E+9999999999999999999"],
+        ["UUID", b"1"],
+        ["date", 1, 2],
+        ["date", 0, 1, 1],
+        ["datetime", 1, 1, 1, 1, 1, 1, 1, 0],
+        ["datetime", 1, 1, 1, 1, 1, 1, 1, 0, "UTC"],
+        ["datetime", 1, 1, 1, 1, 1, 1, 1, 7, None],
+        ["time", 25, 0, 0, 0, 0, None],
+        ["ZoneInfo", "../../etc/passwd"],
+        ["ZoneInfo", "/etc/passwd"],
+        ["ZoneInfo", "No/Where"],
+        ["timezone", 1],
+        ["defaultdict", "print"],
+        ["defaultdict", "int", 1],
+        ["OrderedDict", 1],
+        ["deque", -1],
+        ["range", 1, 2, 0],
+        ["slice", 1],
+        ["complex", "1", "2"],
+        ["timedelta", 10**10, 0, 0],
+        ["WindowsPath", "a"],
+    ],
+    ids=repr,
+)
+def test_parts_that_make_no_value_are_corrupt(parts: list[Any]) -> None:
+    forged = msgspec.msgpack.encode(msgspec.msgpack.Ext(_KIND, msgspec.msgpack.encode(parts)))
+    with pytest.raises(Corrupt):
+        decode_row("x", forged)
