@@ -45,6 +45,8 @@ def array(name: str, field: Field, rows: Reading, *, nullable: bool = True) -> A
         return _ragged(name, field, rows, nullable)
     if field.kind == "struct":
         return _struct(name, field, rows)
+    if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
+        return pa.array(list(map(bytes, reading.whole(name, rows))), pa.large_binary())
     values, offsets, _, _ = reading.items(rows, field)
     kind = pa.large_string() if field.kind == "text" else pa.large_binary()
     result = pa.Array.from_buffers(kind, len(offsets) - 1, [None, _buffer(offsets), _buffer(values)])

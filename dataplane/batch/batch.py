@@ -144,10 +144,11 @@ class Column:
 
         return arrow_out.array(self.name, self.field, self.reading)
 
-    def to_list(self) -> list[Any]:
+    def to_list(self, *, decode: bool = True) -> list[Any]:
         """Plain Python values, a row each: numbers (times as `numpy.ndarray.tolist` has them), lists, str, bytes,
-        dicts, and objects as they were put."""
-        return views.python(self.name, self.field, self.reading)
+        dicts, and objects as they were put. With `decode=False` each image is a dict, as `datasets.Image(decode=False)`
+        has it: "bytes", those of its file, and "path", None; of raw pixels a file is made then, PNG or TIFF."""
+        return views.python(self.name, self.field, self.reading, decode=decode)
 
     def lengths(self) -> Index | None:
         """How long each row is in its first dimension, or in bytes for text and bytes; None where that has no meaning.

@@ -248,6 +248,37 @@ class JoinedBytes(msgspec.Struct, frozen=True, eq=False):
         return JoinedBytes(tuple(self.rows[i] for i in index.tolist()), gathered(self.bounds, index))
 
 
+class Chained(msgspec.Struct, frozen=True, eq=False):
+    """Rows that are byte strings one behind another: row i is `pieces[firsts[i]:firsts[i + 1]]`, and piece k will have
+    the bytes edges[k]:edges[k + 1]."""
+
+    pieces: Sequence[Any]
+    edges: Index
+    firsts: Index
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.edges[-1])
+
+    @property
+    def in_place(self) -> bool:
+        return False
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        return JoinedBytes(self.pieces, self.edges).jobs(memory, piece)
+
+    def row(self, i: int) -> Any:
+        return b"".join(self.pieces[self.firsts[i] : self.firsts[i + 1]])
+
+    def identity(self, i: int) -> Hashable:
+        return None
+
+    def take(self, index: Index) -> RowSource:
+        rows = [self.pieces[self.firsts[i] : self.firsts[i + 1]] for i in index.tolist()]
+        pieces = tuple(piece for row in rows for piece in row)
+        return Chained(pieces, offsets_of(list(map(len, pieces))), offsets_of(list(map(len, rows))))
+
+
 def offsets_of(lengths: npt.ArrayLike) -> Index:
     """Row offsets, one more than there are lengths, from 0."""
     counts = np.asarray(lengths, np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.batch import reading, tensordicts, tensors
+from dataplane.batch import parts, reading, tensordicts, tensors
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.buffers import Job as Job
 from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
@@ -240,6 +240,8 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
             presence.append(flags)
             children.append(_from_reading(f"{column}.{key}", child, Reading(selections, order)))
         return struct(keys, presence, children, rows.rows)
+    if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
+        return parts.values_of([parts.taken(column, row, lookup) for row, lookup in reading.objects(rows)])
     if rows.run is not None:
         values, offsets, shapes, shared = reading.items(rows, field)
         if shared:
@@ -259,7 +261,7 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
     rows, logical, index = values.rows, values.nbytes, None
     if not logical or (values.shapes is not None and not values.shapes.all()):
         _check_amount(name, values)
-    if dedupe is not None:
+    if dedupe is not None and values.index is None:
         values, index = distinct(values, dedupe)
     buffers = tuple(_buffers(values, index))
     nbytes = sum(aligned(buffer.nbytes) for buffer in buffers)
@@ -290,8 +292,8 @@ def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | Row
         yield as_bytes(values.shapes)
     for flags in values.presence:
         yield as_bytes(flags)
-    if index is not None:
-        yield as_bytes(index)
+    if (own := values.index if index is None else index) is not None:
+        yield as_bytes(own)
     for child in values.children:
         yield from _buffers(child)
 
@@ -305,11 +307,15 @@ def _placed(buffers: Iterable[Bytes | RowSource], base: int) -> Iterator[tuple[i
 
 def _layout(values: Values, places: Iterator[tuple[int, int]], index: Index | None = None) -> ColumnLayout:
     count = (values.data is not None) + (values.offsets is not None) + (values.shapes is not None)
+    if values.index is not None and values.offsets is not None:
+        index, stored = values.index, len(values.offsets) - 1
+    else:
+        stored = values.rows
     count += len(values.presence) + (index is not None)
     buffers = tuple(next(places) for _ in range(count))
     children = tuple(_layout(child, places) for child in values.children)
-    rows = values.rows if index is None else len(index)
-    return ColumnLayout(values.field, rows, values.rows, buffers, children, index is not None)
+    rows = stored if index is None else len(index)
+    return ColumnLayout(values.field, rows, stored, buffers, children, index is not None)
 
 
 def _run(jobs: Sequence[Job]) -> None:

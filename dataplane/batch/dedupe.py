@@ -41,6 +41,8 @@ def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
 def digests(values: Values, each: Each = map) -> Sequence[bytes]:
     """For each row, what equals that of another where the rows are equal. `each` applies a function that takes long to
     several arguments, as `map` does, perhaps in several threads."""
+    if values.index is not None:  # of rows that are distinct already
+        return [place.to_bytes(8, "little") for place in values.index.tolist()]
     if values.data is None:
         return _of_struct(values, each)
     rows, places = _memories(values.data, values.rows)

@@ -59,17 +59,13 @@ def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
         return _dicts(column, rows, depth)
     if kinds and tensors.is_tensor(rows[0]):
         if all(tensors.is_tensor(row) for row in rows):
-            return tensors.values_of_rows(column, rows) if _are_alike(rows) else _objects(column, rows)
+            return tensors.values_of_rows(column, rows) if _are_alike(rows) else objects.values_of(column, rows)
         if all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
             return _mixed_arrays(column, rows)
     elif tensors.is_tensor(next((row for row in rows if not isinstance(row, np.ndarray)), None)):
         return _mixed_arrays(column, rows)
     numbers = _numbers(rows, kinds)
-    return _objects(column, rows) if numbers is None else dense(column, numbers)
-
-
-def _objects(column: str, rows: Sequence[Any]) -> Values:
-    return byte_rows("object", objects.encode_rows(column, rows))
+    return objects.values_of(column, rows) if numbers is None else dense(column, numbers)
 
 
 def _flat(row: Any) -> Any:
@@ -124,7 +120,7 @@ def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
             raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
     name = name_of(first.dtype)
     if name is None or not _are_alike(rows):
-        return _objects(column, [row.view(np.ndarray) for row in rows])
+        return objects.values_of(column, [row.view(np.ndarray) for row in rows])
     if is_bits(name):
         rows = [row.view(storage(name)) for row in rows]
     if not first.ndim:
@@ -140,13 +136,13 @@ def _are_alike(rows: Sequence[Any]) -> bool:
 def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
     """Arrays and tensors in one list, if that is all there is, and they are of one dtype."""
     if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     bits = [
         tensors.host_bits(column, row) if tensors.is_tensor(row) else (name_of(row.dtype) or "", row) for row in rows
     ]
     name = bits[0][0]
     if not name or len({(dtype, array.ndim) for dtype, array in bits}) > 1:
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     arrays = [array.view(storage(name)) for _, array in bits]
     return ragged_rows(column, name, arrays) if arrays[0].ndim else dense(column, np.array(arrays), name)
 
@@ -159,7 +155,7 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
         return _nested_lists(column, rows)
     numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else _NO_NUMBERS
     if numbers is None:
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,))
     return ragged_run(head.field, numbers, _offsets(head))
 
@@ -173,13 +169,13 @@ def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
     # A row that ends early, as [] among [[1, 2]], has no elements; it takes the others' trailing dimensions.
     whole = [(*shape, *full[0][len(shape) :]) for shape in shapes if shape and (len(shape) == ndim or not shape[-1])]
     if len(whole) < len(rows) or ndim > MAX_DEPTH:
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     for _ in range(ndim):
         flat = chain.from_iterable(flat)
     leaves = list(flat)
     numbers = _numbers(leaves, set(map(type, leaves))) if leaves else _NO_NUMBERS
     if numbers is None:
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     head = ragged(column, dtype_name(column, numbers.dtype), whole, leading(whole))
     return ragged_run(head.field, numbers, _offsets(head), head.shapes)
 
@@ -204,7 +200,7 @@ def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:
 def _dicts(column: str, rows: Sequence[dict[Any, Any]], depth: int) -> Values:
     keys = list(dict.fromkeys(chain.from_iterable(rows)))
     if depth >= MAX_DEPTH or len(keys) > _MAX_KEYS or not all(type(key) is str for key in keys):
-        return _objects(column, rows)
+        return objects.values_of(column, rows)
     presence, children = [], []
     for key in keys:
         flags = np.fromiter((key in row for row in rows), np.bool_, len(rows))

@@ -20,8 +20,9 @@ The buffers of each kind, in order, for `stored` rows (which is `rows`, unless t
     object   offsets int64 [stored + 1]; one MessagePack value a row
     struct   for each child one presence buffer uint8 [stored]; child k holds one row for each 1 in it
 
-An indexed column stores each distinct row once: its last buffer is int64 [rows], the stored row of each row.
-Children of a struct are not indexed; the struct is. Integers are little-endian.
+An indexed column stores each distinct row once: its last buffer is int64 [rows], the stored row of each row. An indexed
+object column may store rows that no index names: the parts that several of its rows have (`parts`). Of a struct's
+children only objects are indexed; else the struct is. Integers are little-endian.
 
 This module is what a node needs to know of columns, so it imports neither pyarrow nor torch.
 """
@@ -149,7 +150,7 @@ def check_column(name: str, layout: ColumnLayout, nbytes: int, count: int = 0, d
     if tuple(child.field for child in layout.children) != tuple(child for _, child in field.children):
         raise refuse(name, f"its children are not those of {field!r}")
     for (key, _), child in zip(field.children, layout.children, strict=True):
-        if child.indexed or child.rows > stored:
+        if (child.indexed and child.field.kind != "object") or child.rows > stored:
             raise refuse(name, f"child {key!r} has {child.rows} rows of {stored}, or an index")
         count = check_column(f"{name}.{key}", child, nbytes, count, depth + 1)
     return count

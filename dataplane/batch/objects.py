@@ -2,33 +2,37 @@
 
 None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
 a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
-types (`kinds`) and classes of users (`classes`). Anything beyond is refused, since it would come back as something
-else or need pickle: functions, locks, generators, text with lone surrogates.
+types (`kinds`), classes of users (`classes`) and PIL's images (`media`). Bytes, arrays and images of some KiB lie
+beside the MessagePack (`parts`), where they are copied once on either side. Anything beyond is refused, since it would
+come back as something else or need pickle: functions, locks, generators, text with lone surrogates.
 
 Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
-class that the reader has not imported is a SchemaMismatch that names its module. torch and ml_dtypes are imported
+class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
 only where a row holds one of their values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import classes, kinds, tensors
+from dataplane.batch import classes, kinds, media, parts, tensors
 from dataplane.batch.array_dtypes import check_text, exact_dtype, exact_name
+from dataplane.batch.buffers import as_bytes
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import refuse
 from dataplane.batch.kinds import Unfit
-from dataplane.batch.values import mismatch
+from dataplane.batch.parts import LARGE, Lookup, Row
+from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
 
-_TUPLE, _PAIRS, _ARRAY, _SCALAR, _TENSOR, _KIND, _CLASS, _OBJECTS = range(1, 9)
+_TUPLE, _PAIRS, _ARRAY, _SCALAR, _TENSOR, _KIND, _CLASS, _OBJECTS, _IMAGE, _BYTES = range(1, 11)
 _MAX_NESTING = 64
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = frozenset((type(None), bool, float, str, bytes))
@@ -48,20 +52,40 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
+    """An array, scalar or tensor. `data` are its bytes, or say which part of the row they are."""
+
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: bytes | int
+
+
+class _Picture(msgspec.Struct, array_like=True, frozen=True):
+    """An image (`media.Picture`), with its info; `rest` are keys of that which are as in the image's file."""
+
+    module: str
+    kind: str
+    mode: str
+    size: tuple[int, int]
+    frame: int
+    format: str | None
+    palette: tuple[str, bytes] | None
+    info: msgspec.Raw
+    rest: tuple[str, ...]
+    data: bytes | int
 
 
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
+_decode_picture = msgspec.msgpack.Decoder(_Picture).decode
+_decode_place = msgspec.msgpack.Decoder(int).decode
 
 
-def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
-    """Each row as MessagePack. Raises SchemaMismatch naming the first row that it cannot hold."""
-    encoded = []
+def encode(column: str, rows: Sequence[Any]) -> list[Row]:
+    """Each row as MessagePack and its large parts, which are the caller's memory. Raises SchemaMismatch naming the
+    first row that it cannot hold."""
+    encoded, writer = [], _Writer()
     for i, value in enumerate(rows):
         try:
-            encoded.append(_encode(value if type(value) in _PLAIN else _plain(value, 0)))
+            encoded.append(writer.row(value))
         except Unfit as unfit:
             found, hint = unfit.found, unfit.hint
         except RecursionError:
@@ -78,68 +102,151 @@ def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
     return encoded
 
 
-def decode_row(column: str, data: Any) -> Any:
-    """The value of a row that `encode_rows` gave. Raises Corrupt for anything else, and SchemaMismatch for a class of
-    users that this process does not have."""
+def values_of(column: str, rows: Sequence[Any]) -> Values:
+    """The rows as an object column, in which equal large parts are stored once. Raises SchemaMismatch as `encode`."""
+    return parts.values_of(encode(column, rows))
+
+
+def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
+    """Each row as the bytes that an object column holds of it (`parts`). Raises SchemaMismatch as `encode`."""
+    return [parts.joined(row) for row in encode(column, rows)]
+
+
+def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode: bool = True) -> Any:
+    """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
+    "bytes" of an image file, and "path" None.
+
+    What comes back is its owner's alone, but for the bytes of files. Raises Corrupt for anything that is no row, and
+    SchemaMismatch for a class of users that this process does not have.
+    """
     try:
-        return _DECODER.decode(data)
+        tree, found = parts.split(data, lookup)
+        # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
+        return (_Reader(found, decode) if found or not decode else _READER).value(bytes(tree))
     except classes.Absent as absent:
-        found, _, _ = str(absent).partition(":")
-        raise mismatch(column, f"a row holds {absent}", expected="a class of this process", found=found) from absent
+        missing, _, _ = str(absent).partition(":")
+        raise mismatch(column, f"a row holds {absent}", expected="a class of this process", found=missing) from absent
     except (*_FALSE, msgspec.MsgspecError) as error:
         raise refuse(column, f"a row is not an encoded value: {error}") from error
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """The value in types that MessagePack's encoder keeps exactly."""
-    kind = type(value)
-    if kind in _PLAIN or (kind is int and _INT_MIN <= value <= _INT_MAX):
-        return value
-    if depth >= _MAX_NESTING:
-        raise Unfit(f"a value nested more than {_MAX_NESTING} levels", "flatten it, or encode it to text")
-    if kind is list:
-        return [_plain(item, depth + 1) for item in value]
-    if kind is dict:
-        if all(type(key) is str for key in value):
-            return {key: _plain(item, depth + 1) for key, item in value.items()}
-        return _extension(_PAIRS, [_plain(part, depth + 1) for item in value.items() for part in item])
-    if kind is tuple:
-        return _extension(_TUPLE, [_plain(item, depth + 1) for item in value])
-    if (found := kinds.taken(value)) is not None:
-        return _named(_KIND, found, depth)
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return _array(value, kind, depth)
-    if tensors.is_tensor(value):
-        return _tensor(value)
-    if (found := classes.taken(value)) is not None:
-        return _named(_CLASS, found, depth)
-    raise Unfit(_name(kind), _hint(kind))
+class _Writer:
+    """Encodes the rows of a column. What it has seen it keeps: the same array or image gives the same memory again."""
 
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity: the value, which thus stays, and what it gave
+        self._parts: list[Any] = []
+        self._places: dict[int, int] = {}  # in the row, by identity of the part
 
-def _named(code: int, found: tuple[str, kinds.Parts], depth: int) -> msgspec.msgpack.Ext:
-    name, parts = found
-    return _extension(code, [name, *[_plain(part, depth + 1) for part in parts]])
+    def row(self, value: Any) -> Row:
+        """One row. Raises Unfit, and whatever the encoder does of values that are too large."""
+        self._parts, self._places = [], {}
+        plain = type(value) in _PLAIN and type(value) is not bytes
+        tree = _encode(value if plain else self._plain(value, 0))
+        return Row(tree, self._parts)
+
+    def _plain(self, value: Any, depth: int) -> Any:
+        """The value in types that MessagePack's encoder keeps exactly."""
+        kind = type(value)
+        if kind is bytes and len(value) >= LARGE:
+            return _extension(_BYTES, self._placed(value))
+        if kind in _PLAIN or (kind is int and _INT_MIN <= value <= _INT_MAX):
+            return value
+        if depth >= _MAX_NESTING:
+            raise Unfit(f"a value nested more than {_MAX_NESTING} levels", "flatten it, or encode it to text")
+        if kind is list:
+            return [self._plain(item, depth + 1) for item in value]
+        if kind is dict:
+            if all(type(key) is str for key in value):
+                return {key: self._plain(item, depth + 1) for key, item in value.items()}
+            return _extension(_PAIRS, [self._plain(part, depth + 1) for item in value.items() for part in item])
+        if kind is tuple:
+            return _extension(_TUPLE, [self._plain(item, depth + 1) for item in value])
+        if (found := kinds.taken(value)) is not None:
+            return self._named(_KIND, found, depth)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._array(value, kind, depth)
+        if tensors.is_tensor(value):
+            return _extension(_TENSOR, self._header(value, _tensor))
+        if media.is_image(value):
+            return self._image(value, depth)
+        if (found := classes.taken(value)) is not None:
+            return self._named(_CLASS, found, depth)
+        raise Unfit(_name(kind), _hint(kind))
+
+    def _named(self, code: int, found: tuple[str, kinds.Parts], depth: int) -> msgspec.msgpack.Ext:
+        name, own = found
+        return _extension(code, [name, *[self._plain(part, depth + 1) for part in own]])
+
+    def _array(self, value: Any, kind: type, depth: int) -> msgspec.msgpack.Ext:
+        if value.dtype == object:
+            items = [self._plain(item, depth + 1) for item in value.reshape(-1)]
+            return _extension(_OBJECTS, [list(value.shape), *items])
+        return _extension(_ARRAY if kind is np.ndarray else _SCALAR, self._header(value, _named_bits))
+
+    def _header(self, value: Any, take: Callable[[Any], tuple[str, npt.NDArray[Any]]]) -> _Header:
+        name, shape, data = self._once(value, partial(_bits, take))
+        return _Header(name, shape, self._beside(data))
+
+    def _image(self, image: Any, depth: int) -> msgspec.msgpack.Ext:
+        picture: media.Picture = self._once(image, media.taken)
+        info, rest = dict(image.info), []
+        try:
+            packed = _encode(self._plain(info, depth + 1))
+        except Unfit:
+            rest = [key for key, value in info.items() if not self._fits(value, depth)]
+            packed = _encode(self._plain({key: value for key, value in info.items() if key not in rest}, depth + 1))
+        named = tuple(key for key in rest if type(key) is str)
+        return _extension(_IMAGE, _Picture(*picture[:-1], msgspec.Raw(packed), named, self._beside(picture.data)))
+
+    def _fits(self, value: Any, depth: int) -> bool:
+        try:
+            self._plain(value, depth + 2)
+        except Unfit:
+            return False
+        return True
+
+    def _beside(self, data: Any) -> bytes | int:
+        """The bytes, or which part of the row they are."""
+        return bytes(data) if len(data) < LARGE else self._placed(data)
+
+    def _once(self, value: Any, take: Callable[[Any], Any]) -> Any:
+        known = self._seen.get(id(value))
+        if known is None:
+            known = self._seen[id(value)] = value, take(value)
+        return known[1]
+
+    def _placed(self, data: Any) -> int:
+        """Which part of the row these bytes are."""
+        place = self._places.setdefault(id(data), len(self._parts))
+        if place == len(self._parts):
+            self._parts.append(data)
+        return place
 
 
 def _extension(code: int, value: Any) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(code, _encode(value))
 
 
-def _array(value: Any, kind: type, depth: int) -> msgspec.msgpack.Ext:
-    if value.dtype == object:
-        return _extension(_OBJECTS, [list(value.shape), *[_plain(item, depth + 1) for item in value.reshape(-1)]])
+def _bits(take: Callable[[Any], tuple[str, npt.NDArray[Any]]], value: Any) -> tuple[str, tuple[int, ...], Any]:
+    """The name of the dtype, the shape, and the bytes where they lie."""
+    name, array = take(value)
+    return name, array.shape, as_bytes(array) if array.nbytes else b""
+
+
+def _named_bits(value: Any) -> tuple[str, npt.NDArray[Any]]:
+    """The name of an array's dtype, and the array."""
     name = exact_name(value.dtype)
     if name is None:
         raise Unfit(f"NumPy's {value.dtype}", _dtype_hint(value.dtype))
-    return _extension(_ARRAY if kind is np.ndarray else _SCALAR, _Header(name, value.shape, value.tobytes()))
+    return name, value
 
 
-def _tensor(value: Any) -> msgspec.msgpack.Ext:
+def _tensor(value: Any) -> tuple[str, npt.NDArray[Any]]:
     try:
-        name, array = tensors.host_bits("", value)
+        return tensors.host_bits("", value)
     except SchemaMismatch as error:
         raise Unfit(error.found, "use a plain tensor") from error
-    return _extension(_TENSOR, _Header(name, array.shape, array.tobytes()))
 
 
 def _dtype_hint(dtype: np.dtype[Any]) -> str:
@@ -162,23 +269,63 @@ def _hint(kind: type) -> str:
     return "convert it to a dict, a list, a data class, numbers, text, bytes or an array"
 
 
-def _extended(code: int, data: memoryview) -> Any:
-    if code in (_TUPLE, _PAIRS, _KIND, _CLASS, _OBJECTS):
-        items = _DECODER.decode(data)
+class _Reader:
+    """Decodes a row; `found` are its parts."""
+
+    def __init__(self, found: Sequence[Any], decode: bool) -> None:
+        self._found = found
+        self._decode = decode
+        self.value = msgspec.msgpack.Decoder(ext_hook=self._extended).decode
+
+    def _extended(self, code: int, data: memoryview) -> Any:
+        if code in (_ARRAY, _SCALAR, _TENSOR):
+            return self._array(code, _decode_header(data))
+        if code == _IMAGE:
+            return self._image(_decode_picture(data))
+        if code == _BYTES:
+            return self._bytes(_decode_place(data))
+        if code not in (_TUPLE, _PAIRS, _KIND, _CLASS, _OBJECTS):
+            raise ValueError(f"unknown extension {code}")
+        items = self.value(data)
         if type(items) is not list:
             raise ValueError("not a list of items")
         return _container(code, items)
-    if code not in (_ARRAY, _SCALAR, _TENSOR):
-        raise ValueError(f"unknown extension {code}")
-    header = _decode_header(data)
-    dtype = storage(header.dtype) if code == _TENSOR else exact_dtype(header.dtype)
-    if any(dim < 0 for dim in header.shape) or math.prod(header.shape) * dtype.itemsize != len(header.data):
-        raise ValueError(f"{len(header.data)} bytes are no array of {header.shape}")
-    array: Any = np.ndarray(header.shape, dtype, bytearray(header.data))
-    if code == _TENSOR:
-        return tensors.from_bits("", header.dtype, array)
-    check_text(array)
-    return array[()] if code == _SCALAR else array
+
+    def _array(self, code: int, header: _Header) -> Any:
+        dtype = storage(header.dtype) if code == _TENSOR else exact_dtype(header.dtype)
+        data = self._view(header.data)
+        if any(dim < 0 for dim in header.shape) or math.prod(header.shape) * dtype.itemsize != len(data):
+            raise ValueError(f"{len(data)} bytes are no array of {header.shape}")
+        array: Any = np.ndarray(header.shape, dtype, np.array(data, np.uint8))
+        if code == _TENSOR:
+            return tensors.from_bits("", header.dtype, array)
+        check_text(array)
+        return array[()] if code == _SCALAR else array
+
+    def _image(self, header: _Picture) -> Any:
+        if not self._decode and header.frame >= 0:
+            return {"bytes": self._bytes(header.data), "path": None}
+        info = self.value(header.info)
+        if type(info) is not dict:
+            raise ValueError("an image's info is no dict")
+        picture = media.Picture(
+            *(header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette),
+            self._bytes(header.data),
+        )
+        image = media.made(picture, info, header.rest)
+        return image if self._decode else {"bytes": media.as_file(image), "path": None}
+
+    def _view(self, data: bytes | int) -> memoryview:
+        """The bytes, or those of the part that is meant."""
+        if type(data) is int:
+            if not 0 <= data < len(self._found):
+                raise ValueError(f"part {data} of {len(self._found)}")
+            return memoryview(self._found[data])
+        return memoryview(data)  # type: ignore[arg-type]
+
+    def _bytes(self, data: bytes | int) -> bytes:
+        view = self._view(data)
+        return view.obj if type(view.obj) is bytes and len(view.obj) == len(view) else bytes(view)
 
 
 def _container(code: int, items: list[Any]) -> Any:
@@ -201,4 +348,4 @@ def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
     return array.reshape(shape)
 
 
-_DECODER = msgspec.msgpack.Decoder(ext_hook=_extended)
+_READER = _Reader((), True)

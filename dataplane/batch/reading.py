@@ -6,6 +6,7 @@ made from one form a kind: an array for dense rows, items with offsets for ragge
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import parts
 from dataplane.batch.buffers import offsets_of
 from dataplane.batch.dtypes import storage
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, Index
 from dataplane.batch.pieces import Reading, Selection, Stored
 from dataplane.batch.rows import Rows
@@ -103,8 +105,43 @@ def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
     return rows if reading.order is None else [rows[i] for i in reading.order.tolist()]
 
 
+class Lookup:
+    """The stored rows of a column, by their numbers: copies, each made once, when it is asked for."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+        self._copies: dict[int, bytes] = {}
+
+    def __call__(self, number: int) -> bytes:
+        """The bytes of a row. Raises ValueError where there is none of that number."""
+        copy = self._copies.get(number)
+        if copy is None:
+            if not 0 <= number < self._stored.layout.stored:
+                raise ValueError(f"a part in row {number} of {self._stored.layout.stored} stored")
+            (row,) = _part_rows(self._stored, Rows.range(number, number + 1), _BYTE)
+            copy = self._copies[number] = row.tobytes()
+        return copy
+
+
+def objects(reading: Reading) -> Iterator[tuple[Bytes, Lookup]]:
+    """Each row of an object column, and where its parts are that other rows have too. No copies."""
+    lookups: dict[int, Lookup] = {}
+    for stored, rows in in_order(reading):
+        lookup = lookups.setdefault(id(stored), Lookup(stored))
+        for row in _part_rows(stored, rows, _BYTE):
+            yield row, lookup
+
+
+def whole(name: str, reading: Reading) -> list[Any]:
+    """Each row of an object column as bytes that mean no others. Raises Corrupt."""
+    try:
+        return [parts.whole(row, lookup) for row, lookup in objects(reading)]
+    except ValueError as error:
+        raise refuse(name, f"a row is not an encoded value: {error}") from error
+
+
 def spans(reading: Reading) -> list[Bytes]:
-    """Each row of a text, bytes or object column as a read-only run of bytes. No copies."""
+    """Each row of a text or bytes column as a read-only run of bytes. No copies."""
     return [row for stored, rows in in_order(reading) for row in _part_rows(stored, rows, _BYTE)]
 
 

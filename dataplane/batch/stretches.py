@@ -88,7 +88,10 @@ def _values(column: ColumnLayout, rows: Rows, memory: Bytes) -> Stretches:
         return _all(column) if len(rows) else []
     if column.indexed:
         offset, size = column.buffers[-1]
-        rows = Rows.index(np.unique(memory[offset : offset + size].view(np.int64)[rows.slice or rows.array()]))
+        index = memory[offset : offset + size].view(np.int64)
+        if kind == "object" and len(np.unique(index)) < column.stored:  # rows mean others that none of the index is
+            return _all(column)
+        rows = Rows.index(np.unique(index[rows.slice or rows.array()]))
     begins, ends = _runs(rows)
     if kind == "dense":
         base, size = column.buffers[0]

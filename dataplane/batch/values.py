@@ -22,7 +22,8 @@ from dataplane.errors import SchemaMismatch
 
 class Values(msgspec.Struct, frozen=True, eq=False):
     """`rows` rows of a column. `data` holds the values of every kind but struct; `offsets` and `shapes` are those
-    of the layout; `presence` and `children` are a struct's, one flag a row and key."""
+    of the layout; `presence` and `children` are a struct's, one flag a row and key. Where there is an `index`, data and
+    offsets are of stored rows, and it says which of them each row is: an object column's alone (`parts`)."""
 
     field: Field
     rows: int
@@ -31,6 +32,7 @@ class Values(msgspec.Struct, frozen=True, eq=False):
     shapes: Index | None = None
     presence: tuple[npt.NDArray[np.bool_], ...] = ()
     children: tuple[Values, ...] = ()
+    index: Index | None = None
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +40,9 @@ class Values(msgspec.Struct, frozen=True, eq=False):
         return (self.data.nbytes if self.data is not None else 0) + sum(child.nbytes for child in self.children)
 
     def take(self, index: Index) -> Values:
-        """The rows at these positions, in this order."""
+        """The rows at these positions, in this order. Of an indexed column all stored rows stay."""
+        if self.index is not None:
+            return msgspec.structs.replace(self, rows=len(index), index=self.index[index])
         return Values(
             self.field,
             len(index),

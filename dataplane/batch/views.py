@@ -7,6 +7,7 @@ numbers they mean. What is a view and what a copy is said at `batch.Column`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -47,21 +48,21 @@ def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
     return python(name, field, rows)
 
 
-def python(name: str, field: Field, rows: Reading) -> list[Any]:
-    """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put."""
+def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> list[Any]:
+    """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
+    dicts of bytes unless they are to be decoded."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, reading.dense(rows, field)).tolist()
         return values
     if field.kind == "ragged":
         return _lists(field, rows)
     if field.kind == "struct":
-        return _records(name, field, rows, python)
+        return _records(name, field, rows, partial(python, decode=decode))
     if field.kind == "text":
         return _text(name, field, rows)
     if field.kind == "bytes":
         return [row.tobytes() for row in reading.spans(rows)]
-    # Copies: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
-    return [objects.decode_row(name, row.tobytes()) for row in reading.spans(rows)]
+    return [objects.decode_row(name, row, lookup, decode=decode) for row, lookup in reading.objects(rows)]
 
 
 def torch(name: str, field: Field, rows: Reading) -> Any:

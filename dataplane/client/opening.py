@@ -12,6 +12,7 @@ from dataplane.batch import ref as refs
 from dataplane.batch.alike import Laid
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
+from dataplane.batch.form import Form
 from dataplane.batch.pieces import Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
@@ -32,6 +33,11 @@ class Held(NamedTuple):
     memory: HeldShard
     size: int
     laid: Laid
+
+
+def _indexed(column: Form) -> bool:
+    """Whether it is indexed, or what is under a key of it."""
+    return column.indexed or any(map(_indexed, column.children))
 
 
 class Opening:
@@ -59,7 +65,7 @@ class Opening:
         columns = self._held[pieces[0].node, pieces[0].shard].laid.outline.columns
         if ordinal >= len(columns):
             raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
-        if len(pieces) >= _LEAST and not columns[ordinal][1].indexed:
+        if len(pieces) >= _LEAST and not _indexed(columns[ordinal][1]):
             stacked = self._stacked(name, field, ordinal, pieces)
             if stacked is not None:
                 return [stacked]

@@ -1,0 +1,263 @@
+"""PIL's images: as the bytes of their file where they still have them, else as their pixels; equal either way.
+
+An image that was opened and not loaded since is kept as its file's bytes, and is opened over those again at the reader:
+nothing is decoded on the way, and at the reader not before somebody looks at pixels. Any other image is kept as raw
+pixels, with palette, which PIL maps in place where it can. Both keep class, mode, size, format and `info`; what belongs
+to an open file is gone (its name, its position), and so are attributes that PIL's own pickling loses too.
+
+An image of several frames is kept as its file's bytes and the number of the frame, also where it was loaded but not
+changed; else it is refused, since its pixels would be of one frame.
+
+The reader constructs classes of PIL alone, opens files of a few formats alone (PIL runs a program for some), checks
+the size of pixels before it uses them, and raises ValueError for what is not the image that it says. What PIL says
+of files that claim too many pixels, or end early, is the reader's to see: at once of the header, of pixels later.
+PIL is imported only where there is an image.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dataplane.batch.kinds import Unfit
+
+Image = Any  # PIL is an extra: what the package does must not depend on its annotations
+
+_FORMATS = frozenset(("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "DIB", "PPM", "JPEG2000", "AVIF"))
+_BITS = {
+    "1": 1,
+    **dict.fromkeys(("L", "P"), 8),
+    **dict.fromkeys(("LA", "La", "PA", "I;16", "I;16L", "I;16B", "I;16N"), 16),
+    **dict.fromkeys(("RGB", "YCbCr", "LAB", "HSV"), 24),
+    **dict.fromkeys(("RGBA", "RGBa", "RGBX", "CMYK", "I", "F"), 32),
+}
+_PALETTES = frozenset(("P", "PA"))
+_MOST_COLORS = 256
+_PLAIN = ("PIL.Image", "Image")
+_FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
+
+
+class Picture(NamedTuple):
+    """An image without its `info`. `frame` is negative where `data` are pixels, else that of the file in `data`."""
+
+    module: str
+    kind: str
+    mode: str
+    size: tuple[int, int]
+    frame: int
+    format: str | None
+    palette: tuple[str, bytes] | None
+    data: Any
+
+
+def is_image(value: object) -> bool:
+    """Whether it is an image of PIL. Where that was never imported, nothing is."""
+    kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def taken(image: Image) -> Picture:
+    """What the image is. It is loaded if it has to be. Raises Unfit."""
+    kind = type(image)
+    module, name = kind.__module__, kind.__qualname__
+    if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
+        raise Unfit(f"an image of {module}.{name}", "put image.copy()")
+    data = None if (module, name) == _PLAIN else _file(image)
+    if data is None:
+        if _frames(image) > 1:
+            raise Unfit(f"a {image.format} of several frames that is no longer as in its file", _FRAMES)
+        try:
+            image.load()
+        except (OSError, ValueError, SyntaxError, EOFError, AttributeError, AssertionError) as error:
+            raise Unfit(f"an image that does not load ({error})", "open it again") from error
+        if image.mode not in _BITS:
+            raise Unfit(f"an image of the mode {image.mode}", "put image.convert('RGB')")
+    frame = -1 if data is None else int(image.tell())
+    palette = _palette(image, lazy=data is not None) if image.mode in _PALETTES else None
+    own = vars(image).get("format")  # of the class, where nobody has set it
+    data = image.tobytes() if data is None else data
+    return Picture(module, name, image.mode, image.size, frame, own, palette, data)
+
+
+def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
+    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for what is none."""
+    from PIL import Image as pil
+
+    if picture.frame < 0 and picture.mode not in _BITS:
+        raise ValueError(f"no image has the mode {picture.mode!r}")
+    if picture.palette is not None and len(picture.palette[1]) > 4 * _MOST_COLORS:
+        raise ValueError(f"a palette of {len(picture.palette[1])} bytes")
+    kind = _class(picture.module, picture.kind)
+    if picture.frame >= 0:
+        return _opened(picture, kind, info, rest)
+    image = _pixels(picture)
+    if kind is not pil.Image:
+        image = _as(kind, image)
+    image.info = dict(info)
+    if picture.format is not None:
+        image.format = picture.format
+    return image
+
+
+def as_file(image: Image) -> bytes:
+    """The bytes of a file of the image, lossless: PNG, or TIFF for what that does not hold. Raises ValueError."""
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG" if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "TIFF")
+    except (OSError, KeyError) as error:
+        raise ValueError(f"no file of an image of the mode {image.mode}: {error}") from error
+    return file.getvalue()
+
+
+# Taken
+
+
+def _file(image: Image) -> Any:
+    """The bytes of the file that the image is as it lies there; None where it is not, or has none any more."""
+    if image.format not in _FORMATS:
+        return None
+    if not _is_loaded(image):
+        changed = getattr(image, "decoderconfig", ()) or getattr(image, "_reduce", 0)  # a draft, in fewer pixels
+        return None if changed else _read(getattr(image, "fp", None))
+    if vars(image).get("n_frames") == 1:
+        return None
+    # Of several frames PIL keeps the file open. Of one nobody knows whether pixels were changed.
+    data = _read(getattr(image, "_fp", None))
+    if data is None or (found := _frame_of(data, image)) is None:
+        return None
+    if found.mode != image.mode or found.getpalette() != image.getpalette() or found.tobytes() != image.tobytes():
+        raise Unfit(f"a {image.format} of several frames that was changed", _FRAMES)
+    return data
+
+
+def _is_loaded(image: Image) -> bool:
+    own = vars(image)
+    return own.get("_im", own.get("im")) is not None
+
+
+def _frame_of(data: Any, image: Image) -> Image | None:
+    """The frame of the file at which the image is; None where the file has one alone, or is another's."""
+    try:
+        found = _open(data, image.format)
+        if type(found) is not type(image) or getattr(found, "n_frames", 1) == 1:
+            return None
+        found.seek(image.tell())
+        found.load()
+    except (OSError, ValueError, SyntaxError, EOFError):
+        return None
+    return found
+
+
+def _read(file: Any) -> Any:
+    """All bytes of an open file, whose position stays; None where it can not be read."""
+    try:
+        if type(file) is io.BytesIO:
+            return file.getvalue()  # which copies nothing
+        position = file.tell()
+        file.seek(0)
+        try:
+            data = file.read()
+        finally:
+            file.seek(position)
+    except (OSError, ValueError, AttributeError):  # closed, no file that can be sought, or none
+        return None
+    return data if type(data) is bytes and data else None
+
+
+def _frames(image: Image) -> int:
+    """How many frames it has, as far as that is known. To count them PIL may seek, and drop what was loaded."""
+    own = vars(image)
+    known = own.get("n_frames", own.get("_n_frames"))
+    if known is None and not _is_loaded(image):
+        try:
+            known = getattr(image, "n_frames", 1)
+        except (OSError, ValueError, EOFError, AttributeError, AssertionError, SyntaxError):  # its file is closed
+            known = 1
+    return int(known or 1)
+
+
+def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
+    """The palette, of an image that must not be loaded as it was set."""
+    if lazy:
+        own = image.palette
+        return None if own is None else (own.rawmode or own.mode, bytes(own.palette))
+    mode = image.im.getpalettemode()
+    return mode, image.im.getpalette(mode, mode)
+
+
+# Made
+
+
+def _class(module: str, name: str) -> Any:
+    """The class of that name, of those that PIL has for images."""
+    from PIL import Image as pil
+    from PIL import _plugins
+
+    if (module, name) == _PLAIN:
+        return pil.Image
+    package, _, plugin = module.partition(".")
+    if package != "PIL" or plugin not in _plugins:
+        raise ValueError(f"{module} is no module of PIL's images")
+    from PIL import ImageFile
+
+    kind = vars(importlib.import_module(module)).get(name)
+    if not isinstance(kind, type) or not issubclass(kind, ImageFile.ImageFile):
+        raise ValueError(f"{module}.{name} is no class of PIL's images")
+    return kind
+
+
+def _open(data: Any, format: str) -> Image:
+    from PIL import Image as pil
+
+    return pil.open(io.BytesIO(data), formats=("JPEG" if format == "MPO" else format,))  # PIL finds out which of both
+
+
+def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
+    format = getattr(kind, "format", None)
+    if format not in _FORMATS:
+        raise ValueError(f"{format} is no format of a file that is kept")
+    try:
+        image = _open(bytes(picture.data), format)
+        if picture.frame:
+            image.seek(picture.frame)
+    except Exception as error:  # whatever PIL's parsers raise of bytes that come from elsewhere
+        raise ValueError(f"no {format} that PIL opens here: {error}") from error
+    if type(image) is not kind or image.mode != picture.mode or image.size != picture.size:
+        raise ValueError(f"a file of {image.mode} {image.size}, not of {picture.mode} {picture.size}")
+    if picture.palette is not None and picture.palette != _palette(image, lazy=True):
+        image.putpalette(picture.palette[1], picture.palette[0])
+    kept = {key: image.info[key] for key in rest if key in image.info}
+    image.info.clear()  # the same dict: PIL adds to it when it loads
+    image.info.update(kept | dict(info))
+    return image
+
+
+def _pixels(picture: Picture) -> Image:
+    """An image of raw pixels, over their memory where PIL can."""
+    from PIL import Image as pil
+
+    (width, height), mode, data = picture.size, picture.mode, picture.data
+    if min(width, height) < 0 or (width * _BITS[mode] + 7) // 8 * height != len(data):
+        raise ValueError(f"{len(data)} bytes are no image of {mode} {picture.size}")
+    if not len(data):
+        image = pil.new(mode, (width, height))
+    else:
+        image = pil.frombuffer(mode, (width, height), data, "raw", mode, 0, 1)
+    if picture.palette is not None:
+        if mode not in _PALETTES:
+            raise ValueError(f"a palette of an image of {mode}")
+        image.putpalette(picture.palette[1], picture.palette[0])
+    return image
+
+
+def _as(kind: Any, plain: Image) -> Image:
+    """The image as one of a class of files, which was loaded and closed; as PIL makes one of a pickle."""
+    image = kind.__new__(kind)
+    image.__dict__.update(vars(plain))
+    image.tile = []
+    image.fp = None
+    image.filename = ""
+    return image

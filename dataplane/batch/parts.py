@@ -1,0 +1,156 @@
+"""A row of an object column in bytes: its MessagePack, and beside it the large parts that it has.
+
+A row without large parts is its MessagePack alone. Else it is a mark that no MessagePack begins with, how many parts
+there are, a number for each, the parts, and the MessagePack, which names a part by its place. A number that is not
+negative is the size of a part that lies here. A negative one, -1 - n, means the stored row n of the same column, which
+is that part: so parts that several rows have are stored once. Such a column is indexed (`layout`), and no row's index
+names a row that is a part.
+
+`split` believes nothing: it copies the numbers once, and bounds what they say. `whole` gives a row that means no
+others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataplane.batch.buffers import Chained, offsets_of
+from dataplane.batch.dedupe import distinct
+from dataplane.batch.field import Field, refuse
+from dataplane.batch.values import Values, byte_rows
+
+LARGE = 4096  # bytes from which on something is a part
+_MARK = 0xC1  # "never used", says the specification of MessagePack
+_HEAD = struct.Struct("<BxxxI")
+
+#: Gives the bytes of a stored row of the same column. Raises ValueError where there is no such row.
+Lookup = Callable[[int], bytes]
+
+
+class Row(NamedTuple):
+    """A row before it is stored: its MessagePack, and the bytes of its parts, each a buffer of bytes."""
+
+    tree: bytes
+    parts: Sequence[Any] = ()
+
+
+def nowhere(number: int) -> bytes:
+    """The lookup of a row that is by itself."""
+    raise ValueError(f"part {number} is not in this row")
+
+
+def joined(row: Row) -> bytes:
+    """A row that means no others, as one string of bytes."""
+    return b"".join(_pieces(row, {}))
+
+
+def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
+    """The MessagePack of a row, and views of its parts. Raises ValueError where it is no row."""
+    view = memoryview(data).cast("B")
+    if not len(view) or view[0] != _MARK:
+        return view, []
+    if len(view) < _HEAD.size:
+        raise ValueError("a row that ends early")
+    _, count = _HEAD.unpack(bytes(view[: _HEAD.size]))
+    at = _HEAD.size + 8 * count
+    if at > len(view):
+        raise ValueError(f"{count} parts in a row of {len(view)} bytes")
+    parts: list[Any] = []
+    for number in np.frombuffer(bytes(view[_HEAD.size : at]), np.int64).tolist():
+        if number < 0:
+            parts.append(lookup(-1 - number))
+            continue
+        if number > len(view) - at:
+            raise ValueError(f"a part of {number} bytes in a row of {len(view)}")
+        parts.append(view[at : at + number])
+        at += number
+    return view[at:], parts
+
+
+def means_others(data: Any) -> bool:
+    """Whether the row has parts that lie elsewhere."""
+    view = memoryview(data).cast("B")
+    if len(view) < _HEAD.size or view[0] != _MARK:
+        return False
+    _, count = _HEAD.unpack(bytes(view[: _HEAD.size]))
+    numbers = bytes(view[_HEAD.size : _HEAD.size + 8 * count])
+    return bool((np.frombuffer(numbers[: len(numbers) // 8 * 8], np.int64) < 0).any())
+
+
+def whole(data: Any, lookup: Lookup) -> Any:
+    """The same row, with all of its parts in it. Raises ValueError where it is no row."""
+    if not means_others(data):
+        return data
+    tree, parts = split(data, lookup)
+    return joined(Row(bytes(tree), parts))
+
+
+def taken(column: str, data: Any, lookup: Lookup) -> Row:
+    """A stored row as one before it is stored, over the same memory. Raises Corrupt where it is no row."""
+    try:
+        tree, found = split(data, lookup)
+    except ValueError as error:
+        raise refuse(column, f"a row is not an encoded value: {error}") from error
+    return Row(bytes(tree), found)
+
+
+def values_of(rows: Sequence[Row]) -> Values:
+    """The rows as an object column. Rows that have large parts and are equal are stored once, and so is a part that
+    several rows have."""
+    ids = _alike([part for row in rows for part in row.parts])
+    if ids is None:
+        return _column([_pieces(row, {}) for row in rows])
+    named = iter(ids)
+    known: dict[tuple[bytes, tuple[int, ...]], int] = {}
+    index: list[int] = []
+    firsts: list[int] = []
+    for at, row in enumerate(rows):
+        place = known.setdefault((row.tree, tuple(next(named) for _ in row.parts)), len(known))
+        index.append(place)
+        if place == len(firsts):
+            firsts.append(at)
+    uses: dict[int, int] = {}
+    contents: dict[int, Any] = {}
+    for (_, own), at in zip(known, firsts, strict=True):
+        for number, part in zip(own, rows[at].parts, strict=True):
+            uses[number] = uses.get(number, 0) + 1
+            contents.setdefault(number, part)
+    shared = [number for number, count in uses.items() if count > 1]
+    places = {number: len(known) + i for i, number in enumerate(shared)}
+    stored = [
+        _pieces(rows[at], {i: places[number] for i, number in enumerate(own) if number in places})
+        for (_, own), at in zip(known, firsts, strict=True)
+    ]
+    return _column([*stored, *([contents[number]] for number in shared)], np.array(index, np.int64))
+
+
+def _alike(parts: Sequence[Any]) -> list[int] | None:
+    """For each part, the number of what it is, equal for equal parts; None where no two are equal."""
+    if len(parts) < 2:
+        return None
+    found, index = distinct(byte_rows("bytes", parts))
+    return None if found.rows == len(parts) else index.tolist()
+
+
+def _pieces(row: Row, elsewhere: dict[int, int]) -> list[Any]:
+    """The buffers that a stored row consists of; `elsewhere` says of parts which stored row they are."""
+    if not row.parts:
+        return [row.tree]
+    numbers = [-1 - elsewhere[i] if i in elsewhere else len(part) for i, part in enumerate(row.parts)]
+    head = _HEAD.pack(_MARK, len(numbers)) + np.array(numbers, np.int64).tobytes()
+    return [head, *(part for i, part in enumerate(row.parts) if i not in elsewhere), row.tree]
+
+
+def _column(rows: Sequence[Sequence[Any]], index: Any = None) -> Values:
+    """The object column of rows of several buffers each."""
+    if index is None and all(len(row) == 1 for row in rows):
+        return byte_rows("object", [row[0] for row in rows])
+    pieces = tuple(piece for row in rows for piece in row)
+    edges, firsts = offsets_of(list(map(len, pieces))), offsets_of(list(map(len, rows)))
+    offsets = edges[firsts]
+    count = len(rows) if index is None else len(index)
+    return Values(Field("object"), count, Chained(pieces, edges, firsts), offsets, index=index)

@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageSequence, PngImagePlugin
+
+from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.errors import Corrupt, SchemaMismatch
+from tests.unit.batch.exact import column
+from tests.unit.batch.pictures import MODES, WIDE, file, is_lazy, noise, opened
+
+_IMAGE = 9  # the extension
+_FILES = [
+    *(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")),
+    *(("JPEG", mode) for mode in ("L", "RGB", "CMYK")),
+    *(("GIF", mode) for mode in ("L", "P", "RGB", "RGBA")),
+    *(("TIFF", mode) for mode in ("1", "L", "P", "RGB", "RGBA", "CMYK", "LAB", "YCbCr", "I", "F", "I;16")),
+    *(("WEBP", mode) for mode in ("RGB", "RGBA")),
+    *(("BMP", mode) for mode in ("1", "L", "P", "RGB")),
+    *(("PPM", mode) for mode in ("1", "L", "RGB", "I")),
+]
+
+
+def back(value: Any) -> Any:
+    [row] = encode_rows("x", [value])
+    return decode_row("x", row)
+
+
+def same_image(a: Any, b: Any) -> bool:
+    return bool(a == b and type(a) is type(b) and a.format == b.format)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from((*MODES, *WIDE)),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.integers(0, 99),
+    st.dictionaries(st.text("abc", max_size=3), st.integers() | st.binary(max_size=5) | st.tuples(st.floats(0, 1))),
+)
+def test_an_image_of_any_mode_comes_back(mode: str, size: tuple[int, int], seed: int, info: dict[str, Any]) -> None:
+    image = noise(mode, size, seed)
+    image.info = info
+    found = back(image)
+    assert same_image(found, image)
+    assert found.convert("L").tobytes() == image.convert("L").tobytes() if mode in ("RGB", "P", "LA", "1") else True
+    found.load()
+    if 0 not in size:  # it is its owner's, although PIL may have mapped what lies in a message
+        found.putpixel((0, 0), 0 if len(found.getbands()) == 1 else (0,) * len(found.getbands()))
+    assert same_image(back(image), image)
+
+
+@pytest.mark.parametrize(("format", "mode"), _FILES)
+def test_a_file_that_was_not_loaded_is_kept_as_it_is(format: str, mode: str) -> None:
+    data = file(noise(mode, (64, 48)), format)
+    image = opened(data)
+    position = image.fp.tell()
+    found = back(image)
+    assert is_lazy(image)
+    assert image.fp.tell() == position
+    assert is_lazy(found)
+    assert (found.mode, found.size, found.format) == (image.mode, image.size, format)
+    assert same_image(found, image)
+    assert found.getexif() == image.getexif()
+    [row] = encode_rows("x", [opened(data)])
+    assert decode_row("x", row, decode=False) == {"bytes": data, "path": None}
+
+
+@pytest.mark.parametrize(("format", "mode"), _FILES)
+def test_a_file_that_was_loaded_comes_back_with_its_class(format: str, mode: str) -> None:
+    image = opened(file(noise(mode, (20, 10)), format))
+    image.load()
+    image.putpixel((1, 1), image.getpixel((0, 0)))
+    assert same_image(back(image), image)
+
+
+def test_a_file_on_disk_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(file(noise("RGB", (200, 100))))
+    with Image.open(path) as image:
+        position = image.fp.tell()
+        found = back([image, image])
+        assert image.fp.tell() == position
+        assert is_lazy(image)
+        assert found[0] == found[1] == image
+
+
+def test_a_palette_with_transparency() -> None:
+    image = noise("P")
+    image.info["transparency"] = bytes(range(200))
+    assert same_image(back(image), image)
+    again = opened(file(image))
+    assert same_image(back(again), again)
+    assert back(again).convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+    image.putpalette(bytes(range(200)) * 4, "RGBA")
+    found = back(image)
+    assert found.palette.mode == "RGBA"
+    assert found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+def test_a_palette_that_was_replaced_before_the_file_is_loaded() -> None:
+    image = opened(file(noise("P")))
+    image.putpalette(bytes(range(256)) * 3)
+    assert same_image(back(image), image)
+
+
+def test_what_was_said_of_an_image_comes_back() -> None:
+    text = PngImagePlugin.PngInfo()
+    text.add_text("note", "hello")
+    text.add_itxt("lang", "grüße", "de", "Gruß")
+    exif = Image.Exif()
+    exif[0x010E] = "a picture"
+    image = opened(file(noise("RGB"), pnginfo=text, dpi=(72, 72), exif=exif, icc_profile=b"i" * 9000))
+    image.info["added"] = (1, {"a": 2})
+    image.info.pop("dpi")
+    found = back(image)
+    assert found.info == image.info
+    assert type(found.info["lang"]) is type(image.info["lang"])
+    assert found.info["lang"].lang == "de"
+    assert same_image(found, image)
+    image.load()
+    found.load()
+    assert found.text == image.text
+    image.info["handler"] = print  # what no row holds is left out
+    assert "handler" not in back(image).info
+    image = opened(file(noise("RGB")))
+    image.format = "OTHER"
+    image.load()
+    assert back(image).format == "OTHER"
+
+
+def test_a_draft_is_kept_as_its_pixels() -> None:
+    image = opened(file(noise("RGB", (256, 256)), "JPEG"))
+    image.draft("L", (64, 64))
+    assert image.size == (64, 64)
+    assert same_image(back(image), image)
+
+
+def _animated(format: str) -> bytes:
+    frames = [noise("RGB", (40, 30), seed) for seed in range(3)]
+    return file(
+        frames[0], format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {})
+    )
+
+
+@pytest.mark.parametrize("format", ["GIF", "TIFF", "PNG"])
+@pytest.mark.parametrize("frame", [0, 2])
+@pytest.mark.parametrize("load", [False, True])
+def test_an_image_of_frames_keeps_all_of_them(format: str, frame: int, load: bool) -> None:
+    image = opened(_animated(format))
+    image.seek(frame)
+    if load:
+        image.load()
+    found = back(image)
+    assert found.tell() == frame
+    assert found == image
+    assert found.n_frames == image.n_frames == 3
+    pairs = zip(ImageSequence.Iterator(found), ImageSequence.Iterator(image), strict=True)
+    assert all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def test_an_animation_that_was_not_loaded() -> None:
+    image = opened(_animated("WEBP"))
+    image.seek(1)
+    found = back(image)
+    assert found.n_frames == 3
+    assert found == image
+
+
+@pytest.mark.parametrize("format", ["GIF", "TIFF", "PNG", "WEBP"])
+def test_frames_that_were_changed_are_refused(format: str) -> None:
+    image = opened(_animated(format))
+    image.load()
+    image.putpixel((0, 0), 1 if image.mode == "P" else (1, 2, 3))
+    with pytest.raises(SchemaMismatch, match=r"several frames.*ImageSequence") as caught:
+        encode_rows("x", [None, [image]])
+    assert caught.value.row == 1
+    frames = [each.copy() for each in ImageSequence.Iterator(image)]
+    assert back(frames) == frames
+
+
+class _Own(Image.Image):
+    pass
+
+
+def test_what_is_no_image_of_pils_is_refused() -> None:
+    own = _Own()
+    with pytest.raises(SchemaMismatch, match=r"_Own.*put image.copy\(\)"):
+        encode_rows("x", [own])
+    closed = opened(file(noise("RGB")))
+    closed.close()
+    with pytest.raises(SchemaMismatch, match="does not load"):
+        encode_rows("x", [closed])
+    with pytest.raises(SchemaMismatch, match="does not load"):
+        cut = opened(file(noise("RGB", (90, 90)), "PCX")[:300])
+        encode_rows("x", [cut])
+
+
+def test_messages_frames_and_sounds() -> None:
+    image, sound = opened(file(noise("RGB"))), np.sin(np.arange(16000, dtype=np.float32))
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]},
+                {"role": "assistant", "content": "That."},
+            ],
+            "images": [image, noise("L")],
+            "videos": [([noise("RGB", seed=i) for i in range(4)], {"fps": 2.0})],
+            "frames": np.zeros((4, 8, 8, 3), np.uint8),
+            "audios": [(sound, 16000)],
+        },
+        {"messages": [], "images": None},
+    ]
+    found = column(rows)
+    assert found.kind == "struct"
+    (one, two), first = found.to_list(), rows[0]
+    assert two == rows[1]
+    assert one["messages"] == first["messages"]
+    assert one["images"] == first["images"]
+    assert one["videos"] == first["videos"]
+    assert np.array_equal(one["frames"], first["frames"])
+    (heard, rate), *_ = one["audios"]
+    assert rate == 16000
+    assert heard.dtype == np.float32
+    assert heard.flags.writeable
+    assert np.array_equal(heard, sound)
+
+
+def test_images_are_handed_as_the_bytes_of_files() -> None:
+    data = file(noise("RGB", (90, 90)), "JPEG")
+    rows = [{"image": opened(data)}, {"image": noise("LA")}, {"image": noise("CMYK")}]
+    kept, grey, cmyk = [row["image"] for row in column(rows).to_list(decode=False)]
+    assert kept == {"bytes": data, "path": None}
+    assert opened(grey["bytes"]).tobytes() == rows[1]["image"].tobytes()
+    assert opened(grey["bytes"]).format == "PNG"
+    assert opened(cmyk["bytes"]).tobytes() == rows[2]["image"].tobytes()
+    with pytest.raises(Corrupt, match="HSV"):
+        column([noise("HSV")]).to_list(decode=False)
+
+
+def test_pil_is_not_imported_where_there_is_no_image() -> None:
+    code = (
+        "import sys\nfrom dataplane.batch.objects import decode_row, encode_rows\n"
+        "decode_row('x', encode_rows('x', [{'a': (1, {2})}])[0])\nprint('PIL' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "False"
+
+
+# Forged
+
+
+def forged(**changed: Any) -> bytes:
+    """A row of an image with these fields changed."""
+    image = noise("P", (6, 4))
+    fields = {
+        "module": "PIL.Image",
+        "kind": "Image",
+        "mode": "P",
+        "size": (6, 4),
+        "frame": -1,
+        "format": None,
+        "palette": ("RGB", b"abc"),
+        "info": {"a": 1},
+        "rest": (),
+        "data": image.tobytes(),
+    } | changed
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(_IMAGE, msgspec.msgpack.encode(list(fields.values()))))
+
+
+_PNG = {"module": "PIL.PngImagePlugin", "kind": "PngImageFile", "mode": "RGB", "size": (32, 24), "frame": 0}
+_BYTES = file(noise("RGB"))
+
+
+def test_a_forged_row_is_one_to_begin_with() -> None:
+    assert decode_row("x", forged()).size == (6, 4)
+    assert decode_row("x", forged(**_PNG, palette=None, data=_BYTES)).size == (32, 24)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"size": (6, 5)},
+        {"size": (-6, -4)},
+        {"size": (1 << 40, 1 << 40)},
+        {"size": (0, 4)},
+        {"mode": "RGB"},
+        {"mode": "XYZ"},
+        {"mode": "I;16", "size": (6, 2), "palette": ("RGB", b"abc")},
+        {"palette": ("XYZ", b"abc")},
+        {"palette": ("RGB", b"x" * 10_000)},
+        {"info": [1]},
+        {"data": 3},
+        {"data": -1},
+        {"frame": 1},
+        {"module": "subprocess", "kind": "Popen"},
+        {"module": "PIL.ImageShow", "kind": "Viewer"},
+        {"module": "PIL.Image", "kind": "Exif"},
+        {"module": "PIL.PngImagePlugin", "kind": "PngStream"},
+        {"module": "PIL.PngImagePlugin", "kind": "io"},
+        {"module": "PIL.os", "kind": "path"},
+        {"module": "PIL.EpsImagePlugin", "kind": "EpsImageFile", "frame": 0},
+        {**_PNG, "data": _BYTES[:20]},
+        {**_PNG, "data": b""},
+        {**_PNG, "data": file(noise("RGB"), "GIF")},
+        {**_PNG, "data": file(noise("RGB", (32, 25)))},
+        {**_PNG, "data": file(noise("L"))},
+        {**_PNG, "data": _BYTES, "frame": 7},
+    ],
+    ids=lambda changed: str(changed)[:60],
+)
+def test_what_is_no_image_is_corrupt(changed: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt):
+        decode_row("x", forged(**{"palette": None, **changed}))
+
+
+def test_a_file_that_claims_too_many_pixels_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file(noise("RGB"))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(Corrupt, match="pixels"):
+        decode_row("x", forged(**_PNG, palette=None, data=data))
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_an_image_with_wrong_bytes_is_corrupt_or_another(data: st.DataObject) -> None:
+    images = [noise("RGB", (8, 8)), noise("P", (8, 8)), opened(file(noise("L", (8, 8))))]
+    [row] = encode_rows("x", [data.draw(st.sampled_from(images))])
+    raw = bytearray(row)
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(Corrupt, SchemaMismatch):
+        decode_row("x", bytes(raw))

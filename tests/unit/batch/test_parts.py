@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch import stretches
+from dataplane.batch.batch import Column
+from dataplane.batch.columns import plan
+from dataplane.batch.layout import ShardLayout
+from dataplane.batch.objects import decode_row, encode_rows
+from dataplane.batch.parts import LARGE
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt
+from tests.unit.batch.exact import batch_of, column, piece, same
+from tests.unit.batch.pictures import file, noise, opened
+
+_BIG = LARGE // 8
+
+
+def large(seed: int) -> Any:
+    return np.random.default_rng(seed).random(_BIG)
+
+
+def stored(values: Any) -> int:
+    return plan({"x": values}).nbytes
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        large(1),
+        b"x" * LARGE,
+        torch.arange(_BIG, dtype=torch.float64),
+        torch.ones(_BIG * 4, dtype=torch.bfloat16),
+        np.full(LARGE, b"abc", "S10"),
+        np.arange(2 * _BIG).reshape(2, -1).T,
+        np.zeros((_BIG, 0)),
+        np.full(LARGE, "ä"),
+        np.zeros(LARGE, "i1,f8"),
+        [large(1), large(2), {"a": (large(1),)}],
+        np.array([large(1), None], object),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_large_comes_back_and_is_its_owners(value: Any) -> None:
+    [row] = encode_rows("x", [value])
+    assert same(decode_row("x", row), value)
+    assert same(decode_row("x", np.frombuffer(row, np.uint8)), value)
+    found = column([value, None]).to_list()[0]
+    assert same(found, value)
+    if isinstance(found, np.ndarray) and found.dtype != object:
+        assert found.flags.writeable
+        assert found.flags.aligned
+
+
+def _rows(n: int, value: Any) -> list[Any]:
+    return [({"image": value, "answer": str(i)},) for i in range(n)]
+
+
+@pytest.mark.parametrize("again", [lambda value: value, lambda value: value.copy()], ids=["same", "equal"])
+def test_parts_that_rows_share_are_stored_once(again: Any) -> None:
+    array = large(1)
+    rows = [[({"image": again(array), "answer": str(i)},), array] for i in range(8)]
+    assert stored(rows) < 1.2 * array.nbytes + 8 * 256
+    found = column(rows)
+    assert same(found.to_list(), rows)
+    found.to_list()[0][1][:] = 0
+    assert same(found.to_list(), rows)
+
+
+def test_equal_rows_with_large_parts_are_stored_once() -> None:
+    rows = [[large(i // 8), i // 8] for i in range(16)]
+    assert stored(rows) < 2 * LARGE + 1024
+    assert same(column(rows).to_list(), rows)
+    small = [(1,), (1,)]
+    assert not plan({"x": small}).layout().columns[0][1].indexed
+
+
+def test_images_under_keys_of_dicts_are_stored_once() -> None:
+    data = file(noise("RGB", (100, 100)))
+    image = opened(data)
+    for rows in (
+        [{"images": [image], "answer": str(i)} for i in range(8)],
+        [{"images": [opened(data)], "answer": str(i)} for i in range(8)],
+        [{"deep": {"images": [image, i]}} if i % 2 else {} for i in range(16)],
+    ):
+        assert stored(rows) < 1.1 * len(data) + 2048
+        found = column(rows)
+        assert found.kind == "struct"
+        assert found.to_list() == rows
+        assert found[3:5].to_list() == rows[3:5]
+
+
+_PARTS = st.sampled_from([large(1), large(2), b"x" * LARGE, torch.ones(LARGE), 7, "a", None, np.ones(2)])
+_VALUES = st.recursive(_PARTS, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner), max_leaves=4)
+_ROWS = st.lists(
+    st.dictionaries(st.sampled_from("ab"), _VALUES, max_size=2) | st.just({}) | _VALUES, min_size=1, max_size=8
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(_ROWS, st.data())
+def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], data: st.DataObject) -> None:
+    found = column([*rows, None])  # None: objects, whatever the others are
+    rows = [*rows, None]
+    assert same(found.to_list(), rows)
+    picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
+    one = piece("x", rows, Rows.index(np.array(picks, np.int64)))
+    picked = Column("x", one.layout.field, [one])
+    wanted = [rows[i] for i in picks]
+    assert same(picked.to_list(), wanted)
+    for again in (picked, picked.arrow()):
+        if wanted:
+            assert same(column(again).to_list() if again is picked else _of(again), wanted)
+    assert same(column(found, dedupe=True).to_list(), rows)
+    both = column([{"a": row} for row in rows], dedupe=True)
+    assert same(both.to_list(), [{"a": row} for row in rows])
+
+
+def _of(array: pa.Array) -> list[Any]:
+    return [decode_row("x", row.as_buffer()) for row in array]
+
+
+def test_rows_that_are_put_again_share_their_parts_again() -> None:
+    rows = _rows(8, large(1))
+    again = column(column(rows))
+    assert same(again.to_list(), rows)
+    assert stored(column(rows)) < 1.2 * LARGE + 8 * 256
+    table = batch_of(x=rows).to_arrow()
+    assert same(table["x"].to_pylist() and _of(table["x"].combine_chunks()), rows)
+
+
+def test_all_of_a_column_is_fetched_where_rows_share_parts() -> None:
+    for rows, every in ((_rows(8, large(1)), True), ([[large(i // 4)] for i in range(8)], False)):
+        planned = plan({"x": rows})
+        memory = np.zeros(planned.nbytes, np.uint8)
+        for job in planned.jobs(memory):
+            job()
+        shard = planned.layout()
+        own = stretches.values(shard, [0], Rows.range(0, 1), memory)
+        whole = stretches.values(shard, [0], Rows.range(0, 8), memory)
+        assert (stretches.total(own) == stretches.total(whole)) == every
+
+
+def test_a_layout_with_an_indexed_child_is_one_of_objects() -> None:
+    shard = plan({"x": [{"a": [large(1)], "b": i} for i in range(3)]}).layout()
+    assert shard.columns[0][1].children[0].indexed
+    assert ShardLayout.decode(shard.encode()) == shard
+
+
+# Forged
+
+
+def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
+    head = struct.pack("<BxxxI", 0xC1, len(numbers) if count is None else count)
+    return head + np.array(numbers, np.int64).tobytes() + rest
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"\xc1",
+        b"",
+        _row([], b""),
+        _row([], b"\xc0", count=1),
+        _row([], b"\xc0", count=(1 << 32) - 1),
+        _row([5], b"\xc0"),
+        _row([1 << 62], b"\xc0"),
+        _row([-1], b"\xc0"),
+        _row([-(1 << 63)], b"\xc0"),
+        _row([0], b"\xc7\x01\x0a\x01"),  # bytes that are part 1 of one
+        _row([0], b"\xc7\x01\x0a\xff"),
+    ],
+)
+def test_a_row_of_false_parts_is_corrupt(row: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_row("x", row)
+
+
+def test_a_part_beyond_the_stored_rows_is_corrupt() -> None:
+    rows = _rows(3, large(1))
+    one = piece("x", rows)
+    memory = one.memory.read(0, plan({"x": rows}).nbytes).copy()
+    head = struct.pack("<BxxxI", 0xC1, 1)
+    raw = memory.tobytes()
+    at = raw.index(head) + len(head)
+    for number in (99, (1 << 63) - 1):
+        memory = memory.copy()
+        memory[at : at + 8] = np.frombuffer(struct.pack("<q", -1 - number), np.uint8)
+        other = type(one)(one.layout, type(one.memory)(memory), one.rows)
+        found = Column("x", one.layout.field, [other])
+        for read in (found.to_list, found.arrow, lambda found=found: plan({"x": found})):
+            with pytest.raises(Corrupt):
+                read()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_with_wrong_bytes_are_corrupt_or_others(data: st.DataObject) -> None:
+    [row] = encode_rows("x", [[large(1), (b"x" * LARGE,)]])
+    raw = bytearray(row)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, 63) | st.integers(len(raw) - 64, len(raw) - 1))
+        raw[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(Corrupt):
+        decode_row("x", bytes(raw))
