@@ -33,6 +33,7 @@ from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
 
 _TUPLE, _PAIRS, _ARRAY, _SCALAR, _TENSOR, _KIND, _CLASS, _OBJECTS, _IMAGE, _BYTES = range(1, 11)
+_CONTAINERS = frozenset((_TUPLE, _PAIRS, _KIND, _CLASS, _OBJECTS))
 _MAX_NESTING = 64
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = frozenset((type(None), bool, float, str, bytes))
@@ -122,7 +123,7 @@ def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode
     try:
         tree, found = parts.split(data, lookup)
         # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
-        return (_Reader(found, decode) if found or not decode else _READER).value(bytes(tree))
+        return _Reader(found, decode).value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except classes.Absent as absent:
         missing, _, _ = str(absent).partition(":")
         raise mismatch(column, f"a row holds {absent}", expected="a class of this process", found=missing) from absent
@@ -140,7 +141,8 @@ class _Writer:
 
     def row(self, value: Any) -> Row:
         """One row. Raises Unfit, and whatever the encoder does of values that are too large."""
-        self._parts, self._places = [], {}
+        self._parts = []
+        self._places.clear()
         plain = type(value) in _PLAIN and type(value) is not bytes
         tree = _encode(value if plain else self._plain(value, 0))
         return Row(tree, self._parts)
@@ -275,21 +277,26 @@ class _Reader:
     def __init__(self, found: Sequence[Any], decode: bool) -> None:
         self._found = found
         self._decode = decode
-        self.value = msgspec.msgpack.Decoder(ext_hook=self._extended).decode
+
+    def value(self, data: Any) -> Any:
+        """What these bytes are. (A decoder of its own would refer to this, and this to it, so that parts stayed.)"""
+        if not self._found and self._decode:
+            return _decode_alone(data)
+        return msgspec.msgpack.decode(data, ext_hook=self._extended)
 
     def _extended(self, code: int, data: memoryview) -> Any:
+        if code in _CONTAINERS:
+            items = self.value(data)
+            if type(items) is not list:
+                raise ValueError("not a list of items")
+            return tuple(items) if code == _TUPLE else _container(code, items)
         if code in (_ARRAY, _SCALAR, _TENSOR):
             return self._array(code, _decode_header(data))
         if code == _IMAGE:
             return self._image(_decode_picture(data))
         if code == _BYTES:
             return self._bytes(_decode_place(data))
-        if code not in (_TUPLE, _PAIRS, _KIND, _CLASS, _OBJECTS):
-            raise ValueError(f"unknown extension {code}")
-        items = self.value(data)
-        if type(items) is not list:
-            raise ValueError("not a list of items")
-        return _container(code, items)
+        raise ValueError(f"unknown extension {code}")
 
     def _array(self, code: int, header: _Header) -> Any:
         dtype = storage(header.dtype) if code == _TENSOR else exact_dtype(header.dtype)
@@ -329,8 +336,6 @@ class _Reader:
 
 
 def _container(code: int, items: list[Any]) -> Any:
-    if code == _TUPLE:
-        return tuple(items)
     if code == _PAIRS:
         return kinds.pairs(items)
     if code == _OBJECTS:
@@ -348,4 +353,5 @@ def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
     return array.reshape(shape)
 
 
-_READER = _Reader((), True)
+#: Of rows without parts.
+_decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True)._extended).decode

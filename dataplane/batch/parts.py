@@ -45,14 +45,14 @@ def nowhere(number: int) -> bytes:
 
 def joined(row: Row) -> bytes:
     """A row that means no others, as one string of bytes."""
-    return b"".join(_pieces(row, {}))
+    return b"".join(_pieces(row, {})) if row.parts else row.tree
 
 
 def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
     """The MessagePack of a row, and views of its parts. Raises ValueError where it is no row."""
+    if not len(data) or data[0] & 0xFF != _MARK:  # of signed bytes too
+        return data, []
     view = memoryview(data).cast("B")
-    if not len(view) or view[0] != _MARK:
-        return view, []
     if len(view) < _HEAD.size:
         raise ValueError("a row that ends early")
     _, count = _HEAD.unpack(bytes(view[: _HEAD.size]))
@@ -73,9 +73,9 @@ def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
 
 def means_others(data: Any) -> bool:
     """Whether the row has parts that lie elsewhere."""
-    view = memoryview(data).cast("B")
-    if len(view) < _HEAD.size or view[0] != _MARK:
+    if len(data) < _HEAD.size or data[0] != _MARK:
         return False
+    view = memoryview(data).cast("B")
     _, count = _HEAD.unpack(bytes(view[: _HEAD.size]))
     numbers = bytes(view[_HEAD.size : _HEAD.size + 8 * count])
     return bool((np.frombuffer(numbers[: len(numbers) // 8 * 8], np.int64) < 0).any())

@@ -1,0 +1,144 @@
+"""Images through a node: put and got, in a stream and its checkpoint, in a table, on another host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.integration.faces import FACES
+from tests.integration.test_hosts import Host, together
+from tests.processes import StandingNode
+from tests.unit.batch.pictures import file, is_lazy, noise, opened
+
+PROMPTS, RESPONSES = 4, 8
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+        stats = plane.stats()
+        assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
+
+
+def files() -> list[bytes]:
+    """An image file a prompt."""
+    return [file(noise("RGB", (200, 150), seed)) for seed in range(PROMPTS)]
+
+
+def rollouts() -> dict[str, Any]:
+    """The responses of some prompts, each with the messages so far and the images of its prompt."""
+    rows = [(opened(data), i) for data in files() for i in range(RESPONSES)]
+    return {
+        "prompt": [
+            [
+                {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What?"}]},
+                {"role": "assistant", "content": f"Answer {i}."},
+            ]
+            for image, i in rows
+        ],
+        "multi_modal_data": [{"images": [image], "videos": None} for image, _ in rows],
+        "score": [i / RESPONSES for _, i in rows],
+    }
+
+
+def same(batch: dp.Batch, columns: dict[str, Any], rows: list[int] | None = None) -> bool:
+    picked = range(PROMPTS * RESPONSES) if rows is None else rows
+    return all(batch[name].to_list() == [values[row] for row in picked] for name, values in columns.items())
+
+
+def logical() -> int:
+    """The bytes of the images of all rows, as often as they are put."""
+    return 2 * RESPONSES * sum(map(len, files()))
+
+
+def test_images_are_stored_once_and_come_back(plane: Any) -> None:
+    columns = rollouts()
+    ref = plane.put(columns)
+    assert plane.stats().memory_used < logical() / RESPONSES * 1.05 + 32 * 1024
+    batch = plane.get(ref)
+    assert is_lazy(batch["multi_modal_data"].to_list()[0]["images"][0])
+    assert same(batch, columns)
+    picked = [9, 3, 3, 31]
+    assert same(plane.get(ref[picked]), columns, picked)
+    given = plane.get(ref[8:9])["multi_modal_data"].to_list(decode=False)
+    assert given == [{"images": [{"bytes": files()[1], "path": None}], "videos": None}]
+    again = plane.put(batch)
+    assert same(plane.get(again), columns)
+    plane.free(ref)
+    plane.free(again)
+
+
+def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> None:
+    columns = rollouts()
+    stream = plane.stream("rollouts", ["train"])
+    stream.append(columns)
+    one = {name: values[:1] for name, values in columns.items()}
+    stream.append(one)
+    assert plane.stats().memory_used < logical() / RESPONSES * 1.3 + 64 * 1024
+    with stream.consume("train", rows=5, columns=list(columns), timeout=0) as delivery:
+        batch = delivery.get()
+        assert same(batch, columns, list(range(5)))
+        del batch
+    stream.checkpoint(tmp_path / "stream")
+    stream.drop()
+    again = plane.restore(tmp_path / "stream")
+    with again.consume("train", rows=28, columns=list(columns), timeout=0) as delivery:
+        batch = delivery.get()
+        assert same(batch, columns, [*range(5, 32), 0])
+        del batch
+    again.drop()
+
+
+def test_images_in_a_table(plane: Any) -> None:
+    columns = rollouts()
+    table = plane.table("rollouts")
+    keys = [f"r{i}" for i in range(PROMPTS * RESPONSES)]
+    table.write(keys, columns)
+    late = {name: [values[7]] for name, values in columns.items()}
+    table.write(["r0"], late)  # in place of a row whose image others have
+    order = [31, 0, 1]
+    batch = plane.get(table.read([keys[i] for i in order], list(columns)))
+    assert same(batch, columns, [31, 7, 1])
+    del batch
+    table.drop()
+
+
+def test_images_of_another_host(tmp_path: Path) -> None:
+    columns = rollouts()
+    with (
+        Host(tmp_path / "a") as a,
+        Host(tmp_path / "b", a) as b,
+        dp.connect(a.address) as first,
+        dp.connect(b.address) as second,
+    ):
+        together(first, second)
+        ref = first.put(columns)
+        picked = [30, 2]
+        assert same(second.get(ref[picked]), columns, picked)
+        assert same(second.get(ref), columns)
+        first.free(ref)
+
+
+def test_a_model_answers_with_frames_and_sound(plane: Any) -> None:
+    frames = [noise("RGB", (64, 48), seed) for seed in range(3)]
+    sound = np.sin(np.arange(8000, dtype=np.float32))
+    rows = [{"videos": [(frames, {"fps": 2.0})], "audios": [(sound, 16000)]} for _ in range(4)]
+    ref = plane.put({"multi_modal_data": rows})
+    assert plane.stats().memory_used < sum(len(each.tobytes()) for each in frames) + sound.nbytes + 32 * 1024
+    for row in plane.get(ref)["multi_modal_data"].to_list():
+        ((found, about),), ((heard, rate),) = row["videos"], row["audios"]
+        assert (found, about, rate) == (frames, {"fps": 2.0}, 16000)
+        assert np.array_equal(heard, sound)
+    plane.free(ref)
