@@ -16,6 +16,7 @@ EXPECTED = {
     "peers": ("Other systems", "python -m bench.peers"),
     "local": ("One host", "python -m bench.local"),
     "stream": ("Streams", "python -m bench.stream"),
+    "media": ("Images", "python -m bench.media"),
     "replay": ("A training step", "python -m bench.replay"),
     "replay_video": (
         "The video step, 64 prompts by 8, in 2 GiB",

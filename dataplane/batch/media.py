@@ -20,6 +20,7 @@ import importlib
 import io
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from dataplane.batch.kinds import Unfit
@@ -191,6 +192,7 @@ def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
 # Made
 
 
+@lru_cache(maxsize=256)
 def _class(module: str, name: str) -> Any:
     """The class of that name, of those that PIL has for images."""
     from PIL import Image as pil

@@ -1,0 +1,135 @@
+"""Images: what a put and a get of them cost against bytes of the same size, and how often they are stored.
+
+Files that were opened and not loaded are kept as they are; a get has an image a row, of which nothing is decoded, and
+the same of bytes has a string a row. Both are run by turns, and a ratio is of such a pair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import dataplane as dp
+from bench.measure import Row, row, table, write_json
+
+RUNS = 30
+IMAGES, RESPONSES = 64, 8
+WIDTH, HEIGHT = 1280, 960  # as many bytes as a photo of four times as many pixels
+
+
+def files() -> list[bytes]:
+    """PNG files of noise, which PNG makes no smaller."""
+    source, made = np.random.default_rng(0), []
+    for _ in range(IMAGES):
+        out = io.BytesIO()
+        Image.fromarray(source.integers(0, 256, (HEIGHT, WIDTH), dtype=np.uint8)).save(out, "PNG", compress_level=1)
+        made.append(out.getvalue())
+    return made
+
+
+def _opened(data: list[bytes]) -> list[Any]:
+    return [Image.open(io.BytesIO(each)) for each in data]
+
+
+def _cycle(
+    plane: dp.Plane, rows: list[Any], give: Callable[[Any], Any], take: Callable[[Any], Any]
+) -> tuple[float, float]:
+    """Seconds of a put of what `give` makes of the rows, and of a get with what `take` makes of each."""
+    began = time.perf_counter()
+    ref = plane.put({"image": [give(each) for each in rows]})
+    middle = time.perf_counter()
+    values = [take(each) for each in plane.get(ref)["image"].to_list()]
+    ended = time.perf_counter()
+    assert len(values) == len(rows)
+    del values
+    plane.free(ref)
+    return middle - began, ended - middle
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def kept(scratch: Path) -> list[Row]:
+    """Files that are kept as they are against their bytes; images that were loaded against what users do with those."""
+    data = files()
+    loaded = _opened(data)
+    for image in loaded:
+        image.load()
+    rows = []
+
+    def image_of(pixels: bytes) -> Any:
+        return Image.frombytes("L", (WIDTH, HEIGHT), pixels)
+
+    with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
+        for name, raw, give, take in (
+            ("files over their bytes", data, _same, _same),
+            ("pixels over tobytes() and frombytes()", loaded, Image.Image.tobytes, image_of),
+        ):
+            puts, gets, both = [], [], []
+            for run in range(RUNS + 2):
+                images = loaded if raw is loaded else _opened(data)
+                if run % 2:  # by turns who is first
+                    ours, theirs = _cycle(plane, images, _same, _same), _cycle(plane, raw, give, take)
+                else:
+                    theirs, ours = _cycle(plane, raw, give, take), _cycle(plane, images, _same, _same)
+                if run >= 2:
+                    puts.append(theirs[0] / ours[0])
+                    gets.append(theirs[1] / ours[1])
+                    both.append(sum(theirs) / sum(ours))
+            detail = f"{IMAGES} of {sum(map(len, data)) / IMAGES / 1e6:.1f} MB"
+            rows.append(row(f"images as {name}, put", puts, at_least=0.8, unit="x", detail=detail))
+            rows.append(row(f"images as {name}, get", gets, at_least=0.8, unit="x"))
+            rows.append(row(f"images as {name}, both", both, at_least=0.8, unit="x"))
+    return rows
+
+
+def repeated(scratch: Path) -> list[Row]:
+    """Responses with the images of their prompts, in messages of their own: what is stored over what is meant."""
+    images = _opened(files())
+    messages = [
+        [{"role": "user", "content": [{"type": "image", "image": image}]}, {"role": "assistant", "content": f"{i}"}]
+        for image in images
+        for i in range(RESPONSES)
+    ]
+    meant = RESPONSES * sum(len(data) for data in files())
+    with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch, prewarm=0)) as plane:
+        ref = plane.put({"prompt": messages})
+        ratio = plane.stats().memory_used / meant * RESPONSES
+        assert plane.get(ref[:9])["prompt"].to_list() == messages[:9]
+        plane.free(ref)
+    return [row(f"{IMAGES} images x {RESPONSES} in messages: stored / meant x 8", [ratio], at_most=1.05, unit="x")]
+
+
+MEASUREMENTS = [kept, repeated]
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.media", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/media.json"))
+    chosen = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        for measurement in MEASUREMENTS:
+            if chosen.only is None or measurement.__name__ in chosen.only:
+                measured = measurement(Path(scratch))
+                rows += measured
+                print(table(measured), flush=True)
+    write_json(chosen.json, rows, {})
+    print(f"written to {chosen.json}")
+    return 0 if all(r.met for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
