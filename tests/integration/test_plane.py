@@ -263,7 +263,9 @@ def test_wrong_values_name_column_and_row(plane: Any) -> None:
         plane.put({"a": [1, 2, 3], "b": [1, 2]})
     assert unequal.value.column == "b"
     with pytest.raises(dp.SchemaMismatch) as misfit:
-        plane.put({"a": [np.zeros((2, 3)), np.zeros((2, 4))], "b": [np.zeros((1, 3)), np.zeros(3)]})
+        plane.put(
+            {"a": [np.zeros((2, 3)), np.zeros((2, 4))], "b": [np.zeros((1, 3)), np.ma.masked_array([1, 2], [0, 1])]}
+        )
     assert misfit.value.column == "b"
     assert misfit.value.row == 1
     with pytest.raises(dp.SchemaMismatch) as unknown:

@@ -12,7 +12,6 @@ pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
-from PIL import Image
 
 import dataplane as dp
 from dataplane.integrations import process
