@@ -14,7 +14,7 @@ however long they are. `RUN` draws the line between the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -105,6 +105,14 @@ class Frame:
             return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))
         repeated = (Part(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
         return Frame(tuple(repeated))
+
+    def numbered(self, number: Callable[[Shard], int]) -> Frame:
+        """The same rows of shards that have these numbers."""
+
+        def named(cell: Cell) -> Cell:
+            return cell._replace(shard=cell.shard._replace(id=number(cell.shard)))
+
+        return Frame(tuple([Part(tuple(map(named, part.cells)), part.rows) for part in self.parts]), self.order)
 
     def pick(self, slots: Sequence[int]) -> Frame:
         """The same rows of the columns at `slots` alone."""

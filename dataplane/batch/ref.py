@@ -28,6 +28,7 @@ import numpy.typing as npt
 from dataplane.batch import refcodec
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import Cell, Frame, Part, Shard
+from dataplane.batch.links import link_of, shard_of
 from dataplane.batch.rows import Index, Rows
 from dataplane.batch.selector import Selector, positions_of
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
@@ -305,6 +306,17 @@ class BatchRef:
         """The shards meant, each once, in order of first use."""
         cells = (cell for frame in self._frames for part in frame.parts for cell in part.cells)
         return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
+
+    def numbered(self, number: Callable[[ShardKey], int]) -> BatchRef:
+        """The same rows and columns, of shards that have these numbers: links to them, or what links are to."""
+        frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in self._frames])
+        return BatchRef(self._rows, self._columns, frames, self._origin)
+
+    def unlinked(self) -> BatchRef:
+        """As it is read: rows that several own, by the shard where they are."""
+        if all(not link_of(number) for _, number in self.shards()):
+            return self
+        return self.numbered(lambda key: shard_of(key[1]))
 
     def footprint(self) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
         """Exactly what is meant, shard by shard: columns by ordinal, and their distinct rows, ascending.

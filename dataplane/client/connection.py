@@ -156,6 +156,15 @@ class Connection:
                 self.tell(m.GiveBack(reply.stream, reply.ticket))
             case m.Stored():
                 self.tell(m.Free(self.next_id(), [reply.shard], [], ""))
+            case m.Retained():
+                self.unlink(reply.node, reply.links)
+
+    def unlink(self, node: bytes, links: list[int]) -> None:
+        """Free all of what these links to shards of the node have. Does not wait."""
+        if node == self.welcome.node:
+            self.tell(m.Free(self.next_id(), links, [], ""))
+        else:
+            self.tell(m.FreeElsewhere(self.next_id(), node, [(link, [], (0, 0, b"")) for link in links]))
 
     def discard(self, shards: list[int]) -> None:
         """Leave nothing of reservations of ours, be they sealed by now or not. Nobody else may know them."""

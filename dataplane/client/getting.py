@@ -34,6 +34,7 @@ class Getter:
 
     async def get(self, ref: BatchRef, timeout: float) -> Batch:
         """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
+        ref = ref.unlinked()
         mine, others = self._parted(ref)
         held: dict[ShardKey, Held] = {}
         if mine or others:
@@ -81,6 +82,7 @@ class Getter:
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
         """Have the node read what the reference means into memory. Does not wait."""
+        ref = ref.unlinked()
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
         self._connection.tell(m.Prefetch(self._connection.next_id(), own, _wanted(ref, others), timeout))

@@ -20,7 +20,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
-from dataplane.client import arguments, doors, embedded
+from dataplane.client import arguments, doors, embedded, retaining
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.freeing import portions
@@ -164,6 +164,20 @@ class AsyncPlane:
             for part in portions(others):
                 elsewhere = m.FreeElsewhere(self._connection.next_id(), owner, part)
                 await self._connection.request(elsewhere, m.Done, 0.0)
+
+    async def retain(self, ref: BatchRef) -> BatchRef:
+        """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
+        freed, in any order. Moves no bytes.
+
+        A reference frees what it owns, and no more, however often. What is put under a scope is freed with it only as
+        far as its putter owned it. A row that several own can be read by any reference to it as long as one owns it.
+
+        Raises Freed where a row is gone already, OwnerDied where its node is, LimitExceeded (of more rows than a
+        message can name, or where the node would have to know too much of owners), PeerUnavailable. Cancelled, it
+        leaves nothing behind.
+        """
+        self.check()
+        return await retaining.retain(self._connection, _reference(ref))
 
     async def stats(self) -> Stats:
         """The node's figures now."""

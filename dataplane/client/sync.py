@@ -111,6 +111,10 @@ class Plane:
         """Free what a reference means, or everything put under a scope. See `AsyncPlane.free`."""
         self._wait(self._plane.free(ref, scope=scope))
 
+    def retain(self, ref: BatchRef) -> BatchRef:
+        """Another reference to the same stored rows, which stay until both were freed. See `AsyncPlane.retain`."""
+        return self._wait(self._plane.retain(ref))
+
     def stats(self) -> Stats:
         """The node's figures now."""
         return self._wait(self._plane.stats())

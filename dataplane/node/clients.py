@@ -23,6 +23,7 @@ from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.handing import Handing
+from dataplane.node.shards.retaining import links_of
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
@@ -215,6 +216,8 @@ class Client:
                 return self._prefetch(request)
             case m.FreeElsewhere():
                 return self._free_elsewhere(request)
+            case m.Retain():
+                return self._retain(request)
             case m.Replicate():
                 return self._replicate(request)
             case m.Members():
@@ -460,6 +463,21 @@ class Client:
         if self._hosts is not None and self._hosts.fetcher is not None:
             await self._hosts.fetcher.free(request.node, request.parts)
         self._channel.send(m.Done(request.id))
+
+    def _retain(self, request: m.Retain) -> Coroutine[Any, Any, None] | None:
+        self._bound("links to so many shards", m.MAX_RETAINED, len(request.shards))
+        wanted = links_of(request.shards)
+        if request.node != self._node:
+            return self._retain_elsewhere(request)
+        self._channel.send(m.Retained(request.id, self._node, self._store.retain(wanted, holder=self.label)))
+        return None
+
+    async def _retain_elsewhere(self, request: m.Retain) -> None:
+        if self._hosts is None or self._hosts.fetcher is None:
+            node = request.node.hex()
+            raise OwnerDied(f"the shards were put on node {node}, which is not in the cluster: put again", node=node)
+        links = await self._hosts.fetcher.retain(request.node, request.shards)
+        self._channel.send(m.Retained(request.id, request.node, links))
 
     async def _reserve_later(self, request: m.Reserve) -> None:
         self._send_reserved(

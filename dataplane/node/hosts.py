@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
 from dataplane.cluster.joining import join
 from dataplane.cluster.membership import Member, Membership
@@ -16,6 +17,8 @@ from dataplane.config import ClusterConfig
 from dataplane.errors import ProtocolMismatch
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.offers import Offers
+from dataplane.node.shards.replicas import Part
+from dataplane.node.shards.retaining import links_of
 from dataplane.node.spread.spread import Spread
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.tables import Tables
@@ -24,7 +27,7 @@ from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import MAX_LIVE, Done, Message
+from dataplane.wire.messages import MAX_LIVE, MAX_RETAINED, Done, Message
 from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
@@ -159,17 +162,32 @@ class Hosts:
                 return self._offers.offer(request)
             case pm.Withdraw():
                 self._offers.withdraw(request)
+            case pm.RetainParts():
+                if len(request.shards) > MAX_RETAINED:
+                    raise ProtocolMismatch(f"links to {len(request.shards)} shards")
+                links = self._store.retain(links_of(request.shards), holder="another node's client")
+                return pm.Linked(request.id, links)
+            case pm.RetainReplicas() if self.fetcher is not None:
+                self.fetcher.replicas.retain(request)
             case pm.FreeParts():
-                for shard, columns, rows in request.parts:
-                    try:
-                        self._store.free_part(shard, columns, Rows.decode(rows), hollow=True)
-                    except (ValueError, IndexError) as error:
-                        raise ProtocolMismatch(f"no part of a shard: {error}") from None
+                return pm.PartsFreed(request.id, self._free(request.parts))
             case _:
                 answer = None if self.spread is None else self.spread.answer(request)
                 if answer is not None:
                     return answer
         return Done(request.id)
+
+    def _free(self, parts: Sequence[Part]) -> list[int]:
+        """Free these parts of shards here; the shards of which others own some of it still."""
+        for shard, columns, rows in parts:
+            try:
+                if columns:
+                    self._store.free_part(shard, columns, Rows.decode(rows), hollow=True)
+                else:
+                    self._store.free([shard])
+            except (ValueError, IndexError) as error:
+                raise ProtocolMismatch(f"no part of a shard: {error}") from None
+        return [shard for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts) if self._store.owned(shard)]
 
     def _describe(self, request: pm.Describe) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []

@@ -21,7 +21,7 @@ APART = 64 << 10
 """Bytes of a shard's bits from which on they are said apart."""
 
 Flags = npt.NDArray[np.bool_]
-_Place = slice | Index
+Place = slice | Index
 
 
 class Live:
@@ -73,11 +73,11 @@ class Live:
 
     def free(self, columns: Sequence[int], rows: Rows) -> None:
         """These cells, which are there, do not count any more."""
-        for block, inside in _by_block(rows):
+        for block, inside in by_block(rows):
             for column in set(columns):
                 self._free(column, block, inside)
 
-    def _free(self, column: int, block: int, inside: _Place) -> None:
+    def _free(self, column: int, block: int, inside: Place) -> None:
         flags = self._block(column, block)
         self._left -= int(np.count_nonzero(flags[inside]))
         flags[inside] = False
@@ -112,7 +112,7 @@ class Live:
 
     def all(self, column: int, rows: Rows) -> bool:
         """Whether each of these rows of the column counts."""
-        for block, inside in _by_block(rows):
+        for block, inside in by_block(rows):
             if (column, block) in self._blocks and not self._block(column, block)[inside].all():
                 return False
         return True
@@ -147,7 +147,7 @@ class Live:
 _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-def _by_block(rows: Rows) -> Iterator[tuple[int, _Place]]:
+def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
     """Rows by block, and where they are in it; of an index each once."""
     if not len(rows):
         return

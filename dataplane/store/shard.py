@@ -23,6 +23,7 @@ from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent
 from dataplane.store.backing import Backing
 from dataplane.store.extents import RangeSet
+from dataplane.store.links import Links
 from dataplane.store.live import Live
 from dataplane.store.spillfile import SpillFile
 
@@ -63,6 +64,8 @@ class Shard:
     """Which [column, row] still counts; None while all do."""
     hollow: RangeSet | None = field(default=None)
     """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
+    links: Links | None = None
+    """Its owners, where rows of it were retained; else it has one."""
 
     @property
     def held(self) -> int:
@@ -79,14 +82,18 @@ class Shard:
 
         Raises IndexError where the shard has no such column or row.
         """
-        if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
-            raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")
+        self.check_part(columns, rows)
         if self.live is None:
             if len(set(columns)) == self.columns and rows.slice == slice(0, self.rows):
                 return True
             self.live = Live(self.columns, self.rows)
         self.live.free(columns, rows)
         return not self.live
+
+    def check_part(self, columns: Sequence[int], rows: Rows) -> None:
+        """Raises IndexError where the shard has no such column or row."""
+        if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
+            raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")
 
     def live_bits(self) -> bytes:
         """`live`, one bit a cell, row-major; empty while all count."""

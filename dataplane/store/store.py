@@ -7,6 +7,7 @@ What always holds:
   goes, or when its client gives no sign of life for the lease;
 - a sealed shard's bytes stay where a pin found them until the last pin is dropped, also when it is freed meanwhile;
 - the budget counts every extent: reserved, sealed, pinned, being read or written;
+- a row that several own stays until the last has freed it (`store.links`); nobody but its owner frees an owner's share;
 - a read of several shards is admitted as one, and only the first of those that wait holds anything, so that two
   readers can not each keep what the other needs.
 
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.alike import Laid, one
+from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
@@ -33,6 +35,7 @@ from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.hollow import dead_pages
+from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
@@ -42,6 +45,7 @@ from dataplane.store.spillfile import Opened, SpillFile
 
 _HOLDERS = 64  # that are named
 _PLACE = 64  # bytes, more than it takes to say where a shard is
+_LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,11 @@ class Store:
         self._put_bytes = 0
         self._freed_bytes = 0
         self._peak = 0
+        self._links_bytes = 0
         self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
-        """Called with a shard of which some columns of some rows were freed; without rows, all of it."""
+        """Called with a shard, or a link to one, of which some columns of some rows were freed; without rows, all."""
+        self.retained: Callable[[int, Selected], None] = lambda number, selected: None
+        """Called with a new link and the rows of columns that it is to."""
 
     def following(self) -> int:
         """A number that no shard has, higher than those of all shards now, and lower than those of all to come."""
@@ -428,40 +435,121 @@ class Store:
     # Freeing
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free whole shards. Those that are gone already are passed over, so a retry does no harm."""
+        """Free whole shards, or all that a link to one has. What is gone already is passed over, so a retry does no
+        harm."""
         for number in numbers:
-            shard = self._shards.get(number)
+            shard = self._shards.get(shard_of(number))
             if shard is None:
                 continue
-            self.unscope([number])
-            del self._shards[number]
-            self._to_hollow.discard(number)
-            shard.freed = True
+            if not link_of(number):
+                self.unscope([number])
+            if shard.links is not None:
+                self._give_up(shard, shard.links, number, None, hollow=True)
+            elif not link_of(number):
+                self._discard(shard)
+            else:
+                continue
             self.freed(number, (), None)
-            if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
-                self._freed_bytes += shard.size
-            if self.pins.holds(number):
-                self._held_freed[number] = shard
-            elif shard.moving is None:
-                self._residency.discard(shard)
+
+    def _discard(self, shard: Shard) -> None:
+        """Nobody owns anything of the shard any more."""
+        self.unscope([shard.number])
+        del self._shards[shard.number]
+        self._to_hollow.discard(shard.number)
+        shard.freed = True
+        if shard.links is not None:
+            self._links_bytes -= shard.links.nbytes
+        if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
+            self._freed_bytes += shard.size
+        if self.pins.holds(shard.number):
+            self._held_freed[shard.number] = shard
+        elif shard.moving is None:
+            self._residency.discard(shard)
 
     def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, hollow: bool = False) -> None:
-        """Free these columns of these rows; the shard goes with the last of them. Raises as `Shard.free_part`.
+        """Free these columns of these rows of a shard, or of what a link to one has; the shard goes with the last of
+        them. Raises as `Shard.free_part`.
 
         hollow: give the memory of their values back now, or as soon as nobody holds the shard. Of rows whose shard soon
         goes as a whole, as those of streams, that would only take warm pages from whoever puts next.
         """
-        shard = self._shards.get(number)
+        shard = self._shards.get(shard_of(number))
         if shard is None:
             return
-        if shard.free_part(columns, rows):
-            self.free([number])
+        if shard.links is not None:
+            shard.check_part(columns, rows)
+            self._give_up(shard, shard.links, number, [(columns, rows)], hollow=hollow)
+        elif link_of(number):
             return
-        self.freed(number, columns, rows)
-        if hollow and self.pins.holds(number):
-            self._to_hollow.add(number)
+        elif shard.free_part(columns, rows):
+            self._discard(shard)
+            self.freed(number, (), None)
+            return
         elif hollow:
+            self._soon_hollow(shard, columns, rows)
+        self.freed(number, columns, rows)
+
+    def _give_up(self, shard: Shard, links: Links, number: int, selected: Selected | None, *, hollow: bool) -> None:
+        """One owner frees something; what nobody owns any more goes."""
+        before = links.nbytes
+        died = links.free(link_of(number), selected)
+        self._links_bytes += links.nbytes - before
+        for column, rows in died:
+            if shard.free_part([column], rows):
+                self._discard(shard)
+                return
+        for column, rows in died if hollow else ():
+            self._soon_hollow(shard, [column], rows)
+
+    def _soon_hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+        if self.pins.holds(shard.number):
+            self._to_hollow.add(shard.number)
+        else:
             self._hollow(shard, columns, rows)
+
+    def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
+        """Have what is meant of each shard stay until it is freed under its new link too; the numbers of those, all or
+        none.
+
+        Of a shard that several own it is enough that one owner has it. Raises Freed or Corrupt as `require`,
+        LimitExceeded where too much is known of owners already.
+        """
+        cost = 0
+        for number, selected in wanted:
+            shard = self._find(shard_of(number))
+            for columns, rows in selected:
+                self._check(shard, columns, rows)
+            links = shard.links or self._links(shard)
+            cost += links.cost(selected) + (0 if shard.links is not None else links.nbytes)
+            if self._links_bytes + cost > _LINKS:
+                what = "bytes that say who owns what several do"
+                asked = self._links_bytes + cost
+                raise LimitExceeded(
+                    f"{asked} {what}: put rows anew, or free some", what=what, asked=asked, limit=_LINKS
+                )
+        made = []
+        try:
+            for number, selected in wanted:
+                made.append(self.retain_as(number, selected, holder=holder))
+        except LimitExceeded:
+            self.free(made)
+            raise
+        return made
+
+    def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
+        """As `retain`, of one shard of which all that is there; `link`: the number that it has where that was put."""
+        shard = self._find(shard_of(number))
+        if shard.links is None:
+            shard.links = self._links(shard)
+            self._links_bytes += shard.links.nbytes
+        before = shard.links.nbytes
+        made = linked(shard.number, shard.links.retain(selected, holder, link))
+        self._links_bytes += shard.links.nbytes - before
+        self.retained(made, selected)
+        return made
+
+    def _links(self, shard: Shard) -> Links:
+        return Links(shard.columns, shard.rows, shard.live, shard.holder)
 
     def _hollow(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
         """Give the memory of freed rows back. That of a shard which is on disk too can be taken whole; nobody needs to
@@ -483,19 +571,42 @@ class Store:
         self._residency.hollow(shard, parts)
 
     def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
-        """Raises Freed, Corrupt where this part of a shard is not there."""
-        shard = self._find(number)
-        if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
-            raise Corrupt(
-                f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant", shard=number
-            )
-        if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
+        """Raises Freed, Corrupt where this part of a shard is not there, or of a link not its owner's."""
+        shard = self._find(shard_of(number))
+        self._check(shard, columns, rows)
+        owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
+        if not owned:
             raise _freed(number)
 
-    def put_by(self, number: int) -> tuple[str, str] | None:
-        """Who put the shard, and under which scope; None for one that is gone."""
+    def check(self, number: int, columns: Sequence[int], rows: Rows) -> None:
+        """Raises Freed, Corrupt where nobody has this part of a shard."""
+        self._check(self._find(number), columns, rows)
+
+    def _check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+        """Raises Freed, Corrupt where nobody has this part of the shard."""
+        if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
+            raise Corrupt(
+                f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, not what is meant",
+                shard=shard.number,
+            )
+        if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):
+            raise _freed(shard.number)
+
+    def owned(self, number: int) -> bool:
+        """Whether a shard that several own is there."""
         shard = self._shards.get(number)
-        return None if shard is None else (shard.holder, shard.scope)
+        return shard is not None and shard.links is not None
+
+    def put_by(self, number: int) -> tuple[str, str] | None:
+        """Who put the shard, and under which scope, or who made the link, which is under none; None for one that is
+        gone."""
+        shard = self._shards.get(shard_of(number))
+        if shard is None:
+            return None
+        if not link_of(number):
+            return shard.holder, shard.scope
+        holder = None if shard.links is None else shard.links.holder(link_of(number))
+        return None if holder is None else (holder, "")
 
     def unscope(self, numbers: Iterable[int]) -> None:
         """These shards are under no scope from now on. Those that are gone are passed over."""

@@ -45,9 +45,13 @@ STAGED = "\0"
 """What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
 
 MAX_SHARDS = 1 << 16
+"""Shards that one request may name or ask for."""
+
+MAX_RETAINED = 4096
+"""Shards to which one request may make links."""
+
 MAX_LIVE = 1 << 23
 """Rows of one `LiveRows`: their bits are a quarter of a frame."""
-"""Shards that one request may name or ask for."""
 
 MAX_WAITING = 1024
 """Requests of one client that may wait in a node at a time."""
@@ -139,6 +143,19 @@ class FreeElsewhere(Message, frozen=True, tag="free-elsewhere"):
     id: int
     node: bytes
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
+
+
+Selection: TypeAlias = list[tuple[list[int], tuple[int, int, bytes]]]
+"""Rows of columns of a shard: ordinals, and rows as `Rows.encode`."""
+
+
+class Retain(Message, frozen=True, tag="retain"):
+    """Make a link to these rows of columns of each of these shards of the node `node`, so that they stay until it is
+    freed too. Answered by `Retained`."""
+
+    id: int
+    node: bytes
+    shards: list[tuple[int, Selection]]
 
 
 class Prefetch(Message, frozen=True, tag="prefetch"):
@@ -636,6 +653,7 @@ Request = (
     | LiveRows
     | Prefetch
     | FreeElsewhere
+    | Retain
     | Replicate
     | Members
     | Unpin
@@ -724,6 +742,14 @@ class Stored(Message, frozen=True, tag="stored"):
 
     id: int
     shard: int
+
+
+class Retained(Message, frozen=True, tag="retained"):
+    """The links that were made to shards of the node `node`, in the order of the request."""
+
+    id: int
+    node: bytes
+    links: list[int]
 
 
 HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
@@ -950,6 +976,7 @@ Reply = (
     Welcome
     | Reserved
     | Stored
+    | Retained
     | Held
     | LiveBits
     | Replicated

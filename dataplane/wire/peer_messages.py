@@ -11,7 +11,7 @@ import msgspec
 
 from dataplane.stream.block import Block
 from dataplane.stream.settings import Settings
-from dataplane.wire.messages import Done, Failure, Message
+from dataplane.wire.messages import Done, Failure, Message, Selection
 
 MAJOR, MINOR = 1, 0
 """The version that nodes speak among each other. Another major is refused; the lower of two minors is spoken."""
@@ -96,8 +96,16 @@ class Withdraw(Message, frozen=True, tag="withdraw"):
     whole: bool = False
 
 
+class RetainParts(Message, frozen=True, tag="retain-parts"):
+    """Make links to parts of shards of yours, as `wire.messages.Retain` has it. Answered by `Linked`."""
+
+    id: int
+    shards: list[tuple[int, Selection]]
+
+
 class FreeParts(Message, frozen=True, tag="free-parts"):
-    """Free parts of shards, as `wire.messages.Free` has them. Answered by `Done`."""
+    """Free parts of shards, as `wire.messages.Free` has them; without columns, all that the number names. Answered by
+    `PartsFreed`."""
 
     id: int
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
@@ -249,6 +257,14 @@ class TakeReplicas(Message, frozen=True, tag="take-replicas"):
     timeout_s: float
 
 
+class RetainReplicas(Message, frozen=True, tag="retain-replicas"):
+    """These links were made to parts of shards of the node `node`, of which you keep replicas. Answered by `Done`."""
+
+    id: int
+    node: Identity
+    links: list[tuple[int, Selection]]
+
+
 class FreeReplicas(Message, frozen=True, tag="free-replicas"):
     """Parts of shards of the node `node` were freed, as in `FreeParts`; without columns, all of a shard. Answered by
     `Done`."""
@@ -335,6 +351,7 @@ PeerRequest = (
     | LiveRows
     | Offer
     | Withdraw
+    | RetainParts
     | FreeParts
     | Ask
     | NotAsked
@@ -353,6 +370,7 @@ PeerRequest = (
     | HeldAs
     | LetGo
     | TakeReplicas
+    | RetainReplicas
     | FreeReplicas
     | FindReplicas
     | FindTable
@@ -385,6 +403,20 @@ class Described(Message, frozen=True, tag="described"):
     id: int
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
     apart: list[int] = []
+
+
+class Linked(Message, frozen=True, tag="linked"):
+    """The links that were made, in the order of the request."""
+
+    id: int
+    links: list[int]
+
+
+class PartsFreed(Message, frozen=True, tag="parts-freed"):
+    """They are freed, and of these shards others own some of it still."""
+
+    id: int
+    owned: list[int]
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
@@ -473,6 +505,8 @@ PeerReply = (
     | Described
     | LiveBits
     | Offered
+    | Linked
+    | PartsFreed
     | Done
     | Failure
     | Answer

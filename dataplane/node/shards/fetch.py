@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from dataplane.batch.links import shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
@@ -23,12 +24,12 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, Freed, OwnerDied, ProtocolMismatch
 from dataplane.node.shards.reading import Reading, member_of
 from dataplane.node.shards.remote import Remote, Want
-from dataplane.node.shards.replicas import Replicas
+from dataplane.node.shards.replicas import Part, Replicas
 from dataplane.store.live import Live
 from dataplane.store.store import Store, check_described
 from dataplane.transport.choice import Choice
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import MAX_LIVE, Done
+from dataplane.wire.messages import MAX_LIVE, Selection
 from dataplane.wire.peer import Peers
 
 MAX_COPIES = 1 << 16
@@ -190,28 +191,44 @@ class Fetcher:
         del self._remotes[number]
         self._store.free([number])
 
-    async def free(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
+    async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, and of their copies here; what has gone with it is passed over. Raises
         PeerUnavailable, ProtocolMismatch for no parts of a shard."""
-        self._free_here(owner, parts)
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
-            await self._peers.request(member.address, request, Done, _CONTROL_S)
-            self._free_here(owner, parts)  # what was described meanwhile
+            freed = await self._peers.request(member.address, request, pm.PartsFreed, _CONTROL_S)
+            self._free_here(owner, parts, frozenset(freed.owned))
         else:
+            self._free_here(owner, parts, frozenset())
             await self.replicas.free_all(owner, parts)
 
-    def _free_here(self, owner: bytes, parts: list[tuple[int, list[int], tuple[int, int, bytes]]]) -> None:
-        for shard, columns, rows in parts:
+    def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
+        """Free the same of copies. Of shards that others own something of, what is left is learnt when it is read."""
+        for number, columns, rows in parts:
+            shard = shard_of(number)
             copy = self._copies.get((owner, shard))
-            if copy is not None:
-                try:
+            if copy is None:
+                continue
+            try:
+                if shard in owned:
+                    self._store.free([copy])
+                elif columns:
                     self._store.free_part(copy, columns, Rows.decode(rows))
-                except (ValueError, IndexError) as error:
-                    raise ProtocolMismatch(f"no part of a shard: {error}") from None
-                if not self._store.mend(copy):
-                    self._forget((owner, shard))
+            except (ValueError, IndexError) as error:
+                raise ProtocolMismatch(f"no part of a shard: {error}") from None
+            if not self._store.mend(copy):
+                self._forget((owner, shard))
+
+    async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
+        """Have the owner make links to parts of its shards; their numbers. Raises OwnerDied, PeerUnavailable, and as
+        `Store.retain`."""
+        member = member_of(self._membership, owner)
+        request = pm.RetainParts(self._peers.next_id(), shards)
+        linked = await self._peers.request(member.address, request, pm.Linked, _CONTROL_S)
+        if len(linked.links) != len(shards):
+            raise ProtocolMismatch(f"node {owner.hex()} made {len(linked.links)} links to {len(shards)} shards")
+        return linked.links
 
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The number here of a shard of which all is here in memory, for others to read."""

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
@@ -20,6 +21,8 @@ from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement
 from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, ProtocolMismatch
 from dataplane.node.shards.reading import Reading, Wanted, member_of
+from dataplane.node.shards.retaining import links_of, selection_of
+from dataplane.store.links import Selected
 from dataplane.store.store import Store
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
@@ -44,6 +47,7 @@ class Replicas:
         self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
         store.freed = self._freed
+        store.retained = self._retained
 
     def __str__(self) -> str:
         return "replicas of other nodes"
@@ -74,14 +78,22 @@ class Replicas:
             await self._peers.request(member_of(self._membership, node).address, asked, Done, timeout_s + _CONTROL_S)
         return chosen
 
-    def _freed(self, shard: int, columns: Sequence[int], rows: Rows | None) -> None:
-        """Some of a shard of this node was freed; without rows, all of it."""
-        nodes = self._elsewhere.get(shard)
+    def _retained(self, link: int, selected: Selected) -> None:
+        """A link was made to some of a shard of this node."""
+        told = [(link, selection_of(selected))]
+        for node in self._elsewhere.get(shard_of(link), ()):
+            member = self._membership.members.get(node)
+            if member is not None:
+                self._peers.tell(member.address, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
+
+    def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
+        """Some of a shard of this node was freed, or of what a link to one has; without rows, all of it."""
+        nodes = self._elsewhere.get(shard_of(number))
         if nodes is None:
             return
-        if rows is None:
-            del self._elsewhere[shard]
-        part: Part = (shard, list(columns), (0, 0, b"") if rows is None else rows.encode())
+        if self._store.put_by(shard_of(number)) is None:
+            del self._elsewhere[shard_of(number)]
+        part: Part = (number, list(columns), (0, 0, b"") if rows is None else rows.encode())
         for node in nodes:
             member = self._membership.members.get(node)
             if member is not None:
@@ -101,8 +113,11 @@ class Replicas:
         self._store.free(list(here.values()))
 
     def here(self, key: ShardKey) -> int | None:
-        """The number here of another node's shard that is kept here; None for one that is not."""
-        return self._here.get(key)
+        """The number here of another node's shard that is kept here, or of the same link to it; None for one that is
+        not."""
+        node, number = key
+        here = self._here.get((node, shard_of(number)))
+        return None if here is None else linked(here, link_of(number))
 
     async def take(self, request: pm.TakeReplicas) -> Done:
         """Keep shards of another node. Raises Backpressure, LimitExceeded, OwnerDied, PeerUnavailable, Freed."""
@@ -155,16 +170,27 @@ class Replicas:
 
     def free(self, owner: bytes, parts: Sequence[Part]) -> None:
         """Some of another node's shards was freed, of one without rows all. Raises ProtocolMismatch."""
-        for shard, columns, rows in parts:
-            number = self._here.get((owner, shard))
+        for named, columns, rows in parts:
+            key = (owner, shard_of(named))
+            number = self._here.get(key)
             if number is None:
                 continue
             try:
-                self.freeing((owner, shard), tuple(columns), Rows.decode(rows) if columns else None)
+                self.freeing((owner, named), tuple(columns), Rows.decode(rows) if columns else None)
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
             if not self._store.mend(number):
-                del self._here[owner, shard]
+                del self._here[key]
+
+    def retain(self, request: pm.RetainReplicas) -> None:
+        """Links were made to another node's shards. Those that are not here are passed over. Raises ProtocolMismatch,
+        Freed, Corrupt, LimitExceeded."""
+        for number, selected in links_of(request.links):
+            here = self._here.get((request.node, shard_of(number)))
+            if here is not None:
+                for columns, rows in selected:
+                    self._store.check(here, columns, rows)
+                self._store.retain_as(here, selected, holder=f"replica of {request.node.hex()}", link=link_of(number))
 
     def found(self, request: pm.FindReplicas) -> pm.FoundReplicas:
         """Which of another node's shards are here: their numbers here, 0 for none."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock
@@ -216,7 +217,7 @@ class Homes:
         """Another node has died, or has begun anew: what streams have of it is gone, but for what it stored since."""
 
         def there(where: bytes, shard: int) -> bool:
-            return where == self._node or self.elsewhere(where, shard)
+            return where == self._node or self.elsewhere(where, shard_of(shard))
 
         for stream in list(self._by_token.values()):
             stream.home.books.rows.forget_spare(node)
@@ -288,10 +289,10 @@ class Homes:
             raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
-                if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node, shard):
+                if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node, shard_of(shard)):
                     continue
                 raise OwnerDied(f"node {node.hex()} has died, or was taken for dead: put this again", node=node.hex())
-            if shard < self.since and not anywhere:
+            if shard_of(shard) < self.since and not anywhere:
                 raise OwnerDied("this node was taken for dead after this was put: put it again", node=node.hex())
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)

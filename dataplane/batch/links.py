@@ -1,0 +1,33 @@
+"""Numbers of shards that have several owners.
+
+A stored row may have more than one owner, as a file has several hard links. The first owner names it by the number of
+its shard. Each other has a link: the same number with a number of its own above it. So a link goes wherever a shard's
+number goes, in references, messages and cells that others keep, and whoever reads takes the shard's number out of it.
+
+Rejected: a count of owners, which `free` takes one from. To free twice what is freed does no harm today, and what has
+to be told again relies on it: an answer that was lost, rows that a reference names twice, two writers that replaced one
+row. With a count each of them would free what another still owns.
+"""
+
+from __future__ import annotations
+
+_SHARD_BITS = 40
+_SHARD = (1 << _SHARD_BITS) - 1
+
+MAX_LINK = (1 << 63 - _SHARD_BITS) - 1
+"""The last link that a shard can have: numbers of shards stay below 2**63."""
+
+
+def shard_of(number: int) -> int:
+    """The number of the shard that this is, or is a link to."""
+    return number & _SHARD
+
+
+def link_of(number: int) -> int:
+    """Which of the shard's links this is; 0 for its first owner's."""
+    return number >> _SHARD_BITS
+
+
+def linked(shard: int, link: int) -> int:
+    """The number of this link to a shard."""
+    return shard | link << _SHARD_BITS

@@ -1,0 +1,63 @@
+"""Another reference to what is stored: links to its rows, in as many requests as it takes.
+
+What always holds: a call that fails or is cancelled has retained nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.client.connection import Connection
+from dataplane.errors import DataplaneError, LimitExceeded
+from dataplane.wire import messages as m
+
+_BYTES = 2 << 20  # of encoded rows in a message, about
+_PART = 64  # bytes that a shard takes beside them, or a column
+
+Wanted = tuple[int, m.Selection]
+
+
+async def retain(connection: Connection, ref: BatchRef) -> BatchRef:
+    """The same rows, under links of their own. Raises as `AsyncPlane.retain`."""
+    by_node: defaultdict[bytes, list[Wanted]] = defaultdict(list)
+    for (node, number), selected in ref.footprint().items():
+        by_node[node].append((number, [(list(ordinals), rows.encode()) for ordinals, rows in selected]))
+    made: dict[ShardKey, int] = {}
+    try:
+        for node, wanted in by_node.items():
+            for some in _portions(wanted):
+                request = m.Retain(connection.next_id(), node, some)
+                retained = await connection.request(request, m.Retained, 0.0)
+                made |= {(node, number): link for (number, _), link in zip(some, retained.links, strict=True)}
+    except BaseException:
+        with suppress(DataplaneError):
+            for (node, _), link in made.items():
+                connection.unlink(node, [link])
+        raise
+    return ref.numbered(lambda key: made[key])
+
+
+def _portions(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """The shards by message: what is retained of one gets one link, and so is in one message."""
+    portion: list[Wanted] = []
+    nbytes = 0
+    for number, selection in wanted:
+        size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
+        if size > _BYTES:
+            what = "bytes that name rows of one shard"
+            raise LimitExceeded(
+                f"{size} {what}, more than a message may have: retain fewer rows, or rows that follow one another",
+                what=what,
+                asked=size,
+                limit=_BYTES,
+            )
+        if portion and (nbytes + size > _BYTES or len(portion) == m.MAX_RETAINED):
+            yield portion
+            portion, nbytes = [], 0
+        portion.append((number, selection))
+        nbytes += size
+    if portion:
+        yield portion

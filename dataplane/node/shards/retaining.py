@@ -1,0 +1,25 @@
+"""What is to be retained, as a message says it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataplane.batch.rows import Rows
+from dataplane.errors import ProtocolMismatch
+from dataplane.store.links import Selected
+from dataplane.wire.messages import Selection
+
+
+def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selected]]:
+    """Of each shard the rows of columns that a link is to be to. Raises ProtocolMismatch for none."""
+    if not shards or not all(selection for _, selection in shards):
+        raise ProtocolMismatch("a link to no rows of a shard")
+    try:
+        return [(shard, [(columns, Rows.decode(rows)) for columns, rows in selection]) for shard, selection in shards]
+    except ValueError as error:
+        raise ProtocolMismatch(f"no rows of a shard: {error}") from None
+
+
+def selection_of(selected: Selected) -> Selection:
+    """The same, for a message."""
+    return [(list(columns), rows.encode()) for columns, rows in selected]

@@ -1,0 +1,173 @@
+"""Who owns which cells of a shard that several own.
+
+Each owner has cells under a link of its own (`batch.links`): the first those of the whole shard, each other those that
+it retained. A cell is dead once nobody owns it any more.
+
+What always holds: to free what an owner does not have does nothing, so a free that is told again does no harm; of each
+cell that dies it is said once.
+
+A link costs a bit a row in the blocks of `live.BLOCK` rows that it has cells in, and a cell that several own four bytes
+a row of its block, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.links import MAX_LINK
+from dataplane.batch.rows import Rows
+from dataplane.errors import LimitExceeded
+from dataplane.store.live import BLOCK, Flags, Live, by_block
+
+_LINK = 512  # bytes that a link takes beside its cells' bits
+_BLOCK = 128  # and a block of either
+
+Selected = Sequence[tuple[Sequence[int], Rows]]
+"""Rows of columns by their ordinals."""
+
+_Place = tuple[int, int]  # a column and a block of its rows
+
+
+@dataclass(slots=True)
+class _Link:
+    """One owner: its cells, as packed bits of the blocks where it has some."""
+
+    holder: str
+    bits: dict[_Place, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    nbytes: int = _LINK
+
+
+class Links:
+    """The owners of one shard of `columns` by `rows`. `live`: the cells that the first has (None: all)."""
+
+    def __init__(self, columns: int, rows: int, live: Live | None, holder: str) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._next = 1
+        self._owners: dict[_Place, npt.NDArray[np.int32]] = {}
+        """Of a block in which a link has or had cells, how many own each row; in any other, the first owner alone."""
+        first = _Link(holder)
+        for column in range(columns):
+            for block in range(-(-rows // BLOCK)):
+                flags = np.ones(self._size(block), np.bool_)
+                if live is not None:
+                    flags = live.flags(column, block * BLOCK, block * BLOCK + len(flags))
+                self._set(first, (column, block), flags)
+        self._links = {0: first}
+        self.nbytes = first.nbytes
+        """The bytes that all of this takes, about."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def holder(self, link: int) -> str | None:
+        """Who made the link; None where there is none."""
+        found = self._links.get(link)
+        return None if found is None else found.holder
+
+    def _size(self, block: int) -> int:
+        return min(BLOCK, self._rows - block * BLOCK)
+
+    def cost(self, selected: Selected) -> int:
+        """The most bytes that a link to these cells can take."""
+        places = {(column, block) for columns, rows in selected for block, _ in by_block(rows) for column in columns}
+        return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
+
+    def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
+        """A new link to these cells, which somebody has; its number. Raises LimitExceeded after the last one.
+
+        `link`: the number that it has where the shard was first stored; nothing is done if there is one.
+        """
+        link = self._next if link is None else link
+        if link > MAX_LINK:
+            what = "links to a shard"
+            raise LimitExceeded(f"{MAX_LINK} {what} were made: put its rows anew", what=what, limit=MAX_LINK)
+        if link in self._links:
+            return link
+        flags: dict[_Place, Flags] = {}
+        for columns, rows in selected:
+            for block, inside in by_block(rows):
+                for column in columns:
+                    found = flags.setdefault((column, block), np.zeros(self._size(block), np.bool_))
+                    found[inside] = True
+        made = _Link(holder)
+        for place, chosen in flags.items():
+            self._set(made, place, chosen)
+            self._count(place)[chosen] += 1
+        self._next = max(self._next, link + 1)
+        self._links[link] = made
+        self.nbytes += made.nbytes
+        return link
+
+    def _set(self, link: _Link, place: _Place, flags: Flags) -> None:
+        if flags.any():
+            if place not in link.bits:
+                link.nbytes += _BLOCK + len(flags) // 8
+            link.bits[place] = np.packbits(flags)
+        else:
+            link.bits.pop(place, None)
+
+    def _count(self, place: _Place) -> npt.NDArray[np.int32]:
+        owners = self._owners.get(place)
+        if owners is None:
+            owners = self._owners[place] = self._flags(0, place).astype(np.int32)
+            self.nbytes += _BLOCK + owners.nbytes
+        return owners
+
+    def _flags(self, link: int, place: _Place) -> Flags:
+        """Which rows of a block a link has, of the caller's own."""
+        found = self._links.get(link)
+        bits = None if found is None else found.bits.get(place)
+        size = self._size(place[1])
+        return np.zeros(size, np.bool_) if bits is None else np.unpackbits(bits, count=size).view(np.bool_)
+
+    def have(self, link: int, columns: Iterable[int], rows: Rows) -> bool:
+        """Whether the link has all of these cells."""
+        return all(
+            bool(self._flags(link, (column, block))[inside].all())
+            for column in columns
+            for block, inside in by_block(rows)
+        )
+
+    def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, Rows]]:
+        """The link gives up these of its cells, or all; the rows of columns that are dead then."""
+        found = self._links.get(link)
+        if found is None:
+            return []
+        died = []
+        for place, inside in [(place, slice(None)) for place in found.bits] if selected is None else _places(selected):
+            had = self._flags(link, place)
+            left = had.copy()
+            left[inside] = False
+            gone = had & ~left
+            if gone.any():
+                self._set(found, place, left)
+                dead = np.flatnonzero(self._dead(place, gone))
+                if len(dead):
+                    died.append((place[0], Rows.index(dead + place[1] * BLOCK)))
+        if not found.bits:
+            del self._links[link]
+            self.nbytes -= found.nbytes
+        return died
+
+    def _dead(self, place: _Place, gone: Flags) -> Flags:
+        """Which of these rows, that one owner has given up, nobody has any more."""
+        owners = self._owners.get(place)
+        if owners is None:
+            return gone
+        owners[gone] -= 1
+        dead: Flags = gone & (owners == 0)
+        return dead
+
+
+def _places(selected: Selected) -> list[tuple[_Place, slice | npt.NDArray[np.int64]]]:
+    return [
+        ((column, block), inside)
+        for columns, rows in selected
+        for block, inside in by_block(rows)
+        for column in set(columns)
+    ]
