@@ -25,6 +25,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
+from dataplane.integrations.verl.planes import with_plane
 
 TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
 """How a column's rows are given back: as a tensor; the same, put dense; as they are; each out of a tuple of one."""
@@ -33,6 +34,7 @@ _WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
 _ROW = struct.Struct("<Q")  # which row; first, so that what follows is the same for all rows of a put
 _COLUMN = struct.Struct("<c8sQQIQ")  # how, node, shard, its rows, ordinal, logical bytes
+_SHARD_AT, _SHARD = _ROW.size + 1 + 8, struct.Struct("<Q")  # where a cell names its shard
 _MOST = 1 << 48
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -70,6 +72,14 @@ def cells(ref: BatchRef, how: Mapping[str, bytes]) -> dict[str, list[bytes]]:
         column = _COLUMN.pack(how[name], node, shard, len(ref), ordinal, nbytes) + _encode(field)
         made[name] = [number + column for number in numbers]
     return made
+
+
+def retained(cell: bytes) -> bytes:
+    """Another cell of the same stored value, which stays until both were freed. Raises Freed, OwnerDied, Corrupt,
+    LimitExceeded, PeerUnavailable."""
+    (found,) = find({"": [cell]})
+    ((_, link),) = with_plane(lambda plane: plane.retain(found.ref)).shards()
+    return cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -29,7 +29,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, Misuse, PeerUnavailable, Rejected
 from dataplane.integrations import process
-from dataplane.integrations.verl import cells, entries
+from dataplane.integrations.verl import cells, entries, sharing
 from dataplane.integrations.verl.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,10 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         if data.batch_size[0] != metadata.size:
             raise Misuse(f"{data.batch_size[0]} rows of data for {metadata.size} rows of metadata")
         columns, how = entries.columns_of(data)
-        putting = self._pool.submit(self._put, columns)
+        putting: Future[Any] = self._pool.submit(sharing.put, columns, how, self._settings.timeout)
         try:
             replaced = await self._held(metadata, columns)
-            ref = await asyncio.wrap_future(putting)
-            await self._tell(metadata, data, cells.cells(ref, how))
+            await self._tell(metadata, data, await asyncio.wrap_future(putting))
         except BaseException:
             putting.add_done_callback(self._undo)
             raise
@@ -110,9 +109,6 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
 
     # With the store, in a thread
 
-    def _put(self, columns: Mapping[str, Any]) -> BatchRef:
-        return _with_plane(lambda plane: plane.put(columns, timeout=self._settings.timeout))
-
     def _get(self, names: Sequence[str], rows: Sequence[Mapping[str, bytes]]) -> TensorDict:
         parts: dict[str, list[Any]] = {name: [] for name in names}
         for ref, how, positions in cells.find({name: [row[name] for row in rows] for name in names}):
@@ -131,11 +127,11 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         for ref in refs:
             _with_plane(partial(_free, ref))
 
-    def _undo(self, put: Future[BatchRef]) -> None:
+    def _undo(self, put: Future[sharing.Cells]) -> None:
         """Free what was put for nothing: the controller does not know it."""
         if not put.cancelled() and put.exception() is None:
             with suppress(DataplaneError):
-                _with_plane(partial(_free, put.result()))
+                sharing.free({name: cell} for name, made in put.result().items() for cell in made)
 
     async def _free(self, rows: Sequence[Mapping[str, bytes]]) -> None:
         names = dict.fromkeys([name for row in rows for name in row])

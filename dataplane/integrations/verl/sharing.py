@@ -1,0 +1,144 @@
+"""Rows of fields into the store, large values that this process has put before as links to what is there.
+
+What always holds: each cell that is given is its row's own, to be freed by itself; a put that fails has left nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.columns import values_of
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.values import Values
+from dataplane.client.sync import Plane
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied
+from dataplane.integrations.sharing import Known, keys_of
+from dataplane.integrations.verl import cells
+from dataplane.integrations.verl.planes import with_plane
+
+Cells = dict[str, list[bytes]]
+
+_known: Known[bytes] = Known()
+_LONGEST_S = 60.0  # that a value is waited for which another thread puts
+
+
+def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
+    """Store the columns; the cells of their rows, by field. `how`: how each is given back. Raises as `Plane.put`."""
+    values = {name: values_of(name, each) for name, each in columns.items()}
+    keys = {}
+    for name, each in values.items():
+        found = keys_of(each, tensors=how[name] in (cells.TENSOR, cells.DENSE), how=how[name])
+        if found is not None:
+            keys[name] = found
+    if not keys:
+        return _stored(values, how, timeout)
+    wanted = [key for several in keys.values() for key in several if key is not None]
+    with _known.claim(wanted, min(_LONGEST_S, timeout)) as known:
+        return _Put(values, how, keys, known).run(timeout)
+
+
+def free(rows: Iterable[Mapping[str, bytes | None]]) -> None:
+    """Free the cells of these rows, by field."""
+    listed = list(rows)
+    names = dict.fromkeys([name for row in listed for name in row])
+    for found in cells.find({name: [row.get(name) for row in listed] for name in names}):
+        with_plane(partial(_free, found.ref))
+
+
+class _Put:
+    """One put. `keys`: of the fields that are looked up; `known`: where values were put before, by their keys."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Values],
+        how: Mapping[str, bytes],
+        keys: Mapping[str, Sequence[bytes | None]],
+        known: dict[bytes, bytes],
+    ) -> None:
+        self._values = values
+        self._how = how
+        self._keys = keys
+        self._known = known
+        self._made: dict[str, list[bytes | None]] = {name: [None] * each.rows for name, each in values.items()}
+
+    def run(self, timeout: float) -> Cells:
+        try:
+            self._link()
+            while any(None in made for made in self._made.values()):
+                self._store(timeout)
+                self._link()  # equal rows of this put
+            return {name: [cell for cell in made if cell is not None] for name, made in self._made.items()}
+        except BaseException:
+            with suppress(DataplaneError):
+                free([{name: cell} for name, made in self._made.items() for cell in made])
+            raise
+
+    def _link(self) -> None:
+        """Rows whose values are there."""
+        for name, keys in self._keys.items():
+            for row, key in enumerate(keys):
+                if key in self._known and self._made[name][row] is None:
+                    self._made[name][row] = self._linked(key)
+
+    def _linked(self, key: bytes) -> bytes | None:
+        """A cell of its own for a value that is there; None where it is not any more."""
+        there = self._known[key]
+        try:
+            return cells.retained(there)
+        except (Freed, OwnerDied, LimitExceeded):
+            _known.forget({key: there})
+            del self._known[key]
+            return None
+
+    def _store(self, timeout: float) -> None:
+        """The rows that have no cell yet, but of equal ones the first alone. Fields of which all rows are stored go
+        together."""
+        whole, parts = {}, {}
+        for name, values in self._values.items():
+            rows = self._fresh(name, values.rows)
+            if len(rows) == values.rows:
+                whole[name] = values
+            elif len(rows):
+                parts[name] = rows
+        if whole:
+            everything = {name: range(values.rows) for name, values in whole.items()}
+            self._place(_stored(whole, self._how, timeout), everything)
+        for name, rows in parts.items():
+            taken = self._values[name].take(np.array(rows, np.int64))
+            self._place(_stored({name: taken}, self._how, timeout), {name: rows})
+
+    def _fresh(self, name: str, rows: int) -> list[int]:
+        seen: set[bytes] = set()
+        keys = self._keys.get(name, [None] * rows)
+        fresh = []
+        for row, key in enumerate(keys):
+            if self._made[name][row] is None and (key is None or key not in seen):
+                fresh.append(row)
+                if key is not None:
+                    seen.add(key)
+        return fresh
+
+    def _place(self, stored: Cells, rows: Mapping[str, Sequence[int]]) -> None:
+        """Remember the cells of rows that were stored."""
+        learnt = {}
+        for name, own in stored.items():
+            keys = self._keys.get(name)
+            for row, cell in zip(rows[name], own, strict=True):
+                self._made[name][row] = cell
+                if keys is not None and (key := keys[row]) is not None:
+                    learnt[key] = cell
+        self._known |= learnt
+        _known.learn(learnt)
+
+
+def _free(ref: BatchRef, plane: Plane) -> None:
+    plane.free(ref)
+
+
+def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
+    return cells.cells(with_plane(lambda plane: plane.put(values, timeout=timeout)), how)
