@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dataplane.batch.field import Field
@@ -34,10 +34,13 @@ class Table:
         columns: Any = None,
         *,
         tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
         timeout: float = tables.TIMEOUT_S,
     ) -> Index:
         """Rows with these columns; their numbers. See `AsyncTable.write`."""
-        return self._wait(self._inner.write(rows, columns, tags=tags, timeout=timeout))
+        wanted = self._inner.write(rows, columns, tags=tags, dedupe=dedupe, stored=stored, timeout=timeout)
+        return self._wait(wanted)
 
     def put(
         self,
@@ -45,10 +48,13 @@ class Table:
         columns: Any = None,
         *,
         tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
         timeout: float = tables.TIMEOUT_S,
     ) -> tuple[Rows, list[str]]:
         """As `write`; what is known of these rows then, and which columns there are. See `AsyncTable.put`."""
-        return self._wait(self._inner.put(rows, columns, tags=tags, timeout=timeout))
+        wanted = self._inner.put(rows, columns, tags=tags, dedupe=dedupe, stored=stored, timeout=timeout)
+        return self._wait(wanted)
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows of these keys. See `AsyncTable.numbers`."""

@@ -6,9 +6,10 @@ is made again, because its answer was lost, does no harm.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -80,19 +81,26 @@ class AsyncTable:
         columns: Any = None,
         *,
         tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Index:
         """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
         that are, columns they had are replaced, and freed.
 
-        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; None: only
-            keys and tags. tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of
-            its name. timeout: seconds to wait for room.
+        columns: as for `plane.put`, or a reference to what was put, which belongs to the table from then on; in a
+            mapping, a column may be a reference to one that is in a table already, which stays until no row of a table
+            needs it; None: only keys and tags.
+        tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
+        dedupe: names of columns of which equal rows are stored once.
+        stored: called with a reference to the columns, once they are the table's.
+        timeout: seconds to wait for room.
 
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
-        return _joined([_numbers(reply.rows) for reply in await self._write(rows, columns, tags, timeout, m.Numbered)])
+        replies = await self._write(rows, columns, tags, timeout, m.Numbered, dedupe, stored)
+        return _joined([_numbers(reply.rows) for reply in replies])
 
     async def put(
         self,
@@ -100,11 +108,13 @@ class AsyncTable:
         columns: Any = None,
         *,
         tags: Sequence[Mapping[str, Any]] | None = None,
+        dedupe: Collection[str] = (),
+        stored: Callable[[BatchRef], object] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> tuple[Rows, list[str]]:
         """As `write`; what is known of these rows then, of all columns of the table, and which those are. One message,
         where to write, to ask for the schema and to look would be three."""
-        replies = await self._write(rows, columns, tags, timeout, m.Looked)
+        replies = await self._write(rows, columns, tags, timeout, m.Looked, dedupe, stored)
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
         names = replies[-1].columns
@@ -112,25 +122,33 @@ class AsyncTable:
         return _rows(seen, len(names)), names
 
     async def _write(
-        self, rows: Named, columns: Any, tags: Sequence[Mapping[str, Any]] | None, timeout: float, kind: type[R]
+        self,
+        rows: Named,
+        columns: Any,
+        tags: Sequence[Mapping[str, Any]] | None,
+        timeout: float,
+        kind: type[R],
+        dedupe: Collection[str],
+        stored: Callable[[BatchRef], object] | None,
     ) -> list[R]:
         """Write, in as many steps as it takes; what each is answered."""
         deadline = Deadline.after(arguments.seconds(timeout))
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
         tagged = tags_of(tags, count)
-        staged, ref = "", columns if isinstance(columns, BatchRef) else None
-        if columns is not None and ref is None:
-            planned = await self._writer.plan(columns, ())
+        staged, (columns, ref) = "", _parted(columns)
+        if ref is not None:
+            _check_rows(len(ref), count)
+        if columns is not None:
+            planned = await self._writer.plan(columns, dedupe)
             _check_rows(planned.rows, count)
             staged = f"{self._staging}-{next(self._writes)}"
-        elif ref is not None:
-            _check_rows(len(ref), count)
         if not count:
             return []
         try:
             if staged:
-                ref = await self._writer.write(planned, staged, deadline.remaining_s)
+                written = await self._writer.write(planned, staged, deadline.remaining_s)
+                ref = written if ref is None else written.union(ref)
             found: list[R] = []
             for start, stop in stretches(count, keys, tagged):
                 last = stop == count
@@ -150,6 +168,8 @@ class AsyncTable:
             if staged:
                 self._unstage(staged)
             raise
+        if stored is not None and ref is not None:
+            stored(ref)
         return found
 
     def _unstage(self, staged: str) -> None:
@@ -378,6 +398,31 @@ class AsyncTable:
         reply = await self._connection.request(request, kind, wait_s)
         self._home = getattr(reply, "home", self._home)
         return reply
+
+
+def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
+    """What is to be stored of columns, if anything, and what of them was stored already. Raises SchemaMismatch."""
+    if isinstance(columns, BatchRef):
+        return None, columns
+    refs = _references(columns) if isinstance(columns, Mapping) else []
+    if not refs:
+        return columns, None
+    named = {name: values for name, values in columns.items() if not isinstance(values, BatchRef)}
+    return named or None, functools.reduce(BatchRef.union, refs)
+
+
+def _references(columns: Mapping[str, Any]) -> list[BatchRef]:
+    """The columns that were stored already, under their names here."""
+    found = []
+    for name, values in columns.items():
+        if isinstance(values, BatchRef):
+            if len(values.columns) != 1:
+                found_columns = f"a reference to {len(values.columns)} columns"
+                raise SchemaMismatch(
+                    f"column {name!r} is {found_columns}: select one", column=name, expected="one", found=found_columns
+                )
+            found.append(values if values.columns == (name,) else values.rename({values.columns[0]: name}))
+    return found
 
 
 def _check_rows(found: int, count: int) -> None:

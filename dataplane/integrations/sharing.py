@@ -40,7 +40,7 @@ LEAST = 16 << 10
 TENSOR, FEW = 256 << 10, 16
 """Bytes of a tensor from which on it is, and rows of a put up to which it is."""
 
-_ENTRIES = 1 << 16  # some 300 bytes each
+_ENTRIES = 1 << 14  # about a kilobyte each
 
 _encode = msgspec.msgpack.Encoder().encode
 

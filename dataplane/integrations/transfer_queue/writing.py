@@ -7,6 +7,7 @@ those they had, and tags are added to those they had.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from dataplane.batch import tensordicts, tensors
 from dataplane.batch.values import Values
 from dataplane.client.tables import Rows
 from dataplane.errors import Misuse
-from dataplane.integrations.transfer_queue import values
+from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import StorageKeyNotFoundError
 from dataplane.integrations.transfer_queue.meta import BatchMeta
 from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
@@ -75,7 +76,7 @@ def by_key(
         have = table.look(numbers, columns=list(table.schema()))
         if not have.have.any():  # rows that have nothing yet are new
             tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-    rows, names = table.put(keys, columns, tags=tags)
+    rows, names = sharing.write(partial(table.put, keys, tags=tags), columns)
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
 
 
@@ -84,7 +85,7 @@ def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None
     keys = new_keys(rows)
     if columns is None:
         return partition.table.numbers(keys, create=True), keys
-    return partition.table.write(keys, columns), keys
+    return sharing.write(partial(partition.table.write, keys), columns), keys
 
 
 def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
@@ -94,7 +95,7 @@ def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]
     if len(np.unique(numbers)) != len(numbers):
         raise ValueError("the metadata names a row twice: put each row once")
     try:
-        partition.table.write(numbers, columns, tags=tags)
+        sharing.write(partial(partition.table.write, numbers, tags=tags), columns)
     except Misuse as error:
         gone(partition, numbers, error)
         raise

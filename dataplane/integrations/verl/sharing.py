@@ -38,8 +38,12 @@ def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) ->
     if not keys:
         return _stored(values, how, timeout)
     wanted = [key for several in keys.values() for key in several if key is not None]
-    with _known.claim(wanted, min(_LONGEST_S, timeout)) as known:
-        return _Put(values, how, keys, known).run(timeout)
+    while True:
+        with _known.claim(wanted, min(_LONGEST_S, timeout)) as known:
+            try:
+                return _Put(values, how, keys, known).run(timeout)
+            except _Stale as stale:
+                _known.forget(stale.places)
 
 
 def free(rows: Iterable[Mapping[str, bytes | None]]) -> None:
@@ -48,6 +52,14 @@ def free(rows: Iterable[Mapping[str, bytes | None]]) -> None:
     names = dict.fromkeys([name for row in listed for name in row])
     for found in cells.find({name: [row.get(name) for row in listed] for name in names}):
         with_plane(partial(_free, found.ref))
+
+
+class _Stale(Exception):
+    """What was known to be there is not any more."""
+
+    def __init__(self, places: dict[bytes, bytes]) -> None:
+        super().__init__()
+        self.places = places
 
 
 class _Put:
@@ -67,6 +79,7 @@ class _Put:
         self._made: dict[str, list[bytes | None]] = {name: [None] * each.rows for name, each in values.items()}
 
     def run(self, timeout: float) -> Cells:
+        """Store it. Raises _Stale, and as `put`."""
         try:
             self._link()
             while any(None in made for made in self._made.values()):
@@ -86,12 +99,12 @@ class _Put:
                     self._made[name][row] = self._linked(key)
 
     def _linked(self, key: bytes) -> bytes | None:
-        """A cell of its own for a value that is there; None where it is not any more."""
-        there = self._known[key]
+        """A cell of its own for a value that is there; None where the node can not have another owner of it."""
         try:
-            return cells.retained(there)
-        except (Freed, OwnerDied, LimitExceeded):
-            _known.forget({key: there})
+            return cells.retained(self._known[key])
+        except (Freed, OwnerDied):
+            raise _Stale({key: self._known[key]}) from None
+        except LimitExceeded:
             del self._known[key]
             return None
 
