@@ -1,0 +1,259 @@
+"""Rows that several own, against a model: each owner has a set of cells, and a cell is there while one has it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.links import MAX_LINK, linked, shard_of
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.config import NodeConfig
+from dataplane.errors import Corrupt, Freed, LimitExceeded
+from dataplane.store import store as store_module
+from dataplane.store.links import Links
+from dataplane.store.live import BLOCK
+from dataplane.store.store import Store
+
+COLUMNS, ROWS = 2, 12
+MIB = 1 << 20
+
+Cell = tuple[int, int]
+
+
+def put(store: Store, rows: int = ROWS, width: int = 64, scope: str = "") -> int:
+    """A shard of two dense columns."""
+    field, size = Field("dense", "uint8", (width,)), rows * width
+    columns = tuple((name, ColumnLayout(field, rows, rows, ((i * size, size),))) for i, name in enumerate("ab"))
+    number = store.put_now("a", bytes(COLUMNS * size), ShardLayout(columns).encode(), scope=scope, holder="a")
+    assert number is not None
+    return number
+
+
+def store_in(directory: Path | str) -> Store:
+    return Store(NodeConfig(memory=MIB, spill=0, spill_dir=Path(directory), prewarm=0))
+
+
+SELECTED = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, COLUMNS - 1), min_size=1, max_size=2),
+        st.one_of(
+            st.tuples(st.integers(0, ROWS - 1), st.integers(1, ROWS)).map(
+                lambda pair: Rows.range(pair[0], min(ROWS, pair[0] + pair[1]))
+            ),
+            st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(Rows.index),
+        ),
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+def cells_of(selected: list[tuple[list[int], Rows]]) -> set[Cell]:
+    return {(column, row) for columns, rows in selected for column in columns for row in rows.array().tolist()}
+
+
+class OwnersAgainstAModel(RuleBasedStateMachine):
+    """Shards are put, retained through any owner, freed whole and in part, more than once, and by scope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.store = store_in(self.directory.name)
+        self.owners: dict[int, set[Cell]] = {}  # by number of a shard or link, those that have nothing left too
+        self.scopes: dict[str, list[int]] = {}
+        self.retained: list[int] = []
+        self.store.retained = lambda number, selected: self.retained.append(number)
+
+    def teardown(self) -> None:
+        asyncio.run(self.store.aclose())
+        self.directory.cleanup()
+
+    def physical(self, shard: int) -> set[Cell]:
+        return set().union(*(cells for number, cells in self.owners.items() if shard_of(number) == shard))
+
+    def any_owner(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.owners)))
+
+    @rule(scope=st.sampled_from(["", "s"]))
+    def put(self, scope: str) -> None:
+        number = put(self.store, scope=scope)
+        self.owners[number] = {(column, row) for column in range(COLUMNS) for row in range(ROWS)}
+        if scope:
+            self.scopes.setdefault(scope, []).append(number)
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), selected=SELECTED)
+    def retain(self, data: st.DataObject, selected: list[tuple[list[int], Rows]]) -> None:
+        shard = shard_of(self.any_owner(data))
+        wanted = cells_of(selected)
+        if wanted <= self.physical(shard):
+            (made,) = self.store.retain([(shard, selected)], holder="b")
+            assert made not in self.owners
+            self.owners[made] = wanted
+            assert self.retained[-1] == made
+            assert self.store.put_by(made) == ("b", "")
+        else:
+            with pytest.raises(Freed):
+                self.store.retain([(shard, selected)], holder="b")
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), selected=SELECTED, hollow=st.booleans())
+    def free_part(self, data: st.DataObject, selected: list[tuple[list[int], Rows]], hollow: bool) -> None:
+        number = self.any_owner(data)
+        for columns, rows in selected:
+            self.store.free_part(number, columns, rows, hollow=hollow)
+        self.owners[number] -= cells_of(selected)
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        number = self.any_owner(data)
+        self.store.free([number])
+        self.owners[number] = set()
+
+    @rule()
+    def free_scope(self) -> None:
+        self.store.free_scope("s")
+        for number in self.scopes.pop("s", []):
+            self.owners[number] = set()
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), selected=SELECTED)
+    def require(self, data: st.DataObject, selected: list[tuple[list[int], Rows]]) -> None:
+        number = self.any_owner(data)
+        there = cells_of(selected) <= self.owners[number]
+        try:
+            for columns, rows in selected:
+                self.store.require(number, columns, rows)
+        except Freed:
+            assert not there
+        else:
+            assert there
+
+    @invariant()
+    def a_cell_is_there_while_somebody_has_it(self) -> None:
+        for shard in {shard_of(number) for number in self.owners}:
+            left = self.physical(shard)
+            with suppress(Freed):
+                described = self.store.describe([shard])[0]
+                bits = described[4]
+                flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=COLUMNS * ROWS) if bits else np.ones(24)
+                assert {(at // ROWS, at % ROWS) for at in np.flatnonzero(flags).tolist()} == left
+                continue
+            assert not left
+
+    @invariant()
+    def nothing_is_known_of_owners_of_what_is_gone(self) -> None:
+        alive = {shard_of(number) for number, cells in self.owners.items() if cells}
+        assert self.store.statistics().shards == len(alive)
+        if not alive:
+            assert self.store._links_bytes == 0
+            assert self.store.statistics().budget.used == 0
+
+
+TestOwnersAgainstAModel = OwnersAgainstAModel.TestCase
+TestOwnersAgainstAModel.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_links_over_several_blocks_of_rows() -> None:
+    """Rows on both sides of a block's edge, and blocks that a link has nothing of."""
+    rows = 2 * BLOCK + 10
+    links = Links(1, rows, None, "a")
+    link = links.retain([([0], Rows.range(BLOCK - 2, BLOCK + 2))], "b")
+    assert links.have(link, [0], Rows.range(BLOCK - 2, BLOCK + 2))
+    assert not links.have(link, [0], Rows.range(BLOCK - 3, BLOCK + 2))
+    dead = np.concatenate([part.array() for _, part in links.free(0)])
+    assert np.array_equal(dead, np.setdiff1d(np.arange(rows), np.arange(BLOCK - 2, BLOCK + 2)))
+    assert links.free(0) == []
+    assert [(column, part.array().tolist()) for column, part in links.free(link)] == [
+        (0, [BLOCK - 2, BLOCK - 1]),
+        (0, [BLOCK, BLOCK + 1]),
+    ]
+    assert len(links) == 0
+
+
+def test_a_link_that_is_made_again_under_its_number_is_one() -> None:
+    links = Links(1, 4, None, "a")
+    assert links.retain([([0], Rows.range(0, 2))], "b", 5) == 5
+    assert links.retain([([0], Rows.range(0, 2))], "b", 5) == 5
+    assert links.retain([([0], Rows.range(0, 1))], "b") == 6
+    assert [part.array().tolist() for _, part in links.free(0)] == [[2, 3]]
+    assert links.free(5)[0][1].array().tolist() == [1]
+
+
+def test_there_are_only_so_many_links() -> None:
+    links = Links(1, 4, None, "a")
+    links.retain([([0], Rows.range(0, 1))], "b", MAX_LINK)
+    with pytest.raises(LimitExceeded, match="links to a shard"):
+        links.retain([([0], Rows.range(0, 1))], "b")
+
+
+def test_what_is_retained_is_all_or_none(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    first, second = put(store), put(store)
+    store.free_part(second, [0], Rows.range(3, 4))
+    with pytest.raises(Freed):
+        store.retain([(first, [([0], Rows.range(0, 2))]), (second, [([0], Rows.range(3, 4))])], holder="b")
+    for wrong in ([([2], Rows.range(0, 1))], [([0], Rows.range(0, ROWS + 1))], [([-1], Rows.range(0, 1))]):
+        with pytest.raises(Corrupt):
+            store.retain([(first, wrong)], holder="b")
+    store.free([first, second])
+    assert store.statistics().shards == 0
+    asyncio.run(store.aclose())
+
+
+def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_in(tmp_path)
+    monkeypatch.setattr(store_module, "_LINKS", 4096)
+    number = put(store)
+    made = []
+    with pytest.raises(LimitExceeded, match="put rows anew"):
+        for _ in range(100):
+            made += store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+    assert 1 < len(made) < 9
+    store.free(made)
+    made = store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+    store.free([number, *made])
+    assert store._links_bytes == 0
+    asyncio.run(store.aclose())
+
+
+def test_a_shard_that_is_pinned_as_its_last_owner_frees_it_stays_until_it_is_not(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    number = put(store)
+    (link,) = store.retain([(number, [([0, 1], Rows.range(0, ROWS))])], holder="b")
+    held = asyncio.run(store.pin("c", [number], Deadline.after(1.0)))
+    store.free([number])
+    store.free([link])
+    assert store.statistics().shards == 0
+    assert store.statistics().budget.used > 0
+    store.unpin("c", [each.shard for each in held])
+    assert store.statistics().budget.used == 0
+    asyncio.run(store.aclose())
+
+
+def test_links_that_were_never_made_are_passed_over(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    number = put(store)
+    store.free([linked(number, 3)])
+    store.free_part(linked(number, 3), [0], Rows.range(0, 1))
+    assert store.put_by(linked(number, 3)) is None
+    with pytest.raises(Freed):
+        store.require(linked(number, 3), [0], Rows.range(0, 1))
+    store.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+    store.free([linked(number, 3)])
+    store.require(number, [0, 1], Rows.range(0, ROWS))
+    asyncio.run(store.aclose())
