@@ -1,0 +1,397 @@
+"""Rows that several own: by both faces, through spilling, streams and tables, over hosts, and as owners die."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.batch.links import link_of, shard_of
+from dataplane.wire import messages as m
+from tests.integration.faces import FACES
+from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+
+if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
+    from tests.integration.test_hosts import Host, together
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+def columns(rows: int = 8) -> dict[str, Any]:
+    """A large column, which is a shard of its own, and small ones, which are one together."""
+    return {
+        "pixels": pattern(1, rows * (128 << 10), rows),
+        "n": np.arange(rows),
+        "text": [f"row {row}" for row in range(rows)],
+    }
+
+
+def check(plane: Any, ref: dp.BatchRef, rows: list[int]) -> None:
+    """Fails where the reference does not read as these rows."""
+    batch, expected = plane.get(ref), columns()
+    for name in batch:
+        values = batch[name].to_list()
+        assert len(values) == len(rows)
+        for value, row in zip(values, rows, strict=True):
+            assert np.array_equal(value, expected[name][row])
+
+
+def gone(plane: Any) -> None:
+    eventually(lambda: plane.stats().memory_used == plane.stats().shards == 0, "nothing is left")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[int, ...]) -> None:
+    first = plane.put(columns())
+    used = plane.stats().memory_used
+    owners = [first, plane.retain(first), plane.retain(first)]
+    assert len({frozenset(owner.shards()) for owner in owners}) == 3
+    assert plane.stats().memory_used == used  # no byte was copied
+    for owner in [owners[at] for at in order[:-1]]:
+        plane.free(owner)
+        plane.free(owner)  # an answer was lost: no harm is done
+        check(plane, owners[order[-1]], list(range(8)))
+        assert plane.stats().memory_used == used
+    plane.free(owners[order[-1]])
+    gone(plane)
+    for owner in owners:
+        with pytest.raises(dp.Freed):
+            plane.get(owner)
+        with pytest.raises(dp.Freed):
+            plane.retain(owner)
+
+
+def test_some_rows_of_some_columns(plane: Any) -> None:
+    first = plane.put(columns())
+    mine = plane.retain(first.select("pixels", "n")[[6, 1, 1]])
+    assert len(mine) == 3
+    before = plane.stats().memory_used
+    plane.free(first)
+    check(plane, mine, [6, 1, 1])
+    assert before - plane.stats().memory_used >= 6 * (128 << 10) - 4096  # whole pages of the others have gone
+    with pytest.raises(dp.Freed):
+        plane.get(first[1:3])
+    with pytest.raises(dp.Freed):
+        plane.get(first.select("text")[1:2])
+    with pytest.raises(dp.Freed):
+        plane.retain(first)
+    check(plane, first.select("n")[1:2], [1])  # it is there as long as anybody has it
+    plane.free(mine[1:2])  # of two that mean the same row
+    check(plane, mine[:1], [6])
+    with pytest.raises(dp.Freed):
+        plane.get(mine[2:])
+    plane.free(mine)
+    gone(plane)
+
+
+def test_who_retains_from_an_owner_has_no_less(plane: Any) -> None:
+    first = plane.put(columns())
+    second = plane.retain(first[2:6])
+    third = plane.retain(second[1:3])
+    plane.free(first)
+    plane.free(second)
+    check(plane, third, [3, 4])
+    plane.free(third)
+    gone(plane)
+
+
+def test_a_scope_frees_what_its_putter_owned(plane: Any) -> None:
+    first = plane.put(columns(), scope="step")
+    mine = plane.retain(first[3:5])
+    plane.free(first[3:4])
+    plane.free(scope="step")  # frees row 3 of the putter's a second time
+    check(plane, mine, [3, 4])
+    plane.free(scope="step")
+    check(plane, mine, [3, 4])
+    plane.free(mine)
+    gone(plane)
+
+
+def test_what_is_retained_goes_to_disk_and_comes_back(plane: Any) -> None:
+    first = plane.put(columns())
+    mine = plane.retain(first[2:4])
+    others = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(12)]
+    assert plane.stats().spilled_bytes > 0
+    plane.free(first)
+    check(plane, mine, [2, 3])
+    again = plane.retain(mine)
+    plane.free(mine)
+    check(plane, again, [2, 3])
+    for other in [again, *others]:
+        plane.free(other)
+    eventually(lambda: plane.stats().memory_used == plane.stats().disk_used == 0, "nothing is left")
+
+
+def test_nothing_can_be_retained_that_is_not_there(plane: Any) -> None:
+    ref = plane.put(columns())
+    with pytest.raises(dp.Misuse, match="BatchRef"):
+        plane.retain("ref")
+    with pytest.raises(dp.OwnerDied):
+        plane.retain(dp.BatchRef.of(b"nobodys!", 1, [("x", ref.schema["n"], 8, 1, 0)]))
+    plane.free(ref[:1])
+    with pytest.raises(dp.Freed):
+        plane.retain(ref)
+    plane.free(ref)
+    gone(plane)  # what was retained of other shards before one failed, too
+
+
+def test_no_rows_are_retained_without_a_message(plane: Any) -> None:
+    ref = plane.put(columns())
+    assert plane.retain(ref[:0]) == ref[:0]
+
+
+def test_more_rows_than_a_message_names_are_refused(plane: Any) -> None:
+    ref = plane.put({"x": np.zeros(2_000_000, np.uint8)})
+    with pytest.raises(dp.LimitExceeded, match="retain fewer rows"):
+        plane.retain(ref[::2])
+    mine = plane.retain(ref[1:])
+    plane.free(ref)
+    assert len(plane.get(mine)) == 1_999_999
+
+
+def test_many_shards_are_retained_in_several_messages(plane: Any) -> None:
+    refs = [plane.put({"x": np.array([number])}) for number in range(m.MAX_RETAINED + 10)]
+    whole = dp.concat(refs)
+    mine = plane.retain(whole)
+    plane.free(whole)
+    assert plane.get(mine)["x"].to_list() == list(range(m.MAX_RETAINED + 10))
+    plane.free(mine)
+    gone(plane)
+
+
+# Streams and tables
+
+
+def test_a_stream_has_what_was_retained_for_it(plane: Any) -> None:
+    first = plane.put(columns())
+    stream = plane.stream("s", ["train"])
+    stream.append(plane.retain(first[2:4]))
+    stream.append(plane.retain(first[3:5]))
+    plane.free(first)
+    with stream.consume("train", rows=4, columns=["pixels", "n"]) as delivery:
+        check(plane, delivery.ref, [2, 3, 3, 4])
+    gone(plane)
+
+
+def test_a_streams_rows_can_be_retained(plane: Any) -> None:
+    stream = plane.stream("s", ["train"])
+    stream.append(columns())
+    with stream.consume("train", rows=8, columns=["pixels", "text"]) as delivery:
+        mine = plane.retain(delivery.ref[1:3])
+    eventually(lambda: stream.stats()["rows"] == 0, "the stream is done with them")
+    check(plane, mine, [1, 2])
+    plane.free(mine)
+    gone(plane)
+
+
+def test_what_was_freed_of_a_link_is_not_appended(plane: Any) -> None:
+    """The row is there, but nobody has it for the stream."""
+    first = plane.put(columns())
+    mine = plane.retain(first)
+    plane.free(mine[1:2])
+    stream = plane.stream("s", ["train"])
+    with pytest.raises(dp.Freed):
+        stream.append(mine)
+    check(plane, first, list(range(8)))
+
+
+def test_tables_rows_share_a_column_that_is_in_the_table(plane: Any) -> None:
+    table = plane.table("t")
+    stored: list[dp.BatchRef] = []
+    table.write(["a"], {"pixels": pattern(1, MIB), "n": [0]}, stored=stored.append)
+    used = plane.stats().memory_used
+    for number, key in enumerate("bcd", 1):
+        table.write([key], {"pixels": stored[0].select("pixels"), "n": [number]})
+    assert plane.stats().memory_used - used <= 3 * 8192
+    table.clear(["a", "b"])
+    batch = plane.get(table.read(["d", "c"]))
+    assert batch["n"].to_list() == [3, 2]
+    assert np.array_equal(batch["pixels"].numpy(), np.repeat(pattern(1, MIB), 2, axis=0))
+    del batch
+    mine = plane.retain(table.read(["c"]))
+    table.clear(["c", "d"])
+    assert np.array_equal(plane.get(mine)["pixels"].numpy(), pattern(1, MIB))
+    with pytest.raises(dp.Freed):  # the table has it no more, though another does
+        table.write(["e"], {"pixels": stored[0].select("pixels")})
+    plane.free(mine)
+    gone(plane)
+
+
+def test_a_column_of_a_write_is_one_column_of_as_many_rows(plane: Any) -> None:
+    table, ref = plane.table("t"), plane.put({"x": [1, 2], "y": [3, 4]})
+    with pytest.raises(dp.SchemaMismatch, match="select one"):
+        table.write(["a", "b"], {"z": ref, "n": [1, 2]})
+    with pytest.raises(dp.SchemaMismatch, match="2 rows"):
+        table.write(["a"], {"z": ref.select("x"), "n": [1]})
+    table.write(["a", "b"], {"z": ref.select("x"), "y": ref.select("y")})
+    assert plane.get(table.read(["b"]))["z"].to_list() == [2]
+    table.drop()
+    gone(plane)
+
+
+def test_equal_rows_of_a_write_are_stored_once(plane: Any) -> None:
+    table = plane.table("t")
+    table.write([str(row) for row in range(8)], {"x": np.repeat(pattern(1, MIB), 8, axis=0)}, dedupe=["x"])
+    assert plane.stats().memory_used < 1.1 * MIB
+    assert np.array_equal(plane.get(table.read(["5"]))["x"].numpy(), pattern(1, MIB))
+    table.drop()
+    gone(plane)
+
+
+# Processes
+
+
+def _retains(pipe: Connection, address: str) -> None:
+    with dp.connect(address) as plane:
+        mine = plane.retain(pipe.recv())
+        pipe.send(mine)
+        pipe.recv()
+
+
+def test_what_a_process_retained_outlives_it_as_what_it_put(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        first = plane.put(columns())
+        with Worker(_retains, node.address) as worker:
+            worker.say(first)
+            theirs = worker.hear()
+            plane.free(first)
+            worker.kill(signal.SIGKILL)
+        check(plane, theirs, list(range(8)))
+        plane.free(theirs)
+        gone(plane)
+
+
+def test_a_call_that_is_cancelled_has_retained_nothing(node: StandingNode) -> None:
+    async def cancelled(turns: int) -> None:
+        async with dp.aio.connect(node.address) as plane:
+            first = await plane.put(columns())
+            retaining = asyncio.create_task(plane.retain(first))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            retaining.cancel()
+            made = (await asyncio.gather(retaining, return_exceptions=True))[0]
+            if isinstance(made, dp.BatchRef):
+                await plane.free(made)
+            await plane.free(first)
+            while (await plane.stats()).shards:
+                await asyncio.sleep(0)
+
+    for turns in range(12):
+        asyncio.run(asyncio.wait_for(cancelled(turns), 20))
+
+
+# Hosts
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Any, Any, Host, Host]]:
+    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as two:
+        with dp.connect(one.address) as near, dp.connect(two.address) as far:
+            together(near, far)
+            yield near, far, one, two
+
+
+def test_rows_of_another_host_are_retained_and_freed_from_here(hosts: tuple[Any, Any, Host, Host]) -> None:
+    near, far, _, _ = hosts
+    first = near.put(columns())
+    mine = far.retain(first[2:6])
+    check(far, first, list(range(8)))  # there is a copy there now
+    far.free(first)
+    check(far, mine, [2, 3, 4, 5])
+    check(near, mine, [2, 3, 4, 5])
+    with pytest.raises(dp.Freed):
+        far.get(first[:1])
+    other = near.retain(mine[:2])
+    far.free(mine)
+    far.free(mine)
+    check(far, other, [2, 3])
+    with pytest.raises(dp.Freed):
+        far.get(mine[2:])
+    near.free(other)
+    gone(near)
+
+
+def test_who_frees_here_takes_nothing_from_an_owner_there(hosts: tuple[Any, Any, Host, Host]) -> None:
+    """Each host has a copy, and each frees what it owns."""
+    near, far, _, _ = hosts
+    first = near.put(columns())
+    theirs = far.retain(first)
+    check(far, theirs, list(range(8)))
+    near.free(first)
+    check(far, theirs, list(range(8)))
+    far.free(theirs)
+    gone(near)
+
+
+def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> None:
+    """The host that rows were put on dies; they are freed where they are kept, one owner after the other."""
+    near, far, one, _ = hosts
+    first = near.put(columns(), replicas=2)
+    mine, other = near.retain(first[2:4]), far.retain(first[2:6])
+    near.free(first)
+    near.free(other[2:])
+    eventually(lambda: _readable(far, mine), "it was told of")
+    one.kill()
+    eventually(lambda: len(far.members()["members"]) == 1, "it has died")
+    check(far, mine, [2, 3])
+    with pytest.raises(dp.OwnerDied):
+        far.retain(mine)
+    far.free(first)
+    far.free(mine)
+    check(far, other[:2], [2, 3])
+    far.free(other)
+    gone(far)
+
+
+def _readable(plane: Any, ref: dp.BatchRef) -> bool:
+    return len(plane.get(ref)) == len(ref)
+
+
+def test_a_link_to_a_node_that_has_died_says_so(hosts: tuple[Any, Any, Host, Host]) -> None:
+    near, far, one, _ = hosts
+    first = near.put(columns())
+    one.kill()
+    eventually(lambda: len(far.members()["members"]) == 1, "it has died")
+    with pytest.raises(dp.OwnerDied):
+        far.retain(first)
+
+
+def test_tables_over_hosts_share_a_column(hosts: tuple[Any, Any, Host, Host]) -> None:
+    near, far, _, _ = hosts
+    stored: list[dp.BatchRef] = []
+    near.table("t").write(["a"], {"pixels": pattern(1, MIB), "n": [0]}, stored=stored.append)
+    far.table("t").write(["b"], {"pixels": stored[0].select("pixels"), "n": [1]})
+    near.table("t").clear(["a"])
+    for plane in (near, far):
+        ref = plane.table("t").read(["b"], ["pixels"])
+        assert np.array_equal(plane.get(ref)["pixels"].numpy(), pattern(1, MIB))
+    far.table("t").clear(["b"])
+    gone(near)
+    with pytest.raises(dp.Freed):
+        far.table("t").write(["c"], {"pixels": stored[0].select("pixels"), "n": [1]})
+
+
+def test_numbers_of_links_are_the_nodes_own(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        first = plane.put(columns())
+        mine = plane.retain(first)
+        pairs = zip(first.shards(), mine.shards(), strict=True)
+        assert all(link_of(b) and shard_of(b) == a and x == y for (x, a), (y, b) in pairs)
