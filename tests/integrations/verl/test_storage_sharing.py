@@ -1,0 +1,178 @@
+"""A prompt's images, put once for each of its responses through the backend: stored once, freed with the last."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from tests.processes import eventually
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+torch = pytest.importorskip("torch")
+from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
+
+from dataplane.integrations import process  # noqa: E402
+from dataplane.integrations.verl import cells, sharing  # noqa: E402
+from tests.integrations.verl.storage_job import job, used, worker  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # theirs
+]
+
+PATCHES = 112  # of 1176 float32: half a mebibyte
+IMAGE = PATCHES * 1176 * 4
+PAGES = 64 << 10  # bytes, more than all else of a row takes
+
+_number = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    with job(memory="64MiB", spill=0, prewarm=0, timeout=5) as made:
+        yield made
+
+
+@pytest.fixture
+def partition(queue: Any) -> Iterator[str]:
+    """One of its own for each test. When that is cleared, nothing is left in the store."""
+    name = f"shared{next(_number)}"
+    yield name
+    queue.get_client().clear_partition(name)
+    eventually(lambda: used() == 0, "all of it is freed")
+
+
+def pixels(prompt: int) -> dict[str, Any]:
+    """What the processor makes of a prompt's image: new memory each time."""
+    made = torch.randn(PATCHES, 1176, generator=torch.Generator().manual_seed(prompt))
+    return {"pixel_values": made, "image_grid_thw": torch.tensor([[1, 8, 14]])}
+
+
+def trajectories(prompts: list[int]) -> TensorDict:
+    inputs = [NonTensorData(pixels(prompt)) for prompt in prompts]
+    ids = torch.nested.as_nested_tensor([torch.arange(5 + prompt) for prompt in prompts], layout=torch.jagged)
+    return TensorDict({"multi_modal_inputs": NonTensorStack(*inputs), "input_ids": ids}, batch_size=[len(prompts)])
+
+
+def put(queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None:
+    queue.kv_batch_put(keys=keys, fields=trajectories(prompts), partition_id=partition)
+
+
+def check(queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None:
+    got = queue.kv_batch_get(keys=keys, partition_id=partition)
+    for entry, ids, prompt in zip(got["multi_modal_inputs"], got["input_ids"].unbind(), prompts, strict=True):
+        found = entry if isinstance(entry, dict) else entry.data
+        assert torch.equal(found["pixel_values"], pixels(prompt)["pixel_values"])
+        assert torch.equal(found["image_grid_thw"], pixels(prompt)["image_grid_thw"])
+        assert torch.equal(ids, torch.arange(5 + prompt))
+
+
+def test_what_the_responses_of_a_prompt_share_is_stored_once(queue: Any, partition: str) -> None:
+    pairs = [(prompt, response) for prompt in range(4) for response in range(8)]
+    keys = [f"{prompt}_{response}" for prompt, response in pairs]
+    for key, (prompt, _) in zip(keys, pairs, strict=True):
+        put(queue, partition, [key], [prompt])
+    assert used() <= (1 / 8 + 0.05) * len(keys) * IMAGE
+    check(queue, partition, keys, [prompt for prompt, _ in pairs])
+    for some in (keys[::8], keys[1::8], keys[3:8]):  # the first of each among them, whose put stored it
+        queue.kv_clear(keys=some, partition_id=partition)
+        queue.kv_clear(keys=some, partition_id=partition)
+    left = [(key, prompt) for key, (prompt, response) in zip(keys, pairs, strict=True) if response in (2, 7) and prompt]
+    check(queue, partition, [key for key, _ in left], [prompt for _, prompt in left])
+
+
+def test_responses_put_at_once_wait_for_one_of_them(queue: Any, partition: str) -> None:
+    async def put_all() -> None:
+        await asyncio.gather(
+            *(
+                queue.async_kv_batch_put(keys=[str(n)], fields=trajectories([7]), partition_id=partition)
+                for n in range(8)
+            )
+        )
+
+    for _ in range(3):  # the second time what is known is gone, and all find that out at once
+        asyncio.run(put_all())
+        assert used() <= IMAGE + 8 * PAGES
+        check(queue, partition, [str(n) for n in range(8)], [7] * 8)
+        queue.kv_clear(keys=[str(n) for n in range(8)], partition_id=partition)
+        eventually(lambda: used() == 0, "the last one frees it")
+
+
+def test_rows_of_one_put_share_with_each_other_and_with_those_before(queue: Any, partition: str) -> None:
+    put(queue, partition, ["a", "b"], [1, 1])
+    assert used() <= IMAGE + PAGES
+    put(queue, partition, ["c", "d", "e", "f"], [2, 1, 2, 3])
+    assert used() <= 3 * IMAGE + 2 * PAGES
+    check(queue, partition, ["f", "e", "d", "c", "b", "a"], [3, 2, 1, 2, 1, 1])
+    queue.kv_clear(keys=["a", "b", "c"], partition_id=partition)
+    check(queue, partition, ["d", "e", "f"], [1, 2, 3])
+    queue.kv_clear(keys=["d", "f"], partition_id=partition)
+    check(queue, partition, ["e"], [2])
+    assert used() <= IMAGE + PAGES
+
+
+def test_a_row_that_is_replaced_takes_nothing_from_others(queue: Any, partition: str) -> None:
+    for key in ("a", "b"):
+        put(queue, partition, [key], [1])
+    put(queue, partition, ["a"], [2])
+    put(queue, partition, ["b"], [1])  # by what it has
+    check(queue, partition, ["a", "b"], [2, 1])
+    put(queue, partition, ["b"], [2])
+    check(queue, partition, ["b", "a"], [2, 2])
+    assert used() <= IMAGE + PAGES
+
+
+def test_another_process_stores_its_own_and_reads_what_is_shared(queue: Any, partition: str) -> None:
+    for key in ("a", "b"):
+        put(queue, partition, [key], [1])
+    other = worker()
+    ray.get(other.call.remote("kv_batch_put", keys=["c"], fields=trajectories([1]), partition_id=partition), timeout=60)
+    found = ray.get(other.call.remote("kv_batch_get", keys=["b"], partition_id=partition), timeout=60)
+    (entry,) = found["multi_modal_inputs"]
+    assert torch.equal((entry if isinstance(entry, dict) else entry.data)["pixel_values"], pixels(1)["pixel_values"])
+    ray.get(other.call.remote("kv_clear", keys=["a", "b"], partition_id=partition), timeout=60)
+    check(queue, partition, ["c"], [1])
+
+
+def test_a_put_that_fails_leaves_nothing_and_what_it_shares(queue: Any, partition: str) -> None:
+    put(queue, partition, ["a"], [1])
+    before = used()
+    with pytest.raises(dp.LimitExceeded):
+        fields = trajectories([1])
+        fields["large"] = torch.zeros(1, 80 << 20, dtype=torch.uint8)
+        queue.kv_batch_put(keys=["b"], fields=fields, partition_id=partition)
+    assert used() == before
+    queue.kv_clear(keys=["b"], partition_id=partition)
+    check(queue, partition, ["a"], [1])
+
+
+def test_where_a_node_can_not_know_of_more_owners_rows_are_stored(
+    queue: Any, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(cell: bytes) -> bytes:
+        raise dp.LimitExceeded("so many owners", what="owners", asked=2, limit=1)
+
+    monkeypatch.setattr(cells, "retained", refuse)
+    put(queue, partition, ["a", "b"], [1, 1])
+    put(queue, partition, ["c"], [1])
+    check(queue, partition, ["a", "b", "c"], [1, 1, 1])
+    assert used() >= 3 * IMAGE
+
+
+def test_cells_of_one_value_are_freed_one_by_one(queue: Any) -> None:
+    """Also together, and twice: each cell is its own."""
+    made = sharing.put({"x": [pixels(5)] * 3}, {"x": cells.ROWS}, 5.0)
+    assert len(set(made["x"])) == 3
+    sharing.free({"x": cell} for cell in made["x"][:2])
+    sharing.free({"x": cell} for cell in made["x"][:2])
+    (found,) = cells.find({"x": made["x"][2:]})
+    assert torch.equal(process.plane().get(found.ref)["x"].torch()[0]["pixel_values"], pixels(5)["pixel_values"])
+    sharing.free({"x": cell} for cell in made["x"])
+    assert used() == 0

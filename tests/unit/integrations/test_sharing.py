@@ -1,0 +1,161 @@
+"""The index of what a process has put: who may put, who waits, what is forgotten; and the keys of values."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataplane.batch.columns import values_of
+from dataplane.integrations.sharing import FEW, LEAST, TENSOR, Known, keys_of
+
+WAIT_S = 15.0
+
+
+def image(seed: int, nbytes: int = LEAST) -> dict[str, object]:
+    values = np.random.default_rng(seed).integers(0, 255, (nbytes // 8, 8), np.uint8)
+    return {"pixel_values": values, "grid": np.array([seed, 2])}
+
+
+# Keys
+
+
+def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
+    first = keys_of(values_of("x", [image(1), image(2), image(1)]), tensors=False)
+    again = keys_of(values_of("y", [image(1)]), tensors=False)
+    assert first is not None
+    assert again is not None
+    assert first[0] == first[2] == again[0] != first[1]
+    (as_tensor,) = keys_of(values_of("y", [image(1)]), tensors=False, how=b"t") or [None]
+    assert as_tensor != again[0]
+
+
+def test_the_same_bytes_as_something_else_have_another_key() -> None:
+    values = np.arange(2 * LEAST, dtype=np.uint8)
+    forms = [
+        [{"x": values}],
+        [{"y": values}],
+        [{"x": values.view(np.int8)}],
+        [{"x": values.reshape(2, -1)}],
+        [{"x": values.reshape(-1, 2)}],
+        [{"x": values, "y": values[:0]}],
+        [bytes(values)],
+        ["a" * 2 * LEAST],
+        [{"x": b"a" * 2 * LEAST}],
+    ]
+    keys = [keys_of(values_of("c", form), tensors=False) for form in forms]
+    assert all(key is not None for key in keys)
+    assert len({key[0] for key in keys if key}) == len(forms)
+
+
+def test_small_values_are_not_looked_up() -> None:
+    assert keys_of(values_of("x", [image(1, 64)] * 8), tensors=False) is None
+    keys = keys_of(values_of("x", [image(1, 64), image(1), image(2)]), tensors=False)
+    assert keys is not None
+    assert [key is None for key in keys] == [True, False, False]
+
+
+def test_tensors_are_looked_up_where_they_are_large_and_few() -> None:
+    row = np.zeros(TENSOR, np.uint8)
+    assert keys_of(values_of("x", row[None]), tensors=True) is not None
+    assert keys_of(values_of("x", row[None, :-1]), tensors=True) is None
+    assert keys_of(values_of("x", np.zeros((FEW + 1, TENSOR), np.uint8)), tensors=True) is None
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.booleans())
+def test_keys_are_equal_as_rows_are(seeds: list[int], small: bool) -> None:
+    rows = [image(seed) for seed in seeds]
+    if small:
+        rows.append({"grid": np.array([1])})
+    keys = keys_of(values_of("x", rows), tensors=False)
+    assert keys is not None
+    for a, key in zip(seeds, keys, strict=False):
+        assert [key == other for other in keys[: len(seeds)]] == [a == b for b in seeds]
+
+
+# Claims
+
+
+def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
+    known: Known[str] = Known()
+    with known.claim([b"a", b"b"], WAIT_S) as there:
+        assert there == {}
+        known.learn({b"a": "here"})
+    with known.claim([b"a", b"b"], WAIT_S) as there:
+        assert there == {b"a": "here"}
+    known.forget({b"a": "".join(["he", "re too"])})  # which somebody has put elsewhere meanwhile
+    assert len(known) == 1
+    known.forget(there)
+    assert len(known) == 0
+
+
+def test_the_last_used_are_kept() -> None:
+    known: Known[int] = Known(entries=2)
+    for number, key in enumerate((b"a", b"b")):
+        known.learn({key: number})
+    with known.claim([b"a"], WAIT_S):
+        pass
+    known.learn({b"c": 2})
+    with known.claim([b"a", b"b", b"c"], WAIT_S) as there:
+        assert there == {b"a": 0, b"c": 2}
+
+
+@pytest.mark.parametrize("keys", [(b"a",), (b"a", b"b", b"c")])
+def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
+    known: Known[int] = Known()
+    put: list[bytes] = []
+    barrier = threading.Barrier(8)
+
+    def work(number: int) -> list[int]:
+        mine = [keys[(number + at) % len(keys)] for at in range(len(keys))]  # each in another order
+        barrier.wait(WAIT_S)
+        with known.claim(mine, WAIT_S) as there:
+            fresh = [key for key in mine if key not in there]
+            put.extend(fresh)
+            known.learn(dict.fromkeys(fresh, number))
+            return [{**there, **dict.fromkeys(fresh, number)}[key] for key in keys]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, range(8)))
+    assert sorted(put) == sorted(keys)
+    assert all(each == found[0] for each in found)
+
+
+def test_who_waited_for_a_put_that_failed_puts_itself() -> None:
+    known: Known[int] = Known()
+    begun, may_fail = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        with pytest.raises(ZeroDivisionError), known.claim([b"a"], WAIT_S):
+            begun.set()
+            assert may_fail.wait(WAIT_S)
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(fails)
+        assert begun.wait(WAIT_S)
+        with known.claim([b"a"], 0.05) as there:  # it takes long: this one puts as well
+            assert there == {}
+        may_fail.set()
+        failed.result(WAIT_S)
+    with known.claim([b"a"], WAIT_S) as there:
+        assert there == {}
+    assert not known._coming
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parents() -> None:
+    known: Known[int] = Known()
+    known.learn({b"b": 1})
+    with known.claim([b"a"], WAIT_S):
+        known._lock.acquire()
+        pid = os.fork()
+        if not pid:
+            with known.claim([b"a", b"b"], WAIT_S) as there:
+                os._exit(0 if there == {b"b": 1} else 1)
+        known._lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
