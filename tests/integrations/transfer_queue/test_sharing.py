@@ -1,0 +1,142 @@
+"""A prompt's images, put once for each of its responses by TransferQueue's calls: stored once, freed with the last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensordict", reason="needs tensordict: make test-integrations")
+from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
+
+import dataplane as dp  # noqa: E402
+from dataplane.integrations import process  # noqa: E402
+from tests.processes import eventually  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the module's threads live as long as the process"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+PATCHES = 112  # of 1176 float32: half a mebibyte
+IMAGE = PATCHES * 1176 * 4
+PAGES = 64 << 10  # bytes, more than all else of a row takes
+
+
+def used() -> int:
+    return process.plane().stats().memory_used
+
+
+def pixels(prompt: int) -> dict[str, Any]:
+    """What the processor makes of a prompt's image: new memory each time."""
+    made = torch.randn(PATCHES, 1176, generator=torch.Generator().manual_seed(prompt))
+    return {"pixel_values": made, "image_grid_thw": torch.tensor([[1, 8, 14]])}
+
+
+def trajectories(prompts: list[int]) -> TensorDict:
+    inputs = [NonTensorData(pixels(prompt)) for prompt in prompts]
+    ids = torch.nested.as_nested_tensor([torch.arange(5 + prompt) for prompt in prompts], layout=torch.jagged)
+    return TensorDict({"multi_modal_inputs": NonTensorStack(*inputs), "input_ids": ids}, batch_size=[len(prompts)])
+
+
+def check(tq: Any, pid: str, keys: list[str], prompts: list[int]) -> None:
+    got = tq.kv_batch_get(keys=keys, partition_id=pid)
+    for entry, ids, prompt in zip(got["multi_modal_inputs"], got["input_ids"].unbind(), prompts, strict=True):
+        found = entry if isinstance(entry, dict) else entry.data
+        assert torch.equal(found["pixel_values"], pixels(prompt)["pixel_values"])
+        assert torch.equal(found["image_grid_thw"], pixels(prompt)["image_grid_thw"])
+        assert torch.equal(ids, torch.arange(5 + prompt))
+
+
+def test_what_the_responses_of_a_prompt_share_is_stored_once(ours: Any, pid: str) -> None:
+    before = used()
+    pairs = [(prompt, response) for prompt in range(4) for response in range(8)]
+    keys = [f"{prompt}_{response}" for prompt, response in pairs]
+    for key, (prompt, response) in zip(keys, pairs, strict=True):
+        if response % 2:
+            ours.kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=pid)
+        else:
+            fields = {"multi_modal_inputs": pixels(prompt), "input_ids": torch.arange(5 + prompt)}
+            ours.kv_put(key, pid, fields=fields)
+    assert used() - before <= (1 / 8 + 0.05) * len(keys) * IMAGE
+    check(ours, pid, keys, [prompt for prompt, _ in pairs])
+    ours.kv_clear(keys[::8], pid)  # the first of each, whose put stored it
+    ours.kv_clear(keys[1::8], pid)
+    check(ours, pid, keys[2:8] + keys[10:16], [0] * 6 + [1] * 6)
+    ours.kv_clear(keys[:8], pid)
+    eventually(lambda: used() - before <= 3 * IMAGE + 4 * PAGES, "the first prompt's image has gone")
+    ours.kv_clear(keys, pid)
+    eventually(lambda: used() == before, "nothing is left")
+
+
+def test_responses_put_at_once_wait_for_one_of_them(ours: Any, pid: str) -> None:
+    before = used()
+
+    async def put_all() -> None:
+        await asyncio.gather(
+            *(ours.async_kv_batch_put(keys=[str(n)], fields=trajectories([7]), partition_id=pid) for n in range(8))
+        )
+
+    for _ in range(3):  # the second time what is known is gone, and all find that out at once
+        asyncio.run(put_all())
+        assert used() - before <= IMAGE + 8 * PAGES
+        check(ours, pid, [str(n) for n in range(8)], [7] * 8)
+        ours.kv_clear([str(n) for n in range(8)], pid)
+        eventually(lambda: used() == before, "the last one frees it")
+
+
+def test_rows_of_one_put_share(ours: Any, pid: str) -> None:
+    before = used()
+    ours.kv_batch_put(keys=["a", "b", "c"], fields=trajectories([1, 2, 1]), partition_id=pid)
+    ours.kv_batch_put(keys=["d", "e"], fields=trajectories([2, 1]), partition_id=pid)
+    assert used() - before <= 2 * IMAGE + 2 * PAGES
+    check(ours, pid, list("edcba"), [1, 2, 1, 2, 1])
+    ours.kv_clear(["a", "b", "c"], pid)
+    check(ours, pid, ["d", "e"], [2, 1])
+    ours.kv_clear(["d", "e"], pid)
+    eventually(lambda: used() == before, "nothing is left")
+
+
+def test_a_row_that_is_replaced_takes_nothing_from_others(ours: Any, pid: str) -> None:
+    for key, prompt in (("a", 1), ("b", 1), ("a", 2), ("b", 1)):
+        ours.kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=pid)
+    check(ours, pid, ["a", "b"], [2, 1])
+    ours.kv_batch_put(keys=["b"], fields=trajectories([2]), partition_id=pid)
+    check(ours, pid, ["b", "a"], [2, 2])
+
+
+def test_partitions_share_and_are_cleared_apart(ours: Any, pid: str) -> None:
+    ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=pid)
+    before = used()
+    ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=f"{pid}_val")
+    assert used() - before <= PAGES
+    ours.get_client().clear_partition(pid)
+    check(ours, f"{pid}_val", ["a"], [1])
+    ours.get_client().clear_partition(f"{pid}_val")
+
+
+def test_rows_that_are_inserted_share(ours: Any, pid: str) -> None:
+    before, client = used(), ours.get_client()
+    metas = [client.put(trajectories([3]), partition_id=pid) for _ in range(8)]
+    assert used() - before <= IMAGE + 8 * PAGES
+    for meta in metas:
+        found = client.get_data(client.get_meta(["multi_modal_inputs"], 1, pid, mode="fetch", task_name="t"))
+        (entry,) = found["multi_modal_inputs"]
+        assert torch.equal((entry if isinstance(entry, dict) else entry.data)["pixel_values"], pixels(3)["pixel_values"])
+        del found, entry
+    client.clear_partition(pid)
+    eventually(lambda: used() == before, "nothing is left")
+
+
+def test_a_put_that_fails_leaves_nothing_and_what_it_shares(ours: Any, pid: str) -> None:
+    ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=pid)
+    before = used()
+    fields = trajectories([1])
+    fields["large"] = torch.zeros(1, 160 << 20, dtype=torch.uint8)
+    with pytest.raises(dp.LimitExceeded):
+        ours.kv_batch_put(keys=["b"], fields=fields, partition_id=pid)
+    assert used() == before
+    check(ours, pid, ["a"], [1])
