@@ -166,7 +166,8 @@ def test_a_tag_that_can_not_be_carried_is_told(ours: Any, pid: str) -> None:
 
 def test_more_than_fits_waits_and_is_told_who_holds_the_memory(ours: Any, pid: str) -> None:
     with pytest.raises(dp.LimitExceeded, match="memory budget"):
-        ours.kv_batch_put(KEYS, pid, fields=TensorDict({"x": torch.empty(4, 64 << 20, dtype=torch.uint8)}, [4]))
+        rows = torch.arange(4, dtype=torch.uint8)[:, None].repeat(1, 64 << 20)  # equal ones are stored once
+        ours.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows}, [4]))
 
 
 def test_a_batch_of_no_rows_is_refused(ours: Any, pid: str) -> None:

@@ -359,16 +359,16 @@ def test_rows_of_a_writer_that_is_killed_are_read(partition: str) -> None:
 
 def test_a_store_that_is_full_raises_backpressure_and_goes_on(partition: str) -> None:
     """After the time that was set, not never; nothing of the put is there; room that comes back is used."""
-    big = rows(1, x=torch.ones(1, 10 << 20))
+    big, other = rows(1, x=torch.ones(1, 10 << 20)), rows(1, x=torch.zeros(1, 10 << 20))
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=big)
     with pytest.raises(dp.Backpressure) as raised:
-        tq.kv_batch_put(keys=["b"], partition_id=partition, fields=big)
+        tq.kv_batch_put(keys=["b"], partition_id=partition, fields=other)
     assert raised.value.needed >= 40 << 20
     assert used() <= 41 << 20
     with pytest.raises(dp.LimitExceeded):
         tq.kv_batch_put(keys=["b"], partition_id=partition, fields=rows(1, x=torch.ones(1, 20 << 20)))
     tq.kv_clear(keys=["a"], partition_id=partition)
-    tq.kv_batch_put(keys=["b"], partition_id=partition, fields=big)
+    tq.kv_batch_put(keys=["b"], partition_id=partition, fields=other)
     assert tq.kv_batch_get(keys=["b"], partition_id=partition)["x"].values().shape == (10 << 20,)
 
 
