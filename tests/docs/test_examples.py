@@ -193,6 +193,7 @@ INTERNAL = {
     *("ref.of", "ref.sources", "ref.pieces", "ref.shards", "ref.footprint"),
     *("column.of", "column.reading", "stats.of", "config.spill_path"),
     *("field.item_shape", "field.item_nbytes"),
+    *("ref.numbered", "ref.unlinked"),
 }
 
 

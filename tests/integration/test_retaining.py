@@ -303,10 +303,14 @@ def test_a_call_that_is_cancelled_has_retained_nothing(node: StandingNode) -> No
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Any, Any, Host, Host]]:
-    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as two:
-        with dp.connect(one.address) as near, dp.connect(two.address) as far:
-            together(near, far)
-            yield near, far, one, two
+    with (
+        Host(tmp_path / "one") as one,
+        Host(tmp_path / "two", one) as two,
+        dp.connect(one.address) as near,
+        dp.connect(two.address) as far,
+    ):
+        together(near, far)
+        yield near, far, one, two
 
 
 def test_rows_of_another_host_are_retained_and_freed_from_here(hosts: tuple[Any, Any, Host, Host]) -> None:

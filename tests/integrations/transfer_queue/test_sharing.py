@@ -122,10 +122,12 @@ def test_rows_that_are_inserted_share(ours: Any, pid: str) -> None:
     before, client = used(), ours.get_client()
     metas = [client.put(trajectories([3]), partition_id=pid) for _ in range(8)]
     assert used() - before <= IMAGE + 8 * PAGES
-    for meta in metas:
+    for _ in metas:
         found = client.get_data(client.get_meta(["multi_modal_inputs"], 1, pid, mode="fetch", task_name="t"))
         (entry,) = found["multi_modal_inputs"]
-        assert torch.equal((entry if isinstance(entry, dict) else entry.data)["pixel_values"], pixels(3)["pixel_values"])
+        assert torch.equal(
+            (entry if isinstance(entry, dict) else entry.data)["pixel_values"], pixels(3)["pixel_values"]
+        )
         del found, entry
     client.clear_partition(pid)
     eventually(lambda: used() == before, "nothing is left")

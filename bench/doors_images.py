@@ -1,0 +1,214 @@
+"""What a prompt's responses share, put by each of them: bytes stored, and time. `python -m bench.doors_images`.
+
+64 prompts of an image, half a mebibyte of pixels, 8 responses each, each put by itself with its own copy of the pixels,
+as verl's agent loop does, the 8 of a prompt at once: through TransferQueue's SimpleStorage, which has every value,
+through our backend, and through the module of TransferQueue's calls; the last two also with nothing shared. By turns,
+each in a process of its own, and a round reads one response of each prompt and clears all.
+
+Run it in the environment of `make test-integrations`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Row, row, table, write_json
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, RESPONSES, PATCHES, WIDTH, TOKENS = 64, 8, 112, 1176, 256
+PARTITION = "images"
+DOORS = ("SimpleStorage", "Dataplane", "Dataplane apart", "module", "module apart")
+BOUND = 1 / 8 + 0.05
+
+
+def _open(door: str) -> Any:
+    """The module of TransferQueue's calls behind this door, initialised."""
+    import dataplane as dp
+    from dataplane.integrations import process, sharing
+
+    if door.endswith("apart"):
+        sharing.LEAST = sharing.TENSOR = 1 << 62
+    if door.startswith("module"):
+        from dataplane.integrations import transfer_queue as ours
+
+        process.start(dp.NodeConfig(memory="1GiB", spill=0))
+        ours.init()
+        return ours
+    import ray
+    import transfer_queue as theirs
+    from omegaconf import OmegaConf
+
+    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
+    settings = {"storage_backend": door.split()[0], "Dataplane": {"memory": "1GiB", "spill": 0}}
+    theirs.init(OmegaConf.create({"backend": settings}))
+    return theirs
+
+
+def _trajectory(prompt: int, response: int) -> tuple[Any, int]:
+    """The fields of a response, and their bytes."""
+    import torch
+    from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+    pixels = torch.randn(PATCHES, WIDTH, generator=torch.Generator().manual_seed(prompt))
+    inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, 14]])}
+    lengths = {"prompts": TOKENS, "responses": TOKENS, "input_ids": 2 * TOKENS, "position_ids": 8 * TOKENS}
+    ids = {name: torch.full((length,), response) for name, length in lengths.items()}
+    fields: dict[str, Any] = {
+        name: torch.nested.as_nested_tensor([each], layout=torch.jagged) for name, each in ids.items()
+    }
+    fields["multi_modal_inputs"] = NonTensorStack(NonTensorData(inputs))
+    nbytes = sum(int(each.nbytes) for each in [*ids.values(), *inputs.values()])
+    return TensorDict(fields, batch_size=[1]), nbytes
+
+
+async def _put(queue: Any) -> tuple[list[float], float, int]:
+    """Seconds of each put and of all of them, and the bytes of what was put."""
+    times, whole_s, logical = [], 0.0, 0
+
+    async def put(key: str, fields: Any) -> None:
+        began = time.perf_counter()
+        await queue.async_kv_batch_put(keys=[key], fields=fields, partition_id=PARTITION)
+        times.append(time.perf_counter() - began)
+
+    for prompt in range(PROMPTS):
+        made = [_trajectory(prompt, response) for response in range(RESPONSES)]
+        logical += sum(nbytes for _, nbytes in made)
+        began = time.perf_counter()
+        await asyncio.gather(*(put(f"{prompt}_{number}", fields) for number, (fields, _) in enumerate(made)))
+        whole_s += time.perf_counter() - began
+    return times, whole_s, logical
+
+
+def _round(queue: Any, *, ours: bool) -> dict[str, float]:
+    from dataplane.integrations import process
+
+    def used() -> int:
+        return process.plane().stats().memory_used if ours else 0
+
+    before = used()
+    times, whole_s, logical = asyncio.run(_put(queue))
+    stored = used() - before if ours else logical
+    got = queue.kv_batch_get(keys=[f"{prompt}_{RESPONSES - 1}" for prompt in range(PROMPTS)], partition_id=PARTITION)
+    for prompt, entry in enumerate(got["multi_modal_inputs"]):
+        inputs = entry if isinstance(entry, dict) else entry.data
+        expected = _trajectory(prompt, 0)[0]["multi_modal_inputs"][0]
+        assert (inputs["pixel_values"] == expected["pixel_values"]).all(), "what was read is what was put"
+        del inputs
+    del got, entry
+    keys = [f"{prompt}_{response}" for prompt in range(PROMPTS) for response in range(RESPONSES)]
+    queue.kv_clear(keys=keys, partition_id=PARTITION)
+    return {
+        "stored": stored,
+        "logical": logical,
+        "put": statistics.median(times),
+        "all": whole_s,
+        "left": used() - before,
+    }
+
+
+def _serve(door: str) -> None:
+    """A round for each line that comes, answered with its figures; it ends with the last."""
+    queue = _open(door)
+    try:
+        print("@{}", flush=True)
+        for _ in sys.stdin:
+            print("@" + json.dumps(_round(queue, ours=door != "SimpleStorage")), flush=True)
+    finally:
+        queue.close()
+
+
+class _Child:
+    """A process behind one door."""
+
+    def __init__(self, door: str) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        environment.pop("DATAPLANE_ADDRESS", None)
+        command = [sys.executable, "-m", "bench.doors_images", "--serve", door]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
+
+    def hear(self) -> dict[str, float]:
+        """The next answer."""
+        for line in self._process.stdout:  # others print too
+            if line.startswith("@"):
+                return dict(json.loads(line[1:]))
+        raise RuntimeError(f"it ended with {self._process.wait()}: {self._process.args}")
+
+    def round(self) -> dict[str, float]:
+        """The figures of a round."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self.hear()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Each door by turns; the first round warms all up."""
+    found: dict[str, list[dict[str, float]]] = {door: [] for door in DOORS}
+    with ExitStack() as stack:
+        children = {door: stack.enter_context(_Child(door)) for door in DOORS}
+        for child in children.values():
+            child.hear()
+        for number in range(rounds + 1):
+            for door, child in children.items():
+                figures = child.round()
+                if number:
+                    found[door].append(figures)
+    return found
+
+
+def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """The promises."""
+    rows, theirs = [], found["SimpleStorage"]
+    for door in ("Dataplane", "module"):
+        ours, apart = found[door], found[f"{door} apart"]
+        stored = [each["stored"] / other["stored"] for each, other in zip(ours, theirs, strict=True)]
+        detail = f"{ours[0]['stored'] / (1 << 20):.1f} of {theirs[0]['stored'] / (1 << 20):.1f} MiB"
+        rows.append(row(f"{door}: stored", stored, at_most=BOUND, unit="x", detail=detail))
+        for what, others in (("nothing shared", apart), ("SimpleStorage", theirs)):
+            ratios = [other["all"] / each["all"] for each, other in zip(ours, others, strict=True)]
+            medians = [statistics.median(each["put"] for each in of) * 1e3 for of in (others, ours)]
+            detail = f"a put {medians[0]:.1f} and {medians[1]:.1f} ms"
+            rows.append(row(f"{door}: puts, over {what}", ratios, at_least=1.0, unit="x", detail=detail))
+        rows.append(row(f"{door}: left", [each["left"] for each in ours], at_most=0.0, unit="bytes"))
+    return rows
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.doors_images", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="of each door (%(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/doors_images.json"))
+    parser.add_argument("--serve", choices=DOORS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        _serve(chosen.serve)
+        return 0
+    found = measure(chosen.rounds)
+    rows = rows_of(found)
+    print(table(rows))
+    write_json(chosen.json, rows, {"doors": found})
+    print(f"written to {chosen.json}")
+    return 0 if all(r.met for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
