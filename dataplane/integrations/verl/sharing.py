@@ -24,7 +24,7 @@ from dataplane.integrations.verl.planes import with_plane
 Cells = dict[str, list[bytes]]
 
 _known: Known[bytes] = Known()
-_LONGEST_S = 60.0  # that a value is waited for which another thread puts
+_LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may be waiting for room
 
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
@@ -39,7 +39,7 @@ def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) ->
         return _stored(values, how, timeout)
     wanted = [key for several in keys.values() for key in several if key is not None]
     while True:
-        with _known.claim(wanted, min(_LONGEST_S, timeout)) as known:
+        with _known.claim(wanted, _LONGEST_S) as known:
             try:
                 return _Put(values, how, keys, known).run(timeout)
             except _Stale as stale:
