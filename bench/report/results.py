@@ -30,6 +30,7 @@ EXPECTED = {
     "doors": ("TransferQueue's backend", "python -m bench.doors"),
     "doors_transfer_queue": ("TransferQueue's calls", "python -m bench.doors_transfer_queue"),
     "doors_verl": ("verl's DataProto", "python -m bench.doors_verl"),
+    "doors_images": ("What verl's responses share", "python -m bench.doors_images"),
 }
 
 
