@@ -15,15 +15,20 @@ _SPECIAL = ["<unk>", "<pad>", "<eos>", "<vision>", "</vision>", "<image>", "<vid
 _IMAGE = _SPECIAL.index("<image>")
 
 
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Of a few dozen words, with white space between them."""
+    words = {word: i for i, word in enumerate([*_SPECIAL, *(f"w{i}" for i in range(WORDS))])}
+    tokens = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>")
+
+
 class Processor:
     """Text and pictures to token ids and patches, as Qwen2-VL's processor does without video."""
 
     def __init__(self, side: int) -> None:
         """side: pixels to which pictures are scaled, in each direction."""
-        words = {word: i for i, word in enumerate([*_SPECIAL, *(f"w{i}" for i in range(WORDS))])}
-        tokens = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-        tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>")
+        self.tokenizer = make_tokenizer()
         self.image_processor = Qwen2VLImageProcessorPil(min_pixels=side * side, max_pixels=side * side)
         self.pad_token_id = self.tokenizer.pad_token_id
         self.eos_token_id = self.tokenizer.eos_token_id

@@ -1,0 +1,107 @@
+"""OpenRLHF's own loop, `train_ppo_ray` from its command on, by value and by reference: each rank trains on the same.
+
+Two ranks. Text, with critic and reward model; and pictures, with an agent and evaluation, by the asynchronous trainer
+with partial rollouts, in a run that ends and goes on from its checkpoint in another Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
+from PIL import Image
+
+from examples.openrlhf_rollout.vision import WORDS
+
+pytestmark = pytest.mark.timeout(600)  # processes that import OpenRLHF, torch and transformers
+
+HERE = Path(__file__).parent
+PROMPTS, ANSWERS, A_STEP = 8, 2, 4
+STEPS = PROMPTS // A_STEP  # of an episode
+
+TEXT = ["--critic.num_gpus_per_node", 1, "--reward.num_gpus_per_node", 1, "--algo.advantage.estimator", "gae"]
+PICTURES = [
+    *("--algo.advantage.estimator", "group_norm", "--data.max_images_per_prompt", 1),
+    *("--train.async_enable", "--train.partial_rollout_enable"),
+]
+
+
+def prepare(where: Path, *, pictures: bool) -> list[Any]:
+    """Prompts, and what serves as a model's directory."""
+    model = where / "model"
+    model.mkdir()
+    draw = np.random.default_rng(0)
+    with (where / "prompts.jsonl").open("w") as lines:
+        for i in range(PROMPTS):
+            words = f"w{i % WORDS} w{(3 * i + 1) % WORDS}"
+            row = {"input": words, "label": str(i), "datasource": "words"}
+            if pictures:
+                picture = where / f"{i}.png"
+                Image.fromarray(draw.integers(0, 255, (56, 56, 3), np.uint8)).save(picture)
+                row |= {"input": f"<vision> <image> </vision> {words}", "images": [str(picture)]}
+            print(json.dumps(row), file=lines)
+    if pictures:
+        (model / "pictures").touch()
+    return [
+        *("--actor.model_name_or_path", model, "--reward.model_name_or_path", model),
+        *("--data.prompt_dataset", where / "prompts.jsonl", "--data.input_key", "input", "--data.label_key", "label"),
+        *("--actor.num_gpus_per_node", 2, "--ref.num_gpus_per_node", 1, "--vllm.num_engines", 1),
+        *("--rollout.batch_size", A_STEP, "--rollout.n_samples_per_prompt", ANSWERS, "--rollout.micro_batch_size", 2),
+        *("--train.batch_size", A_STEP * ANSWERS, "--train.micro_batch_size", 2, "--data.max_len", 256),
+        *("--rollout.max_new_tokens", 8, "--ckpt.save_steps", 1, "--ckpt.path", "ckpt", "--ckpt.load_enable"),
+    ]
+
+
+def run(where: Path, way: str, agent: str, options: list[Any]) -> None:
+    """Run it in a directory of its own, with the checkpoint that is there."""
+    where.mkdir(exist_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
+    log = where / "log"
+    command = [sys.executable, HERE / "loop_job.py", way, agent, *options, "--ckpt.output_dir", where]
+    with log.open("a") as output:
+        done = subprocess.run(
+            list(map(str, command)), cwd=where, env=environment, stdout=output, stderr=output, timeout=250
+        )
+    assert done.returncode == 0, log.read_text()[-4000:]
+
+
+def seen(where: Path) -> list[dict[str, Any]]:
+    """Each row that a rank trained on, and at which step; in an order that does not depend on who was first."""
+    lines = [line for each in where.glob("seen-*.jsonl") for line in each.read_text().splitlines()]
+    return sorted(map(json.loads, lines), key=lambda row: (row["step"], row["prompt"], row["tokens"]))
+
+
+def check_that_ranks_train_on_the_same(tmp_path: Path, agents: dict[str, str], options: list[Any], runs: int) -> None:
+    """By each way, in this many runs of an episode each."""
+    rows = {}
+    for way, agent in agents.items():
+        for episodes in range(1, runs + 1):
+            run(tmp_path / way, way, agent, [*options, "--train.num_episodes", episodes])
+        rows[way] = seen(tmp_path / way)
+    assert len(rows["value"]) == runs * PROMPTS * ANSWERS
+    assert {row["step"] for row in rows["value"]} == set(range(runs * STEPS))
+    assert len({row["pixels"] for row in rows["value"]}) == (PROMPTS if "plain" in agents.values() else 1)
+    for mine, theirs in zip(rows["reference"], rows["value"], strict=True):
+        # Sums over all samples of a step are made in the order in which engines answered.
+        assert mine.pop("advantages") == pytest.approx(theirs.pop("advantages"), abs=1e-4)
+        assert mine == theirs
+
+
+def test_text_with_critic_and_reward_model(tmp_path: Path) -> None:
+    options = [*prepare(tmp_path, pictures=False), *TEXT]
+    check_that_ranks_train_on_the_same(tmp_path, {"value": "", "reference": ""}, options, runs=1)
+
+
+def test_pictures_asynchronously_and_on_from_a_checkpoint(tmp_path: Path) -> None:
+    options = [*prepare(tmp_path, pictures=True), *PICTURES]
+    options += ["--train.agent_func_path", "agent.py", "--eval.steps", 1, "--eval.split", "train"]
+    options += ["--eval.dataset", tmp_path / "prompts.jsonl"]
+    check_that_ranks_train_on_the_same(tmp_path, {"value": "plain", "reference": "lazy"}, options, runs=2)
