@@ -53,7 +53,7 @@ def strategy_of(args: Any) -> Strategy:
 
 
 def tokenizer_of(pretrain: str, *_: Any, **__: Any) -> Any:
-    """The processor where there are pictures, else the tokenizer. Called where prompts are shuffled, before they are."""
+    """The processor where there are pictures, else the tokenizer. Called before prompts are shuffled."""
     torch.manual_seed(0)
     return Processor(SIDE) if (Path(pretrain) / "pictures").exists() else make_tokenizer()
 
