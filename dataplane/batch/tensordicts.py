@@ -1,7 +1,13 @@
 """TensorDicts in and out. Nothing here imports tensordict before somebody brings one or asks for one.
 
-In: every entry is a column; a nested TensorDict is a struct, a stack of what is no tensor a list. The first batch
-dimension counts rows.
+In: every entry is a column; a nested TensorDict is a struct. The first batch dimension counts rows. A NonTensorStack
+has a value for each row. A NonTensorData has one value for all rows, except that a list, an array or a tensor has a
+value for each: so `data[name]` reads, and so tensordict itself keeps an array that it cannot make a tensor of. Rows of
+a lazy stack may differ in shape; where they differ in their keys, the stack itself shows only those that all have:
+nested, it is a struct of all keys, and a whole batch of such rows is refused.
+
+Out: `stacked` makes one entry of a value for each row, as TransferQueue does. No value is converted: rows of several
+dtypes are a NonTensorStack.
 """
 
 from __future__ import annotations
@@ -13,8 +19,11 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch import tensors
+from dataplane.batch.dtypes import name_of
 from dataplane.batch.infer import infer
-from dataplane.batch.values import Values, mismatch, struct
+from dataplane.batch.values import Values, dense, mismatch, struct
+
+_STACK, _SINGLE = "NonTensorStack", ("NonTensorData", "MetaData")
 
 
 def is_tensordict(value: object) -> bool:
@@ -23,26 +32,114 @@ def is_tensordict(value: object) -> bool:
     return test is not None and bool(test(value))
 
 
-def columns_of(batch: Any, column: str = "") -> Iterator[tuple[str, Values]]:
-    """The entries as columns, with their names. Raises SchemaMismatch, also where it has no batch dimension."""
+def is_non_tensor(value: object) -> bool:
+    """Whether it is an entry of a TensorDict for values that are no tensors."""
+    return type(value).__name__ in (_STACK, *_SINGLE) and is_tensordict(value)
+
+
+def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries with their names. One that a lazy stack can not give whole, as its rows differ in shape, is a list.
+
+    Raises SchemaMismatch where there is no batch dimension, or rows of a lazy stack have other entries than others.
+    """
     if not len(batch.batch_size):
         raise mismatch(
             column, "a TensorDict without a batch dimension has no rows", expected="a batch size", found="()"
         )
+    lazy = list(batch.unbind(0)) if _is_lazy(batch) else []
+    for number, row in enumerate(lazy):
+        if other := set(row.keys()) ^ set(lazy[0].keys()):
+            found = f"a lazy stack of which some rows have {', '.join(map(repr, sorted(map(str, other))))}, others not"
+            hint = "give all rows the same entries, or put a list of a dict for each row as one column"
+            raise mismatch(column, f"{found}: {hint}", row=number, expected="rows of the same entries", found=found)
     for name in batch.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
-        yield name, values_of(f"{column}.{name}" if column else name, batch.get(name))
+        each = [row.get(name) for row in lazy]
+        ragged = each and all(map(tensors.is_tensor, each)) and len({one.shape for one in each}) > 1
+        yield name, each if ragged else batch.get(name)
+
+
+def columns_of(batch: Any, column: str = "") -> Iterator[tuple[str, Values]]:
+    """The entries as columns, with their names. Raises SchemaMismatch, as `entries_of`."""
+    for name, entry in entries_of(batch, column):
+        yield name, values_of(f"{column}.{name}" if column else name, entry)
 
 
 def values_of(column: str, entry: Any) -> Values:
     """One entry as a column. Raises SchemaMismatch."""
+    if isinstance(entry, list) or (_is_lazy(entry) and len({frozenset(row.keys()) for row in entry.unbind(0)}) > 1):
+        return infer(column, rows_of(column, entry))
     if not is_tensordict(entry):
         return tensors.values_of(column, entry)
-    if type(entry).__name__ in ("NonTensorData", "NonTensorStack", "MetaData"):
-        return infer(column, entry.tolist())
+    if is_non_tensor(entry):
+        found = rows_of(column, entry)
+        if tensors.is_tensor(found):
+            return tensors.values_of(column, found)
+        if isinstance(found, np.ndarray) and name_of(found.dtype) is not None:
+            return dense(column, found)
+        return infer(column, list(found))
     pairs = list(columns_of(entry, column))
     rows = int(entry.batch_size[0])
     present = [np.ones(rows, np.bool_)] * len(pairs)
     return struct([name for name, _ in pairs], present, [values for _, values in pairs], rows)
+
+
+def rows_of(column: str, entry: Any) -> Any:
+    """A value for each row of an entry: a list, an array or a tensor of them. Rows of a TensorDict are dicts.
+
+    Raises SchemaMismatch where there are more or fewer values than rows.
+    """
+    if isinstance(entry, list) or tensors.is_tensor(entry):
+        return entry
+    if type(entry).__name__ == _STACK:
+        return entry.tolist()
+    if is_non_tensor(entry):
+        return _rows_of_data(column, entry.data, entry.batch_size)
+    rows = int(entry.batch_size[0])
+    if _is_lazy(entry) or not isinstance(entry, Mapping):
+        return [row.to_dict() for row in entry.unbind(0)]
+    columns = {name: rows_of(f"{column}.{name}", each) for name, each in entries_of(entry, column)}
+    if not columns:
+        return [{} for _ in range(rows)]
+    values = [each.unbind() if tensors.is_tensor(each) else each for each in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _is_lazy(entry: Any) -> bool:
+    """Whether it is a stack of TensorDicts that are kept as they are."""
+    return type(entry).__name__ == "LazyStackedTensorDict"
+
+
+def _rows_of_data(column: str, data: Any, sizes: Sequence[int]) -> Any:
+    """A value for each row of a NonTensorData of this data and batch size."""
+    several = type(data) is list or (hasattr(data, "ndim") and data.ndim > 0 and hasattr(data, "dtype"))
+    if not several:
+        if len(sizes):
+            return [data] * int(sizes[0])
+        found = f"a NonTensorData without a batch size, of a {type(data).__name__}"
+        raise mismatch(column, f"{found}, has no rows", expected="a batch size", found=found)
+    if len(sizes) and len(data) != sizes[0]:
+        expected, found = f"{sizes[0]} values", f"a {type(data).__name__} of {len(data)} values"
+        hint = f"give one for each row, or NonTensorStack(*[value] * {sizes[0]}) where all rows have the whole of it"
+        raise mismatch(column, f"{found} for {sizes[0]} rows: {hint}", expected=expected, found=found)
+    return data
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """A value for each row as one entry: tensors without dimensions dense, others nested, of the jagged layout or else
+    the strided one; a NonTensorStack for all else, and for tensors of several dtypes. Imports tensordict."""
+    if rows and all(map(tensors.is_tensor, rows)) and len({row.dtype for row in rows}) == 1:
+        import torch
+
+        if all(not row.ndim for row in rows):
+            return torch.stack(list(rows))
+        for layout in (torch.jagged, torch.strided):
+            try:
+                return torch.nested.as_nested_tensor(list(rows), layout=layout)
+            except (RuntimeError, TypeError):  # what torch raises where the rows have no such layout
+                continue
+    from tensordict import NonTensorData, NonTensorStack
+
+    return NonTensorStack(*map(NonTensorData, rows))
 
 
 def build(tensors: Mapping[str, Any], others: Mapping[str, Sequence[Any]], rows: int) -> Any:

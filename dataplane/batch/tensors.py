@@ -107,6 +107,17 @@ def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
         return None
 
 
+def alike(rows: Sequence[Any]) -> bool:
+    """Whether they are plain tensors of one dtype and number of dimensions: a column gives back exactly them."""
+    if not len(rows) or not is_tensor(rows[0]):
+        return False
+    torch = _torch()
+    if not set(map(type, rows)) <= {torch.Tensor, torch.nn.Parameter}:
+        return False
+    looks = {(row.dtype, row.ndim, row.layout, row.is_nested) for row in rows}
+    return len(looks) == 1 and rows[0].layout == torch.strided and not rows[0].is_nested
+
+
 def check_alike(column: str, looks: Sequence[tuple[str, int]]) -> None:
     """Raises SchemaMismatch where (dtype, number of dimensions) are not the same in all rows."""
     for i, look in enumerate(looks):

@@ -1,14 +1,16 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
 What always holds: a row comes back as what was put, whatever rows of the field others put: a tensor with its dtype and
-shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors). Fields of tensors that
+shape, any other value as it was (text, numbers, None, lists, dicts; dicts may hold tensors), a row of a TensorDict as
+a dict. Fields of tensors that
 were put dense come back dense, where that is wanted and the rows asked for are of one shape; others come back nested,
-of the jagged layout where that can hold them; the rest as a NonTensorStack.
+of the jagged layout where that can hold them, also where they were put in a NonTensorStack; the rest as a
+NonTensorStack.
 
 The kinds, and the names under which `dataplane.batch.variants` has them: tensors put dense,
-`=even/<dtype>/<dimensions>`, or nested, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything else; and the
-tensors that a dict has, `.<key>/<dtype>/<dimensions>`, beside its other keys in `=object`. Dense rows are stored as
-ragged ones are, since other puts of the field may have another shape.
+`=even/<dtype>/<dimensions>`, or nested or one by one, `=ragged/<dtype>/<dimensions>`; `=text`; `=object` for everything
+else; and the tensors that a dict has, `.<key>/<dtype>/<dimensions>`, of which `=object` has the keys, with None, among
+the dict's others. Dense rows are stored as ragged ones are, since other puts of the field may have another shape.
 
 Imports torch and tensordict where they are used.
 """
@@ -36,26 +38,25 @@ Part = tuple[str, variants.Flags | None, Values]
 def columns(fields: Any, rows: int) -> dict[str, Values]:
     """The fields of a TensorDict of so many rows. Raises SchemaMismatch for what can not be carried."""
     found = {}
-    for name in fields.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
+    for name, entry in tensordicts.entries_of(fields):
         if not isinstance(name, str):
             raise SchemaMismatch(f"a field's name is text, not {name!r}", expected="text", found=repr(name))
-        found[name] = column(name, fields.get(name), rows)
+        found[name] = column(name, entry, rows)
     return found
 
 
 def column(name: str, entry: Any, rows: int) -> Values:
     """One field. Raises SchemaMismatch."""
+    if tensordicts.is_tensordict(entry):
+        entry = tensordicts.rows_of(name, entry)
     if tensors.is_tensor(entry):
-        part = _nested(name, entry) if entry.is_nested else _even(name, entry)
-    elif tensordicts.is_tensordict(entry) and not hasattr(entry, "tolist"):
-        part = ("=struct", None, tensordicts.values_of(name, entry))
+        parts = [_nested(name, entry) if entry.is_nested else _even(name, entry)]
     else:
-        values = entry.tolist() if hasattr(entry, "tolist") else list(entry)
-        return variants.join(list(_others(name, values)), len(values))
-    if part[2].rows != rows:
-        expected, found = f"{rows} rows, as the batch", f"{part[2].rows} rows"
+        parts = list(_others(name, [each.tolist() if tensordicts.is_non_tensor(each) else each for each in entry]))
+    if parts[0][2].rows != rows:
+        expected, found = f"{rows} rows, as the batch", f"{parts[0][2].rows} rows"
         raise mismatch(name, f"{found}, not {expected}", expected=expected, found=found)
-    return variants.join([part], rows)
+    return variants.join(parts, rows)
 
 
 def _even(name: str, tensor: Any) -> Part:
@@ -79,6 +80,9 @@ def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
     if set(map(type, values)) == {str}:
         yield "=text", None, infer(name, values)
         return
+    if tensors.alike(values):
+        yield f"=ragged/{str(values[0].dtype)[6:]}/{values[0].ndim}", None, tensors.values_of_rows(name, values)
+        return
     plain: list[Any] = []
     held: defaultdict[str, list[tuple[int, Any]]] = defaultdict(list)
     for row, value in enumerate(values):
@@ -86,10 +90,10 @@ def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
         if type(value) is dict and any(map(tensors.is_tensor, value.values())):
             rest = {}
             for key, each in value.items():
+                rest[key] = each
                 if type(key) is str and tensors.is_tensor(each) and not each.is_nested:
                     held[f".{key}/{str(each.dtype)[6:]}/{each.ndim}"].append((row, each))
-                else:
-                    rest[key] = each
+                    rest[key] = None  # keeps its place
         plain.append(rest)
     yield "=object", None, byte_rows("object", encode_rows(name, plain))
     for kind, found in held.items():
@@ -111,7 +115,7 @@ def field(column: Column, *, dense: bool) -> Any:
     found = variants.split(column)
     if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
         return _tensor(found[0], dense=dense)
-    return packed(_rows(column, found))
+    return tensordicts.stacked(_rows(column, found))
 
 
 def _tensor(found: variants.Variant, *, dense: bool) -> Any:
@@ -130,7 +134,7 @@ def _tensor(found: variants.Variant, *, dense: bool) -> Any:
         import torch
 
         return torch.stack(rows)
-    return packed(rows)
+    return tensordicts.stacked(rows)
 
 
 def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
@@ -149,30 +153,13 @@ def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
     return values
 
 
-def packed(values: Sequence[Any]) -> Any:
-    """Values of a row each as a tensor where they can be: dense for scalars, else nested; else a NonTensorStack."""
-    if values and all(map(tensors.is_tensor, values)):
-        import torch
-
-        if all(not value.ndim for value in values):
-            return torch.stack(list(values))
-        for layout in (torch.jagged, torch.strided):
-            try:
-                return torch.nested.as_nested_tensor(list(values), layout=layout)
-            except (RuntimeError, TypeError):  # the layout can not hold rows of these shapes
-                continue
-    from tensordict import NonTensorData, NonTensorStack
-
-    return NonTensorStack(*map(NonTensorData, values))
-
-
 # What a BatchMeta says of fields
 
 
 def schema_of(fields: Any) -> dict[str, dict[str, Any]]:
     """What is known of the fields of a TensorDict."""
     found: dict[str, dict[str, Any]] = {}
-    for name in fields.keys():  # noqa: SIM118  # as above
+    for name in fields.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
         entry = fields.get(name)
         if not tensors.is_tensor(entry):
             found[name] = _known(None, None, nested=False, tensor=False)

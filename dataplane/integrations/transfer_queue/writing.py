@@ -37,7 +37,7 @@ def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
     rows = rows_of(fields)
     if parser is None:
         return values.columns(fields, rows)
-    given = {name: _batched(fields.get(name)) for name in fields.keys()}  # noqa: SIM118  # iteration is over rows
+    given = {name: _batched(name, fields.get(name)) for name in fields.keys()}  # noqa: SIM118  # iteration is over rows
     names = set(given)
     parsed = parser(given)
     given = given if parsed is None else parsed
@@ -58,11 +58,11 @@ def one_row(fields: Any) -> dict[str, Values]:
     return {name: values.column(name, v[None] if tensors.is_tensor(v) else [v], 1) for name, v in fields.items()}
 
 
-def _batched(entry: Any) -> Any:
+def _batched(name: str, entry: Any) -> Any:
     """A field as a parser sees it: a tensor of all rows, or a list of a value a row."""
     if tensors.is_tensor(entry):
         return list(entry.unbind()) if entry.is_nested else entry
-    return entry.tolist()
+    return list(tensordicts.rows_of(name, entry))
 
 
 def by_key(

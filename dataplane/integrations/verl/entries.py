@@ -1,9 +1,10 @@
 """A TensorDict's entries as columns, and back as what TransferQueue's own storage gives.
 
 A tensor of one dimension is a dense column; of more, also a dense one, ragged: TransferQueue gives rows back jagged,
-verl calls `offsets()` on them, and rows of several puts differ in length. No byte moves for either. Rows that are no
-tensors come back as they were put: text and bytes are columns of their own, dicts of tensors are structs, of which each
-tensor is read in place; everything else is an object, of exact type, which MessagePack holds.
+verl calls `offsets()` on them, and rows of several puts differ in length. No byte moves for either. A NonTensorStack of
+tensors comes back nested too. Rows that are no tensors come back as they were put: text and bytes are columns of their
+own, dicts of tensors are structs, of which each tensor is read in place; everything else is an object, of exact type,
+which MessagePack holds.
 
 What always holds: no value is converted into another; what can not be carried raises SchemaMismatch, with its field and
 row. Imports torch and tensordict, which are there where TransferQueue is.
@@ -16,22 +17,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 
-from dataplane.batch import tensors
+from dataplane.batch import tensordicts, tensors
 from dataplane.batch.batch import Column
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
 _FEW = 16  # rows, up to which a list of them is made sooner than a jagged tensor
-_STACKS = ("NonTensorStack", "NonTensorData")
 
 
 def columns_of(data: TensorDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What to put, by field, and how each is given back. Raises SchemaMismatch for what is no field."""
     columns, how = {}, {}
-    for name in data.keys():  # noqa: SIM118  # iteration over a TensorDict is over its rows
-        columns[name], how[name] = _column(name, data.get(name))
+    for name, entry in tensordicts.entries_of(data):
+        columns[name], how[name] = _column(name, entry)
     return columns, how
 
 
@@ -40,7 +40,7 @@ def _column(name: str, entry: Any) -> tuple[Any, bytes]:
         if entry.is_nested or entry.ndim < 2 or entry.layout != torch.strided:
             return entry, TENSOR
         return list(entry.unbind()) if len(entry) <= _FEW else _ragged(entry), DENSE
-    if type(entry).__name__ not in _STACKS:
+    if tensordicts.is_tensordict(entry) and not tensordicts.is_non_tensor(entry):
         found = f"a {type(entry).__name__}"
         raise SchemaMismatch(
             f"field {name!r} is {found}: put its entries as fields of their own, or a NonTensorStack of dicts",
@@ -48,7 +48,12 @@ def _column(name: str, entry: Any) -> tuple[Any, bytes]:
             expected="a tensor or a NonTensorStack",
             found=found,
         )
-    rows = entry.tolist()
+    found = tensordicts.rows_of(name, entry)
+    if isinstance(found, torch.Tensor):
+        return _column(name, found)
+    rows = list(found)
+    if tensors.alike(rows):
+        return rows, TENSOR
     if _is_column(rows):
         return rows, ROWS
     return [(row,) for row in rows], WRAPPED  # a tuple stays one, as an object
@@ -63,29 +68,23 @@ def _ragged(tensor: torch.Tensor) -> torch.Tensor:
 def _is_column(rows: Sequence[Any]) -> bool:
     """Whether a column of such rows gives back exactly them."""
     kinds = set(map(type, rows))
-    if kinds == {str} or kinds == {bytes} or _alike(rows):
+    if kinds == {str} or kinds == {bytes}:
         return True
     if kinds != {dict} or not any(rows) or any(type(key) is not str for row in rows for key in row):
         return False
     keys = dict.fromkeys([key for row in rows for key in row])
-    return all(_alike([row[key] for row in rows if key in row]) for key in keys)
-
-
-def _alike(values: Sequence[Any]) -> bool:
-    """Whether they are plain tensors of one dtype and number of dimensions."""
-    if set(map(type, values)) != {torch.Tensor}:
-        return False
-    looks = {(value.dtype, value.ndim, value.layout, value.is_nested) for value in values}
-    return len(looks) == 1 and not values[0].is_nested and values[0].layout == torch.strided
+    if any(list(row) != [key for key in keys if key in row] for row in rows):
+        return False  # a struct has its keys in one order
+    return all(tensors.alike([row[key] for row in rows if key in row]) for key in keys)
 
 
 def entry_of(column: Column, how: bytes, *, dense: bool) -> Any:
     """A whole field as TransferQueue gives it: a tensor, or a stack of what is none. `dense`: dense if put so."""
     if how not in (TENSOR, DENSE):
-        return NonTensorStack(*rows_of(column, how))
+        return tensordicts.stacked(rows_of(column, how))
     found = column.torch()
     if isinstance(found, list):
-        return stacked(found)
+        return tensordicts.stacked(found)
     if how == DENSE and dense:
         lengths = column.lengths()
         assert lengths is not None, "a dense field is stored ragged"
@@ -105,21 +104,6 @@ def rows_of(column: Column, how: bytes) -> list[Any]:
     return found if isinstance(found, list) else list(found.unbind())
 
 
-def stacked(rows: Sequence[Any]) -> Any:
-    """Rows that are no one column, as TransferQueue stacks them: 0-d tensors dense, others jagged or else strided, and
-    what is no tensor, or no such stack, as a NonTensorStack."""
-    if not all(isinstance(row, torch.Tensor) for row in rows):
-        return NonTensorStack(*rows)
-    if all(row.ndim == 0 for row in rows):
-        return torch.stack(list(rows))
-    for layout in (torch.jagged, torch.strided):
-        try:
-            return torch.nested.as_nested_tensor(list(rows), layout=layout)
-        except (RuntimeError, TypeError):  # what torch raises where the rows have no such layout
-            continue
-    return NonTensorStack(*rows)
-
-
 def merged(parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int) -> Any:
     """A field whose rows are in several columns: of each, which rows of the field it has."""
     whole: list[Any] = [None] * rows
@@ -127,7 +111,7 @@ def merged(parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], r
         places = range(rows) if positions is None else positions.tolist()
         for place, row in zip(places, rows_of(column, how), strict=True):
             whole[place] = row
-    return stacked(whole)
+    return tensordicts.stacked(whole)
 
 
 def tensordict(entries: Mapping[str, Any], rows: int) -> TensorDict:

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+from dataplane.batch import tensordicts
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
@@ -72,3 +73,115 @@ def test_a_tensordict_without_a_batch_dimension_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="batch dimension") as caught:
         values_of("x", TensorDict({"a": torch.zeros(2)}, batch_size=[]))
     assert caught.value.column == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        ([1, 2, 3], [1, 2, 3]),
+        ([[1], [], [2, 3]], [[1], [], [2, 3]]),
+        (["a", "b", "c"], ["a", "b", "c"]),
+        (np.array(["2020-01-01", "2021-01-01", "2022-01-01"], "datetime64[D]"), None),
+        (np.arange(6).reshape(3, 2).astype("timedelta64[s]"), None),
+        (np.array(["a", "b", "c"]), ["a", "b", "c"]),
+        (torch.arange(6).view(3, 2), [[0, 1], [2, 3], [4, 5]]),
+        ("s", ["s", "s", "s"]),
+        (None, [None, None, None]),
+        ((1, 2, 3), [(1, 2, 3)] * 3),
+        ({"a": 1}, [{"a": 1}] * 3),
+    ],
+    ids=repr,
+)
+def test_a_list_or_array_without_a_stack_has_a_value_for_each_row(data: object, rows: list[object] | None) -> None:
+    batch = local_batch(TensorDict({"x": NonTensorData(data=data, batch_size=[3])}, batch_size=[3]))
+    if isinstance(data, np.ndarray) and rows is None:
+        assert batch["x"].numpy().dtype == data.dtype
+        assert np.array_equal(batch["x"].numpy(), data)
+    else:
+        assert batch["x"].to_list() == rows
+
+
+def test_an_array_that_tensordict_keeps_as_it_is_has_a_value_for_each_row() -> None:
+    times = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]")
+    batch = local_batch(TensorDict({"when": times, "nested": TensorDict({"t": times}, batch_size=[2])}, batch_size=[2]))
+    assert np.array_equal(batch["when"].numpy(), times)
+    assert [row["t"] for row in batch["nested"].to_list()] == times.tolist()
+    assert tensordicts.rows_of("x", TensorDict({"t": times}, batch_size=[2])) == [{"t": times[0]}, {"t": times[1]}]
+
+
+@pytest.mark.parametrize("data", [[1, 2], np.arange(2), torch.arange(2)], ids=["list", "array", "tensor"])
+def test_more_or_fewer_values_than_rows_are_refused(data: object) -> None:
+    with pytest.raises(SchemaMismatch, match=r"'x'.*2 values for 3 rows.*NonTensorStack\(\*\[value\] \* 3\)") as caught:
+        values_of("x", NonTensorData(data=data, batch_size=[3]))
+    assert caught.value.column == "x"
+    with pytest.raises(SchemaMismatch, match="without a batch size"):
+        values_of("x", NonTensorData(data="s"))
+
+
+def lazy(*rows: dict[str, object]) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*[TensorDict(row, batch_size=[]) for row in rows])
+
+
+def test_rows_of_a_lazy_stack_may_differ_in_shape() -> None:
+    stack = lazy({"a": torch.ones(1), "b": torch.ones(2)}, {"a": torch.ones(3), "b": torch.zeros(2)})
+    batch = local_batch(stack)
+    assert same(batch["a"].torch().unbind(), (torch.ones(1), torch.ones(3)))
+    assert batch["b"].kind == "dense"
+    nested = local_batch({"x": stack})["x"].torch()
+    assert [sorted(row) for row in nested] == [["a", "b"], ["a", "b"]]
+    assert same(nested[1]["a"], torch.ones(3))
+
+
+def test_no_key_of_a_lazy_stack_is_lost() -> None:
+    stack = lazy({"a": torch.ones(1)}, {"b": torch.ones(2)})
+    with pytest.raises(SchemaMismatch, match=r"'a', 'b', others not: give all rows the same entries") as caught:
+        plan(stack)
+    assert caught.value.row == 1
+    assert [sorted(row) for row in local_batch({"x": stack})["x"].torch()] == [["a"], ["b"]]
+    assert [sorted(row) for row in tensordicts.rows_of("x", stack)] == [["a"], ["b"]]
+
+
+def test_rows_of_a_nested_tensordict_are_dicts() -> None:
+    entry = TensorDict(
+        {"a": torch.ones(2, 3), "n": NonTensorData(data=["x", "y"], batch_size=[2]), "t": {"c": torch.arange(2)}},
+        batch_size=[2],
+    )
+    rows = tensordicts.rows_of("x", entry)
+    assert [list(row) for row in rows] == [["a", "n", "t"]] * 2
+    assert [row["n"] for row in rows] == ["x", "y"]
+    assert same(rows[1], {"a": torch.ones(3), "n": "y", "t": {"c": torch.tensor(1)}})
+    assert tensordicts.rows_of("x", TensorDict({}, batch_size=[2])) == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "layout"),
+    [
+        ([torch.ones(1), torch.ones(2)], torch.jagged),
+        ([torch.ones(2, 1), torch.ones(2, 3)], torch.jagged),
+        ([torch.ones(1, 2), torch.ones(3, 4)], torch.strided),
+        ([torch.tensor(1), torch.tensor(2)], None),
+    ],
+    ids=["1-d", "one dimension varies", "two vary", "0-d"],
+)
+def test_rows_are_stacked_as_transferqueue_does(rows: list[torch.Tensor], layout: torch.layout | None) -> None:
+    whole = tensordicts.stacked(rows)
+    assert whole.is_nested == (layout is not None)
+    assert layout is None or whole.layout == layout
+    assert same(list(whole.unbind()), rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [torch.ones(2), torch.ones(2, dtype=torch.int64)],
+        [torch.ones(2), torch.ones(2, 2)],
+        [torch.ones(2), None],
+        ["a", "b"],
+        [[1], [2]],
+    ],
+    ids=["dtypes", "dimensions", "none", "text", "lists"],
+)
+def test_what_no_tensor_holds_exactly_is_a_stack_of_values(rows: list[object]) -> None:
+    whole = tensordicts.stacked(rows)
+    assert isinstance(whole, NonTensorStack)
+    assert same(whole.tolist(), rows)
