@@ -1,0 +1,597 @@
+"""Inputs for fields of TransferQueue, and a description of what comes back, to compare storages with.
+
+A case is a list of puts into one field and, where this package is meant to differ from TransferQueue's own storage,
+how. Most are written out; the rest are made by a generator with a fixed seed, of values that TransferQueue keeps as
+they are. There is no complex128 among the tensors: TransferQueue 0.1.11 reads them where they lie in a message, which
+may be unaligned, and its process then ends by SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import random
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    MetaData,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_tensor_collection,
+    tensorclass,
+)
+
+Put = tuple[Sequence[int] | None, Callable[[], Any]]
+"""Which rows (None: each by itself, with `kv_put`), and the entry of a TensorDict (the value of one row)."""
+
+stack = NonTensorStack
+
+
+class Case(NamedTuple):
+    """`keeps`: the rows as this package gives them back, where TransferQueue changes them or fails (`alike`: or does
+    not). `refused`: what the error says that this package raises; by door, where only one does."""
+
+    name: str
+    puts: Sequence[Put]
+    rows: int = 3
+    keeps: Callable[[], list[Any]] | None = None
+    refused: str | dict[str, str] = ""
+    alike: bool = False
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Verdict:
+    score: float
+    notes: list[str]
+
+
+@tensorclass
+class Scored:
+    a: torch.Tensor
+    s: str
+
+
+def jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def strided(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.strided)
+
+
+def counted(*shape: int, dtype: str = "float32") -> torch.Tensor:
+    return torch.arange(int(np.prod(shape))).view(shape).to(getattr(torch, dtype))
+
+
+def _one(name: str, entry: Callable[[], Any], **more: Any) -> Case:
+    return Case(name, [(range(more.get("rows", 3)), entry)], **more)
+
+
+def _single(name: str, value: Callable[[], Any], **more: Any) -> Case:
+    """The same value for each row, put by itself."""
+    return Case(f"kv_put of {name}", [(None, value)], **more)
+
+
+def _shared(name: str, data: Any) -> Case:
+    """A NonTensorData of one value, which TransferQueue's storage can not cut into rows."""
+    return _one(name, lambda: NonTensorData(data=data, batch_size=(3,)), keeps=lambda: [data] * 3)
+
+
+LENGTH = r"2 values for 3 rows: give one for each row, or NonTensorStack\(\*\[value\] \* 3\)"
+FIELDS = "put its entries as fields of their own, or a NonTensorStack of dicts"
+
+#: The kinds of values that functions of rewards return, and what they hold.
+EXTRAS: dict[str, Callable[[], Any]] = {
+    "np.str_": lambda: np.str_("a"),
+    "np.bytes_": lambda: np.bytes_(b"a"),
+    "np.float32": lambda: np.float32(0.5),
+    "np.bool_": lambda: np.bool_(True),
+    "np.datetime64": lambda: np.datetime64("2020-01-01T01:02"),
+    "array": lambda: np.arange(3),
+    "array of text": lambda: np.array(["a", "bc"]),
+    "array of bytes": lambda: np.array([b"a", b"bc"]),
+    "array of objects": lambda: np.array([None, "x", 1], object),
+    "set": lambda: {1, 2},
+    "frozenset": lambda: frozenset(("a",)),
+    "tuple": lambda: (1, "a"),
+    "complex": lambda: 1j,
+    "large int": lambda: 2**70,
+    "bytearray": lambda: bytearray(b"a"),
+    "datetime": lambda: datetime.datetime(2020, 1, 2, 3, 4, 5, 6),
+    "datetime with a zone": lambda: datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC),
+    "date": lambda: datetime.date(2020, 1, 2),
+    "time": lambda: datetime.time(1, 2),
+    "timedelta": lambda: datetime.timedelta(days=1, microseconds=2),
+    "enum": lambda: Color.RED,
+    "enum of ints": lambda: Level.LOW,
+    "dataclass": lambda: Verdict(0.5, ["a"]),
+    "defaultdict": lambda: collections.defaultdict(list, {"a": [1]}),
+    "OrderedDict": lambda: collections.OrderedDict(b=1, a=2),
+    "Counter": lambda: collections.Counter("aab"),
+    "deque": lambda: collections.deque([1, 2]),
+    "Decimal": lambda: decimal.Decimal("1.50"),
+    "Fraction": lambda: fractions.Fraction(1, 3),
+    "UUID": lambda: uuid.UUID(int=5),
+    "path": lambda: pathlib.PurePosixPath("/a/b"),
+    "nested": lambda: {"a": [{"b": (1, {2}), "c": np.array(["x"])}], "t": torch.ones(2), 3: Color.RED},
+}
+
+_DTYPES = (
+    *("bool", "uint8", "int8", "int16", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float64"),
+    *("complex64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"),
+)
+_UNSELECTED = ("uint16", "uint32", "uint64")  # TransferQueue's storage fails to pick some rows of these
+_ARRAYS = (
+    *("bool", "int8", "uint8", "uint16", "uint32", "uint64", "int64", "float16", "float32", "float64"),
+    *("complex64", "complex128", "datetime64[D]", "datetime64[ns]", "timedelta64[s]"),
+)
+
+
+def _without_stacks() -> Iterator[Case]:
+    """What tensordict keeps as NonTensorData, which has a value a row or one value for all."""
+    lists: dict[str, list[Any]] = {
+        "ints": [1, 2, 3],
+        "text": ["a", "b", "c"],
+        "lists": [[1], [2, 3], []],
+        "dicts": [{"a": 1}, {}, {"b": "x"}],
+        "tensors": [counted(n) for n in (1, 2, 3)],
+        "dicts of tensors": [{"p": counted(n)} for n in (1, 2, 3)],
+        "mixed": [1, None, "x"],
+    }
+    for name, values in lists.items():
+        yield _one(f"data of {name}", lambda values=values: NonTensorData(data=values, batch_size=(3,)))
+    yield _one("data without a batch size", lambda: NonTensorData(data=[1, 2, 3]))
+    yield _one("data in two dimensions", lambda: NonTensorData(data=[[1, 2], [3, 4], [5, 6]], batch_size=(3, 2)))
+    yield _one("data of an array", lambda: NonTensorData(data=np.arange(6).reshape(3, 2), batch_size=(3,)))
+    yield _one("data of a tensor", lambda: NonTensorData(data=counted(3, 2), batch_size=(3,)))
+    for name, short in (("list", [1, 2]), ("array", np.arange(2)), ("tensor", counted(2))):
+        yield _one(f"short {name}", lambda short=short: NonTensorData(data=short, batch_size=(3,)), refused=LENGTH)
+    yield _shared("one text", "abc")
+    yield _shared("one int", 5)
+    yield _shared("one None", None)
+    yield _shared("one dict", {"a": 1})
+    yield _shared("one tuple", (1, 2, 3))
+    yield _shared("one scalar", np.float32(2))
+    yield _one("one text as it is", lambda: "abc", keeps=lambda: ["abc"] * 3)
+    yield _one("metadata", lambda: MetaData("abc", batch_size=[3]), keeps=lambda: ["abc"] * 3)
+    for dtype in _ARRAYS:
+        yield _one(f"array of {dtype}", lambda dtype=dtype: np.arange(3).astype(dtype))
+        yield _one(f"array in two dimensions of {dtype}", lambda dtype=dtype: np.arange(6).reshape(3, 2).astype(dtype))
+    yield _one("array of text", lambda: np.array(["a", "bcd", ""]))
+    yield _one("array of bytes", lambda: np.array([b"a", b"bcd", b""]))
+    yield _one("array in two dimensions of text", lambda: np.array([["a", "bcd"], ["b", "c"], ["", ""]]))
+    yield _one("array of objects", lambda: np.array([{"a": 1}, None, "c"], object))
+    yield _one("array in two dimensions of objects", lambda: np.array([["a", 1], ["b", 2], ["c", None]], object))
+    yield _one("list of ints", lambda: [1, 2, 3])
+    yield _one("list of text", lambda: ["a", "b", "c"])
+    yield _one("tuple of floats", lambda: (1.0, 2.0, 3.0))
+
+
+def _stacks() -> Iterator[Case]:
+    values: dict[str, list[Any]] = {
+        "text": ["a", "ä", ""],
+        "bytes": [b"a", b"", b"c"],
+        "ints": [1, 2, 3],
+        "floats": [1.0, float("nan"), -0.0],
+        "bools": [True, False, True],
+        "nothing": [None, None, None],
+        "ints and floats": [1, 2.0, 3],
+        "ints and bools": [1, True, 0],
+        "large ints": [2**63, 2**64 - 1, -(2**63)],
+        "lists": [[1], [2, 3], []],
+        "equal lists": [[1, 2], [3, 4], [5, 6]],
+        "lists of ints and floats": [[1, 2.5], [3], [4.0]],
+        "rectangles": [[[1, 2], [3, 4]], [[5, 6]], []],
+        "no rectangles": [[[1], [2, 3]], [], [[]]],
+        "empty lists": [[], [], []],
+        "lists of text": [["a"], ["b", "c"], []],
+        "lists of tensors": [[counted(2)], [counted(1), counted(3)], []],
+        "dicts": [{"a": 1}, {"b": [1, 2]}, {}],
+        "dicts by number": [{1: 2}, {3: 4}, {}],
+        "dicts of tensors": [{"p": counted(n, 3), "grid": counted(1, 3)} for n in (1, 2, 3)],
+        "dicts of tensors and more": [{"a": 1, "p": counted(2), "z": 2}, {"p": counted(1), "a": 1}, {}],
+        "dicts of tensors in any order": [{"a": counted(1), "b": counted(2)}, {"b": counted(1), "a": counted(2)}, {}],
+        "dicts of scalars": [{"p": torch.tensor(float(n))} for n in range(3)],
+        "dicts of several dtypes": [{"p": counted(2)}, {"p": counted(2, dtype="int32")}, {"p": "x"}],
+        "dicts of several dimensions": [{"p": counted(*([1] * n))} for n in (1, 2, 3)],
+        "dicts with odd keys": [{"a/b": counted(2)}, {"": counted(1)}, {"/": counted(1), ".": 1}],
+        "dicts and None": [{"p": counted(2)}, None, {"p": counted(3)}],
+        "dicts of None": [{"p": counted(2)}, {"p": None}, {}],
+        "dicts of arrays": [{"p": np.ones((n, 3), np.float32)} for n in (1, 2, 3)],
+        "dicts of dicts": [{"p": [counted(n)], "q": {"r": counted(1)}} for n in (1, 2, 3)],
+        "tensors": [counted(n) for n in (1, 2, 3)],
+        "equal tensors": [counted(2)] * 3,
+        "scalars": [torch.tensor(n) for n in range(3)],
+        "tensors of several dimensions": [counted(2), counted(2, 2), torch.tensor(1.0)],
+        "tensors of two dimensions": [counted(n, 3) for n in (2, 1, 4)],
+        "tensors in which two dimensions vary": [counted(2, 3), counted(1, 2), counted(4, 1)],
+        "tensors and None": [counted(2), None, counted(3)],
+        "tensors and text": [counted(2), "a", counted(3)],
+        "tensors and arrays": [counted(2), np.ones(2, np.float32), counted(3)],
+        "arrays of several lengths": [np.ones(2), np.ones(3), np.ones(0)],
+        "arrays of several dtypes": [np.ones(2), np.ones(2, np.int32), np.array("x")],
+        "arrays in Fortran's order": [np.asfortranarray(np.arange(6).reshape(2, 3))] * 3,
+        "arrays of the other byte order": [np.arange(6).astype(">f4")] * 3,
+        "records": list(np.array([(1, 2.0)] * 3, [("a", "i4"), ("b", "f8")])),
+    }
+    for name, rows in values.items():
+        yield _one(f"stack of {name}", lambda rows=rows: stack(*rows))
+    yield _one("stack of stacks", lambda: stack(stack("a", "b"), stack("c", "d"), stack("e", "f")))
+    yield _one("stack of data", lambda: stack(*[NonTensorData([n]) for n in range(3)]))
+    for dtype in _ARRAYS:
+        yield _one(f"stack of scalars of {dtype}", lambda dtype=dtype: stack(*np.arange(3).astype(dtype)))
+        yield _one(f"stack of arrays of {dtype}", lambda dtype=dtype: stack(*np.arange(6).reshape(3, 2).astype(dtype)))
+    tuples = [(1, 2), (counted(3), "a"), ()]
+    yield _one("stack of tuples", lambda: stack(*tuples), keeps=lambda: tuples)
+    several = [counted(2), counted(2, dtype="int64"), counted(2, dtype="bfloat16")]
+    yield _one("stack of tensors of several dtypes", lambda: stack(*several), keeps=lambda: several)
+    yield _one("stack of text that is none", lambda: stack("\ud800", "a", "b"), refused="lone surrogate: encode it")
+    table = TensorDict({"a": counted(2)}, [])
+    yield _one(
+        "stack of tables", lambda: stack(*[NonTensorData(table)] * 3), refused="TensorDict: convert it to a dict"
+    )
+    nested = {"p": jagged([counted(2), counted(3)])}
+    yield _one("stack of dicts of nested tensors", lambda: stack(nested, {}, {}), refused="nested tensor")
+
+
+def _tensors() -> Iterator[Case]:
+    for dtype in _DTYPES:
+        for name, shape in (("1-d", (3,)), ("2-d", (3, 2)), ("3-d", (3, 2, 2))):
+            yield _one(f"{name} {dtype}", lambda shape=shape, dtype=dtype: counted(*shape, dtype=dtype))
+        rows = [counted(n, dtype=dtype) for n in (1, 2, 3)]
+        yield _one(f"jagged {dtype}", lambda rows=rows: jagged(rows))
+        yield _one(f"stack of tensors of {dtype}", lambda rows=rows: stack(*rows))
+    several: dict[str, Callable[[], Any]] = {
+        "no columns": lambda: torch.ones(3, 0),
+        "no items": lambda: torch.ones(3, 0, 2),
+        "items of nothing": lambda: torch.ones(3, 2, 0),
+        "one column": lambda: torch.ones(3, 1),
+        "4-d": lambda: counted(3, 2, 2, 2),
+        "jagged of nothing": lambda: jagged([torch.ones(0)] * 3),
+        "jagged with empty rows": lambda: jagged([counted(n) for n in (0, 2, 0)]),
+        "jagged of equal lengths": lambda: jagged([counted(2)] * 3),
+        "jagged in two dimensions": lambda: jagged([counted(n, 4) for n in (1, 2, 3)]),
+        "jagged in the last dimension": lambda: jagged([counted(3, n) for n in (1, 2, 3)]),
+        "jagged in the middle": lambda: jagged([counted(2, n, 2) for n in (1, 2, 3)]),
+        "strided": lambda: strided([counted(n) for n in (1, 2, 3)]),
+        "strided in both dimensions": lambda: strided([counted(n, n + 1) for n in (1, 2, 3)]),
+        "strided of equal shapes": lambda: strided([counted(2, 2)] * 3),
+        "strided of scalars": lambda: strided([torch.tensor(1.0)] * 3),
+        "narrowed": lambda: torch.nested.narrow(
+            counted(3, 4), 1, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 1]), layout=torch.jagged
+        ),
+        "transposed": lambda: counted(4, 3).t(),
+        "expanded": lambda: counted(3).expand(3, 3),
+        "gradient": lambda: torch.ones(3, 2, requires_grad=True),
+        "parameter": lambda: torch.nn.Parameter(torch.ones(3, 2)),
+        "odd NaN": lambda: torch.full((3, 1), 0x7FC00001, dtype=torch.int32).view(torch.float32),
+    }
+    for name, entry in several.items():
+        yield _one(name, entry)
+    yield _one("many dense rows", lambda: counted(20, 3), rows=20)
+    yield _one("many dense rows of nothing", lambda: torch.ones(20, 0), rows=20)
+    yield _one("many rows in three dimensions", lambda: counted(20, 3, 2), rows=20)
+    yield _one("many jagged rows", lambda: jagged([counted(n % 5) for n in range(20)]), rows=20)
+    conjugate = torch.tensor([[1 + 2j], [3j], [4]])
+    yield _one("conjugate", lambda: conjugate.conj(), keeps=lambda: list(conjugate.conj().resolve_conj()))
+    quantized = torch.ones(3, 2)
+    refused = "quantized tensor .* pass tensor.int_repr"
+    yield _one("quantized", lambda: torch.quantize_per_tensor(quantized, 0.1, 0, torch.quint8), refused=refused)
+    yield _one("sparse", lambda: torch.eye(3).to_sparse(), refused="pass tensor.to_dense")
+
+
+def _tables() -> Iterator[Case]:
+    """TensorDicts in TensorDicts, which TransferQueue's storage takes, and can not give back."""
+    tables: dict[str, tuple[Callable[[], Any], Callable[[], list[Any]]]] = {
+        "table": (
+            lambda: TensorDict({"a": counted(3, 2), "b": stack("x", "y", "z")}, [3]),
+            lambda: [{"a": row, "b": each} for row, each in zip(counted(3, 2), "xyz", strict=True)],
+        ),
+        "table in a table": (
+            lambda: TensorDict({"a": TensorDict({"b": counted(3, 2)}, [3])}, [3]),
+            lambda: [{"a": {"b": row}} for row in counted(3, 2)],
+        ),
+        "table of data": (
+            lambda: TensorDict({"n": NonTensorData(data=[1, 2, 3], batch_size=(3,))}, [3]),
+            lambda: [{"n": n} for n in (1, 2, 3)],
+        ),
+        "table of times": (
+            lambda: TensorDict({"t": np.arange(3).astype("datetime64[s]")}, [3]),
+            lambda: [{"t": t} for t in np.arange(3).astype("datetime64[s]")],
+        ),
+        "table of nothing": (lambda: TensorDict({}, [3]), lambda: [{}, {}, {}]),
+        "table in two dimensions": (
+            lambda: TensorDict({"a": counted(3, 2, 4)}, [3, 2]),
+            lambda: [{"a": row} for row in counted(3, 2, 4)],
+        ),
+        "jagged table": (
+            lambda: TensorDict({"a": jagged([counted(n) for n in (1, 2, 3)])}, [3]),
+            lambda: [{"a": counted(n)} for n in (1, 2, 3)],
+        ),
+        "lazy table": (
+            lambda: LazyStackedTensorDict(*[TensorDict({"a": counted(n)}, []) for n in (1, 2, 3)]),
+            lambda: [{"a": counted(n)} for n in (1, 2, 3)],
+        ),
+        "lazy table of several keys": (
+            lambda: LazyStackedTensorDict(*[TensorDict({key: counted(1)}, []) for key in "aab"]),
+            lambda: [{key: counted(1)} for key in "aab"],
+        ),
+        "tensorclass": (
+            lambda: Scored(counted(3), "x", batch_size=[3]),
+            lambda: [{"a": each, "s": "x"} for each in counted(3)],
+        ),
+    }
+    for name, (entry, rows) in tables.items():
+        yield _one(name, entry, keeps=rows, refused={"backend": FIELDS})
+
+
+def _updates() -> Iterator[Case]:
+    """Rows of one field that several puts brought."""
+
+    def case(name: str, *puts: Put, **more: Any) -> Case:
+        return Case(name, list(puts), **more)
+
+    ones, some = torch.ones, (0, 1)
+    three = jagged([ones(n) for n in (1, 2, 3)])
+    yield case("dense, then longer", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 5)))
+    yield case("dense, then dense", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 3)))
+    yield case("dense, then jagged", (some, lambda: ones(2, 3)), ([2], lambda: jagged([ones(5)])))
+    yield case("jagged, then dense", (some, lambda: jagged([ones(2), ones(4)])), ([2], lambda: ones(1, 5)))
+    yield case("dense, one replaced by a longer", (range(3), lambda: ones(3, 3)), ([1], lambda: ones(1, 5)))
+    yield case("jagged, one replaced", (range(3), lambda: three), ([1], lambda: jagged([ones(7)])))
+    yield case("dense, all replaced by jagged", (range(3), lambda: ones(3, 3)), (range(3), lambda: three))
+    yield case("jagged, all replaced by dense", (range(3), lambda: three), (range(3), lambda: ones(3, 3)))
+    yield case("1-d, then 2-d", (some, lambda: ones(2)), ([2], lambda: ones(1, 2)))
+    yield case("2-d, then 1-d", (some, lambda: ones(2, 1)), ([2], lambda: ones(1)))
+    yield case("2-d, then 3-d", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 3, 2)))
+    yield case("3-d, then longer", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 4, 2)))
+    yield case("3-d, then wider", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 3, 5)))
+    yield case("3-d, then both", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 4, 5)))
+    yield case("1-d one by one", *[([n], lambda: ones(1)) for n in range(3)])
+    yield case("2-d one by one", *[([n], lambda: ones(1, 2)) for n in range(3)])
+    yield case("longer one by one", *[([n], lambda n=n: ones(1, n + 1)) for n in range(3)])
+    yield case("strided, then dense", (some, lambda: strided([ones(1, 2), ones(2, 1)])), ([2], lambda: ones(1, 3, 3)))
+    yield case("nothing, then some", (some, lambda: ones(2, 0)), ([2], lambda: ones(1, 3)))
+    yield case("tensors, then text", (some, lambda: ones(2, 3)), ([2], lambda: stack("a")))
+    yield case("text, then tensors", (some, lambda: stack("a", "b")), ([2], lambda: ones(1, 3)))
+    yield case("text, then dicts", (some, lambda: stack("a", "b")), ([2], lambda: stack({"a": 1})))
+    yield case("text, then ints", (some, lambda: stack("a", "b")), ([2], lambda: stack(1)))
+    yield case("ints, then floats", (some, lambda: stack(1, 2)), ([2], lambda: stack(1.5)))
+    yield case("lists of ints, then floats", (some, lambda: stack([1], [2])), ([2], lambda: stack([1.5])))
+    yield case("bytes, then text", (some, lambda: stack(b"a", b"b")), ([2], lambda: stack("x")))
+    stacked = (some, lambda: stack(ones(1), ones(2)))
+    yield case("stacked tensors, then more", stacked, ([2], lambda: stack(ones(3))))
+    yield case("stacked tensors, then dense", stacked, ([2], lambda: ones(1, 3)))
+    yield case("stacked tensors, then text", stacked, ([2], lambda: stack("s")))
+    yield case("stacked tensors, then two dimensions", stacked, ([2], lambda: stack(ones(5, 5))))
+    unlike = {"backend": "did not take the rows"}
+    for name, first in (("stacked tensors", stacked), ("text", (some, lambda: stack("a", "b")))):
+        rows = [*first[1]().tolist(), ones(4)]
+        puts = (first, ([2], lambda: jagged([ones(4)])))
+        yield case(f"{name}, then jagged", *puts, keeps=lambda rows=rows: rows, refused=unlike, alike=True)
+    yield case("stack, then data", (range(3), lambda: stack(*"abc")), ([1, 2], lambda: NonTensorData(["x", "y"], [2])))
+    both = lambda: stack({"p": ones(1)}, {"p": ones(2)})  # noqa: E731
+    yield case("dicts of tensors, then other keys", (some, both), ([2], lambda: stack({"q": ones(3)})))
+    yield case("dicts of tensors, then ints", (some, both), ([2], lambda: stack({"p": counted(3, dtype="int32")})))
+    yield case(
+        "dicts, then of tensors", (some, lambda: stack({"p": 1}, {"p": "x"})), ([2], lambda: stack({"p": ones(3)}))
+    )
+    yield case(
+        "stacked tensors, then other dtypes",
+        (some, lambda: stack(ones(1), ones(2))),
+        ([2], lambda: stack(counted(5, dtype="int64"))),
+        keeps=lambda: [ones(1), ones(2), counted(5, dtype="int64")],
+    )
+    yield case(
+        "float32, then int64",
+        (some, lambda: ones(2, 3)),
+        ([2], lambda: ones(1, 3, dtype=torch.int64)),
+        keeps=lambda: [ones(3), ones(3), ones(3, dtype=torch.int64)],
+        refused={"backend": "did not take the rows"},
+    )
+
+
+def _singles() -> Iterator[Case]:
+    values: dict[str, Callable[[], Any]] = {
+        "a scalar": lambda: torch.tensor(1.0),
+        "a tensor": lambda: counted(3),
+        "a tensor of two dimensions": lambda: counted(2, 3),
+        "a tensor of nothing": lambda: torch.ones(0),
+        "text": lambda: "abc",
+        "no text": lambda: "",
+        "bytes": lambda: b"x",
+        "an int": lambda: 5,
+        "a float": lambda: 2.5,
+        "a bool": lambda: True,
+        "None": lambda: None,
+        "a list": lambda: [1, 2],
+        "an empty list": list,
+        "a list of text": lambda: ["a"],
+        "a list of lists": lambda: [[1], [2, 3]],
+        "a list of tensors": lambda: [counted(1), counted(2)],
+        "a dict": lambda: {"a": 1},
+        "an empty dict": dict,
+        "a dict of tensors": lambda: {"p": counted(2)},
+        "an array": lambda: np.ones(2),
+        "an array of text": lambda: np.array(["a", "b"]),
+        "data": lambda: NonTensorData("x"),
+        "data of one": lambda: NonTensorData("x", batch_size=[1]),
+        "data of a list": lambda: NonTensorData([1], batch_size=[1]),
+        "a stack": lambda: stack("x"),
+        "a stack of two": lambda: stack("x", "y"),
+    }
+    for name, value in values.items():
+        yield _single(name, value)
+
+
+#: What TransferQueue's MessagePack makes something else of: for each kind, whether it comes back as another.
+CHANGED = frozenset(
+    {
+        *("set", "frozenset", "tuple", "bytearray", "datetime", "date", "time", "timedelta", "enum", "enum of ints"),
+        *("dataclass", "defaultdict", "OrderedDict", "Counter", "Decimal", "UUID", "nested"),
+    }
+)
+
+
+def _extras() -> Iterator[Case]:
+    for name, value in EXTRAS.items():
+        keeps = (lambda value=value: [value() for _ in range(3)]) if name in CHANGED else None
+        yield _single(f"extra: {name}", value, keeps=keeps)
+        yield _one(f"stack of extras: {name}", lambda value=value: stack(*[value() for _ in range(3)]), keeps=keeps)
+
+
+def _made(count: int) -> Iterator[Case]:
+    """Fields of five rows in one to three puts, of values that TransferQueue keeps as they are."""
+    source = random.Random(15)
+
+    def value(depth: int = 0) -> Any:
+        plain: list[Callable[[], Any]] = [
+            lambda: None,
+            lambda: source.random() < 0.5,
+            lambda: source.randint(-(2**63), 2**64 - 1),
+            lambda: source.choice([0.0, -1.5, 1e300, float("inf")]),
+            lambda: source.choice(["", "a", "ß" * 40, "\0"]),
+            lambda: source.randbytes(source.randint(0, 9)),
+            lambda: counted(*shape(), dtype=source.choice(_DTYPES)),
+            lambda: np.arange(source.randint(0, 3)).astype(source.choice(_ARRAYS)),
+        ]
+        if depth < 3:
+            plain.append(lambda: [value(depth + 1) for _ in range(source.randint(0, 3))])
+            plain.append(lambda: {source.choice("abcd"): value(depth + 1) for _ in range(source.randint(0, 3))})
+        return source.choice(plain)()
+
+    def shape(dims: int | None = None) -> list[int]:
+        return [source.randint(0, 3) for _ in range(source.randint(0, 3) if dims is None else dims)]
+
+    def entry(kind: str, dtype: str, dims: int, rows: int) -> Any:
+        if kind == "dense":
+            return counted(rows, *shape(dims), dtype=dtype)
+        if kind == "jagged":
+            tail = shape(dims - 1) if dims else []
+            return jagged([counted(source.randint(0, 4), *tail, dtype=dtype) for _ in range(rows)])
+        if kind == "stacked":
+            return stack(*[counted(*shape(dims), dtype=dtype) for _ in range(rows)])
+        if kind == "alike":
+            one = value()
+            return stack(*[one] * rows)
+        values = [value() for _ in range(rows)]
+        return NonTensorData(data=values, batch_size=[rows]) if kind == "data" else stack(*values)
+
+    for number in range(count):
+        of_tensors = number % 2
+        dtype, dims = source.choice([each for each in _DTYPES if each not in _UNSELECTED]), source.randint(0, 2)
+        puts: list[Put] = []
+        left = list(range(5))
+        source.shuffle(left)
+        kinds = ["dense", "jagged", "stacked"] if of_tensors else ["mixed", "alike", "data"]
+        for part in (left, source.sample(left, 2), source.sample(left, 1))[: source.randint(1, 3)]:
+            kind = source.choice(kinds)
+            if kind == "stacked" and not puts:
+                kinds.remove("jagged")  # which the controller refuses then
+            made = entry(kind, dtype, dims, len(part))
+            puts.append((sorted(part), lambda made=made: made))
+        yield Case(f"made {number}", puts, 5)
+
+
+def _all() -> dict[str, Case]:
+    groups = (_without_stacks(), _stacks(), _tensors(), _tables(), _updates(), _singles(), _extras(), _made(120))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of prototypes
+        return {case.name: case for group in groups for case in group}
+
+
+CASES = _all()
+
+
+def keys(case: Case) -> list[str]:
+    return [f"k{number:02}" for number in range(case.rows)]
+
+
+def put(queue: Any, case: Case, partition: str) -> None:
+    """Put a case by the calls of a module `transfer_queue`."""
+    for rows, entry in case.puts:
+        if rows is None:
+            for key in keys(case):
+                queue.kv_put(key, partition, fields={"x": entry()})
+        else:
+            fields = TensorDict({"x": entry()}, batch_size=[len(rows)])
+            queue.kv_batch_put([keys(case)[row] for row in rows], partition, fields=fields)
+
+
+def reads(case: Case) -> dict[str, list[int]]:
+    """What is read of a case: all rows, in another order, some, and each."""
+    every = list(range(case.rows))
+    several = {"all": every, "backwards": every[::-1], "some": [2, 0]}
+    return several | {f"row {row}": [row] for row in every[:5]}
+
+
+def seen(queue: Any, case: Case, partition: str) -> dict[str, Any]:
+    """What of a case comes back, by how it was read; or under "error" what the put raised, or a get."""
+    try:
+        put(queue, case, partition)
+        return {
+            name: look(queue.kv_batch_get([keys(case)[row] for row in rows], partition).get("x"))
+            for name, rows in reads(case).items()
+        }
+    except Exception as error:  # of TransferQueue, whatever it is
+        return {"error": error}
+    finally:
+        queue.get_client().clear_partition(partition)
+
+
+def look(value: Any) -> Any:
+    """A description that is equal for values of one kind, dtype, shape and content, to the last bit."""
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            at = value._ragged_idx if value.layout == torch.jagged else None
+            return "nested", str(value.layout), at, str(value.dtype), [look(row) for row in value.unbind()]
+        plain = value.detach().resolve_conj().resolve_neg().contiguous()
+        bits = plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        return type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad, bits
+    if is_tensor_collection(value):
+        rows = value.tolist() if isinstance(value, NonTensorStack) else [value.to_dict()]
+        return type(value).__name__, [look(row) for row in rows]
+    if isinstance(value, np.ndarray):
+        content = [look(each) for each in value.ravel().tolist()] if value.dtype.hasobject else value.tobytes()
+        return "array", str(value.dtype), value.shape, content
+    if isinstance(value, np.generic):
+        return type(value).__name__, str(value.dtype), value.tobytes()
+    if isinstance(value, dict):
+        extra = value.default_factory if isinstance(value, collections.defaultdict) else None
+        return type(value).__name__, extra, [(look(key), look(each)) for key, each in value.items()]
+    if isinstance(value, list | tuple | collections.deque):
+        return type(value).__name__, [look(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, sorted(map(repr, value))
+    if type(value).__module__.startswith("PIL."):
+        palette = value.getpalette() if value.mode in ("P", "PA") else None
+        return (
+            type(value).__name__,
+            value.mode,
+            value.size,
+            value.format,
+            palette,
+            sorted(map(repr, value.info)),
+            value.tobytes(),
+        )
+    return type(value).__name__, repr(value)
