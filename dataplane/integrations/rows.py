@@ -29,8 +29,9 @@ from dataplane.errors import Misuse
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.windows import Windows
 
-#: Under this key of a stored row is what no tensor column holds: (values by key, keys of NumPy arrays), None for a row
-#: that was None. Inputs are passed to models as keyword arguments, which can not be called so.
+#: Under this key of a stored row is what no tensor column holds: (values by key, None for what has a column; keys of
+#: NumPy arrays), None for a row that was None. Inputs are passed to models as keyword arguments, which can not be
+#: called so.
 REST = "/"
 
 _COLUMN = "inputs"
@@ -197,7 +198,7 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any] | None:
     if rest is None:
         return None
     values, arrays = rest
-    return {**{key: value.numpy() if key in arrays else value for key, value in row.items()}, **values}
+    return {**values, **{key: value.numpy() if key in arrays else value for key, value in row.items()}}
 
 
 def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
@@ -208,6 +209,7 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
     arrays: list[str] = []
     for key, value in row.items():
         of_column = isinstance(key, str) and key not in ("", REST)
+        values[key] = None  # keeps the place of what has a column
         if of_column and is_tensor(value):
             stored[key] = value
         elif of_column and isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufc":
@@ -215,7 +217,7 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
             arrays.append(key)
         else:
             values[key] = value
-    return {**stored, REST: (values, arrays)} if values or arrays else stored
+    return {**stored, REST: (values, arrays)} if arrays or len(stored) < len(values) else stored
 
 
 def _value(column: Column) -> Any:

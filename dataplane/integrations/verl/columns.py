@@ -19,8 +19,8 @@ from dataplane.batch.selector import Selector
 from dataplane.errors import Misuse, SchemaMismatch
 
 #: What a column was: of the tensors; a NumPy array of numbers; one of text; an object array of dicts of tensors, or
-#: None, a row; one of anything else; one of several dimensions.
-Kind = Literal["tensor", "array", "text", "rows", "objects", "table"]
+#: None, a row; one of anything else; one of several dimensions; an array of records, or of text in several dimensions.
+Kind = Literal["tensor", "array", "text", "rows", "objects", "table", "stack"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 | a column of | is stored as | comes back as |
 |---|---|---|
 | `batch` | dense, or ragged where it is nested | a tensor on the CPU, in place where the rows lie in one run |
-| `non_tensor_batch`, an array of numbers | dense | an array of that dtype |
-| ... of text | text | an array of text |
+| `non_tensor_batch`, an array of numbers or times | dense | an array of that dtype |
+| ... of text, or of bytes | text, or bytes | an array of text, or of bytes, as wide as its longest row |
+| ... of text in several dimensions, of records | MessagePack, an array a row | an array of that dtype |
 | ... of objects, all dicts or None, as `multi_modal_inputs` | struct | dicts of tensors in place, or handles |
 | ... of objects, all `LazyRow` or None | not at all: it is there | as the one above |
-| ... of any other objects, also in several dimensions | MessagePack, exact in type | the objects |
+| ... of any other objects, images among them, also in several dimensions | MessagePack, exact in type | the objects |
 
-What MessagePack does not hold, PIL images among it, is refused with the name of its column: nothing is pickled.
+What MessagePack does not hold (`dataplane.batch.objects`) is refused with the name of its column: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -96,12 +97,19 @@ def load(
 
 
 def _kind(name: str, array: npt.NDArray[Any], dedupe: Collection[str]) -> Kind:
-    if array.ndim > 1 and array.dtype.kind in "OUS":
-        return "table"
     if array.dtype.kind == "O":
-        of_rows = [row is None or isinstance(row, Mapping) for row in array]
+        if array.ndim > 1:
+            return "table"
+        of_rows = [row is None or _is_row(row) for row in array]
         return "rows" if all(of_rows) and (name in dedupe or any(row is not None for row in array)) else "objects"
-    return "text" if array.dtype.kind in "US" else "array"
+    if array.dtype.kind in "US" and array.ndim == 1:
+        return "text"
+    return "array" if array.dtype.kind in "biufcmM" else "stack"
+
+
+def _is_row(value: object) -> bool:
+    """Whether it comes back as a dict that is the same: one of a class of its own is an object."""
+    return isinstance(value, Mapping) and (type(value) is dict or not isinstance(value, dict))
 
 
 def _stored(array: npt.NDArray[Any], kind: Kind) -> Any:
@@ -111,6 +119,8 @@ def _stored(array: npt.NDArray[Any], kind: Kind) -> Any:
         return [(value,) for value in array.tolist()]  # a tuple a row makes objects of all, whatever they look like
     if kind == "table":
         return [(row.ravel().tolist(), row.shape) for row in array]
+    if kind == "stack":
+        return [(np.asarray(row),) for row in array]
     return array
 
 
@@ -122,6 +132,9 @@ def _loaded(column: Column, kind: Kind) -> npt.NDArray[Any]:
     if kind == "table":
         rows = [_objects(values).reshape(shape) for values, shape in column.to_list()]
         return np.stack(rows) if rows else _objects([])
+    if kind == "stack":
+        stacked = [value for (value,) in column.to_list()]
+        return np.stack(stacked) if stacked else _objects([])
     if kind == "text":
         return np.array(column.to_list(), np.bytes_ if column.kind == "bytes" else np.str_)
     array: npt.NDArray[Any] = np.array(column.numpy())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import datetime
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +23,7 @@ from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from dataplane.integrations.verl.proto import RemoteProto, put
 from tests.integrations.verl.driving import alone
+from tests.integrations.verl.inputs import EXTRAS, look
 from tests.integrations.verl.protos import assert_same, image, objects, proto
 
 pytestmark = [
@@ -49,6 +52,40 @@ def test_every_kind_of_column_comes_back_as_it_was(plane: dp.Plane) -> None:
     assert_same(remote.get(), proto())
     assert_same(sent(remote).get(), proto())
     assert_same(remote.get(["log_probs", "uid"]), proto().select(["log_probs"], ["uid"]))
+
+
+ARRAYS: dict[str, Any] = {
+    "times": np.array(["NaT", "2020-01-01", "2021-01-01"], "datetime64[ns]"),
+    "times in two dimensions": np.arange(6).reshape(3, 2).astype("datetime64[D]"),
+    "durations": np.arange(3).astype("timedelta64[ms]"),
+    "text": np.array(["a", "bcd", ""]),
+    "text in two dimensions": np.array([["a", "bcd"], ["b", "c"], ["", ""]]),
+    "wide text in two dimensions": np.array([["a"], ["b"], ["c"]], "U8"),
+    "bytes": np.array([b"a", b"bcd", b""]),
+    "bytes in two dimensions": np.array([[b"a"], [b"b"], [b"ccc"]]),
+    "records": np.array([(1, 2.0, "x"), (3, 4.0, ""), (5, 6.0, "yz")], [("a", "i4"), ("b", "f8"), ("c", "U3")]),
+    "records in two dimensions": np.array([[(1, 2.0)] * 2] * 3, [("a", "i4"), ("b", "f8")]),
+    "records of arrays": np.array([([1, 2],)] * 3, [("a", "i4", (2,))]),
+    "raw bytes": np.array([b"ab", b"\0c", b"d\0"], "V2"),
+    "the other byte order": np.arange(3).astype(">f4"),
+    "halves": np.arange(6).astype("f2").reshape(3, 2),
+    "complex": np.ones(3, "c8"),
+    "flags": np.array([True, False, True]),
+    "dicts of classes": objects([collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]), {}]),
+    "objects in two dimensions": np.array([["a", 1], ["b", {1}], [datetime.date(2020, 1, 2), None]], object),
+    **{f"objects: {name}": objects([value() for _ in range(3)]) for name, value in EXTRAS.items()},
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_of_any_kind_comes_back_as_it_was(plane: dp.Plane, name: str) -> None:
+    array = ARRAYS[name]
+    remote = put(DataProto.from_dict(tensors={"t": torch.ones(3)}, non_tensors={"x": array}))
+    assert look(sent(remote).get().non_tensor_batch["x"]) == look(array)
+    assert look(remote[np.array([2, 0])].get().non_tensor_batch["x"].tolist()) == look(array[[2, 0]].tolist())
+    twice = RemoteProto.concat([remote, remote]).get().non_tensor_batch["x"]
+    assert look(twice) == look(np.concatenate([array, array]).astype(array.dtype))
+    remote.free()
 
 
 def _reordered(data: DataProto) -> DataProto:
