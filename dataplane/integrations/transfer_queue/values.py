@@ -24,12 +24,11 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from dataplane.batch import tensordicts, tensors, variants
+from dataplane.batch import objects, tensordicts, tensors, variants
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.infer import infer
-from dataplane.batch.objects import encode_rows
-from dataplane.batch.values import Values, byte_rows, mismatch
+from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
 
 Part = tuple[str, variants.Flags | None, Values]
@@ -95,7 +94,7 @@ def _others(name: str, values: Sequence[Any]) -> Iterator[Part]:
                     held[f".{key}/{str(each.dtype)[6:]}/{each.ndim}"].append((row, each))
                     rest[key] = None  # keeps its place
         plain.append(rest)
-    yield "=object", None, byte_rows("object", encode_rows(name, plain))
+    yield "=object", None, objects.values_of(name, plain)
     for kind, found in held.items():
         flags = np.zeros(len(values), np.bool_)
         flags[[row for row, _ in found]] = True

@@ -14,6 +14,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import io
 import pathlib
 import random
 import uuid
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from tensordict import (
     LazyStackedTensorDict,
     MetaData,
@@ -460,6 +462,72 @@ def _extras() -> Iterator[Case]:
         yield _one(f"stack of extras: {name}", lambda value=value: stack(*[value() for _ in range(3)]), keeps=keeps)
 
 
+def pixels(size: int = 6, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+
+
+def file(format: str = "PNG", size: int = 6, seed: int = 0) -> bytes:
+    """The bytes of an image."""
+    out = io.BytesIO()
+    Image.fromarray(pixels(size, seed)).save(out, format)
+    return out.getvalue()
+
+
+def opened(data: bytes) -> Any:
+    """An image of a file, no pixel of which was looked at."""
+    return Image.open(io.BytesIO(data))
+
+
+def messages(image: Any) -> list[dict[str, Any]]:
+    """A prompt as verl has it."""
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "what is it?"}]
+    return [{"role": "system", "content": "look"}, {"role": "user", "content": parts}]
+
+
+def _media() -> Iterator[Case]:
+    def loaded() -> Any:
+        image = opened(file())
+        image.load()
+        return image
+
+    images: dict[str, Callable[[], Any]] = {
+        "PNG": lambda: opened(file()),
+        "large PNG": lambda: opened(file(size=64)),
+        "JPEG": lambda: opened(file("JPEG")),
+        "WebP": lambda: opened(file("WEBP")),
+        "decoded": loaded,
+        "made": lambda: Image.fromarray(pixels()),
+        "large": lambda: Image.fromarray(pixels(64)),
+        "gray": lambda: Image.fromarray(pixels()).convert("L"),
+        "palette": lambda: Image.fromarray(pixels()).convert("P"),
+        "transparent": lambda: Image.fromarray(pixels()).convert("RGBA"),
+        "of floats": lambda: Image.fromarray(pixels()[..., 0].astype(np.float32)),
+        "cropped": lambda: opened(file(size=9)).crop((1, 2, 5, 7)),
+    }
+    for name, make in images.items():
+        yield _single(f"image: {name}", make)
+        yield _one(f"stack of images: {name}", lambda make=make: stack(make(), make(), make()))
+        yield _one(f"prompts: {name}", lambda make=make: stack(*[messages(make()) for _ in range(3)]))
+        data = lambda make=make: {"image": [make(), make()], "n": 2}  # noqa: E731
+        yield _one(f"multi_modal_data: {name}", lambda data=data: stack(data(), {}, data()))
+        yield _single(f"multi_modal_data: {name}", data)
+    one = opened(file(size=64))
+    yield _one("one image of all rows", lambda: stack(one, one, one))
+    yield _one("prompts of one image", lambda: stack(*[messages(one)] * 3))
+    yield _one("images and None", lambda: stack(opened(file()), None, "x"))
+    video = {"video": [np.stack([pixels(8, n) for n in range(4)]), torch.from_numpy(pixels(8))]}
+    yield _one("videos", lambda: stack(video, {}, {"video": [list(video["video"][0])]}))
+    sound = {"audio": [(np.arange(2000, dtype=np.float32), 16000)]}
+    yield _one("sounds", lambda: stack(sound, {}, sound), keeps=lambda: [sound, {}, sound])
+    inputs = [{"pixel_values": counted(n * 4, 1176), "image_grid_thw": counted(n, 3, dtype="int64")} for n in (1, 2)]
+    yield _one("multi_modal_inputs", lambda: stack(inputs[0], {}, inputs[1]))
+    yield _single("multi_modal_inputs", lambda: inputs[1])
+    yield Case(
+        "prompts, then text",
+        [((0, 1), lambda: stack(messages(one), messages(one))), ([2], lambda: stack(messages("x")))],
+    )
+
+
 def _made(count: int) -> Iterator[Case]:
     """Fields of five rows in one to three puts, of values that TransferQueue keeps as they are."""
     source = random.Random(15)
@@ -514,7 +582,17 @@ def _made(count: int) -> Iterator[Case]:
 
 
 def _all() -> dict[str, Case]:
-    groups = (_without_stacks(), _stacks(), _tensors(), _tables(), _updates(), _singles(), _extras(), _made(120))
+    groups = (
+        _without_stacks(),
+        _stacks(),
+        _tensors(),
+        _tables(),
+        _updates(),
+        _singles(),
+        _extras(),
+        _media(),
+        _made(120),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of prototypes
         return {case.name: case for group in groups for case in group}
@@ -584,6 +662,7 @@ def look(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return type(value).__name__, sorted(map(repr, value))
     if type(value).__module__.startswith("PIL."):
+        value.load()  # some formats say more then
         palette = value.getpalette() if value.mode in ("P", "PA") else None
         return (
             type(value).__name__,
