@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 tensordict = pytest.importorskip("tensordict")
 
-from tensordict import NonTensorStack, TensorDict  # noqa: E402
+from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -147,6 +147,24 @@ def test_dicts_may_hold_tensors(tq: Any, pid: str) -> None:
     for each, put in zip(found, pixels, strict=False):
         assert torch.equal(each["pixel_values"], put["pixel_values"])
         assert torch.equal(each["grid"], put["grid"])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(lambda: [1, "b", None, [4]], id="list"),
+        pytest.param(lambda: np.arange(4).astype("datetime64[D]"), id="times"),
+        pytest.param(lambda: np.array(["a", "bc", "", "d"]), id="text"),
+    ],
+)
+def test_a_list_or_an_array_has_a_value_for_each_row(tq: Any, pid: str, values: Any) -> None:
+    put = TensorDict({"x": NonTensorData(data=values(), batch_size=[4])}, batch_size=[4])
+    tq.kv_batch_put(KEYS, pid, fields=put)
+    found = tq.kv_batch_get(["d", "b"], pid).get("x").tolist()
+    assert found == [values()[3], values()[1]]
+    assert [type(each) for each in found] == [type(values()[3]), type(values()[1])]
+    tq.kv_batch_put(KEYS, pid, fields=put, data_parser=lambda fields: fields)
+    assert tq.kv_batch_get("c", pid).get("x").tolist() == [values()[2]]
 
 
 def test_rows_of_two_dimensions_come_back(tq: Any, pid: str) -> None:

@@ -23,7 +23,7 @@ from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from dataplane.integrations.verl.proto import RemoteProto, put
 from tests.integrations.verl.driving import alone
-from tests.integrations.verl.inputs import EXTRAS, look
+from tests.integrations.verl.inputs import EXTRAS, file, look, messages, opened
 from tests.integrations.verl.protos import assert_same, image, objects, proto
 
 pytestmark = [
@@ -73,6 +73,9 @@ ARRAYS: dict[str, Any] = {
     "flags": np.array([True, False, True]),
     "dicts of classes": objects([collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]), {}]),
     "objects in two dimensions": np.array([["a", 1], ["b", {1}], [datetime.date(2020, 1, 2), None]], object),
+    "images": objects([opened(file()), opened(file("JPEG", size=64)), None]),
+    "prompts with images": objects([messages(opened(file(size=64))) for _ in range(3)]),
+    "multi_modal_data": objects([{"image": [opened(file(seed=row))], "n": row} for row in range(3)]),
     **{f"objects: {name}": objects([value() for _ in range(3)]) for name, value in EXTRAS.items()},
 }
 
