@@ -1,0 +1,254 @@
+"""Puts on their way: what the rows of a put need to be stored and known, and who does it.
+
+Rows that come one by one cost what one costs: a write to the store, and a message to TransferQueue's controller, whose
+one thread everybody shares. verl's agent loops put each trajectory by itself, and many at once. So small puts that
+wait while another is on its way go together, as one shard and one message; nobody waits for company.
+
+What always holds: each put is known to the controller, or has left nothing and says why; what fails together is tried
+again one by one, so that no put fails for another's fault; a put that waits for room keeps nobody else waiting; one
+that is given up before the controller was told of it leaves nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from dataplane.errors import Closed, DataplaneError
+from dataplane.integrations.verl import cells, sharing
+from dataplane.integrations.verl.controller import Controller
+
+_SMALL = 1 << 20  # bytes, up to which a put goes with others
+_TOGETHER = 512  # puts
+_THREADS = 4  # one for what is small, and others for what waits
+_WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
+
+
+class Put:
+    """One put's rows. `done` ends when the controller knows them."""
+
+    def __init__(
+        self,
+        partition: str,
+        rows: Sequence[int],
+        columns: Mapping[str, Any],
+        how: Mapping[str, bytes],
+        schema: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.partition = partition
+        self.rows = list(rows)
+        self.columns = columns
+        self.how = how
+        self.schema = schema
+        self.done: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._told = self._given_up = False
+
+    def give_up(self) -> bool:
+        """Leave nothing of it. False where the controller is being told, or was: it is too late."""
+        with self._lock:
+            self._given_up = not self._told
+            return self._given_up
+
+    def begin_to_tell(self) -> bool:
+        """Whether the controller is to be told of it: nobody has given it up."""
+        with self._lock:
+            self._told = not self._given_up
+            return self._told
+
+    def likeness(self) -> object:
+        """Equal for puts that can go together; None for one that goes alone."""
+        alike = [_likeness(values, self.how[name]) for name, values in self.columns.items()]
+        return None if None in alike else (self.partition, tuple(zip(self.columns, alike, strict=True)))
+
+
+class Committer:
+    """Any thread may submit. Its own thread takes what is small, others take what is not."""
+
+    def __init__(self, controller: Controller, timeout: float) -> None:
+        """timeout: seconds that a put waits for room."""
+        self._controller = controller
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-puts")
+        self._timeout = timeout
+        self._waiting: deque[Put] = deque()
+        self._lock = threading.Lock()
+        self._running = False
+
+    def submit(self, put: Put) -> None:
+        """Store it and tell the controller; `put.done` ends then."""
+        if _nbytes(put.columns) > _SMALL:
+            self._pool.submit(self._alone, put)
+            return
+        with self._lock:
+            self._waiting.append(put)
+            begin, self._running = not self._running, True
+        if begin:
+            self._pool.submit(self._run)
+
+    def close(self) -> None:
+        """Take no more. Idempotent."""
+        self._pool.shutdown(wait=False)
+
+    def _run(self) -> None:
+        """Take what waits, until nothing does."""
+        while True:
+            with self._lock:
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _TOGETHER))]
+                if not taken:
+                    self._running = False
+                    return
+            for puts in _together(taken):
+                self._commit(puts)
+
+    def _commit(self, puts: list[Put]) -> None:
+        """At once where there is room, and together; else each by itself."""
+        try:
+            self._store(puts, timeout=0.0)
+        except Exception:  # each says why of its own
+            for put in puts:
+                try:
+                    self._pool.submit(self._alone, put)
+                except RuntimeError:  # the pool has ended
+                    put.done.set_exception(Closed("the storage manager was closed"))
+            return
+        for put in puts:
+            put.done.set_result(None)
+
+    def _alone(self, put: Put) -> None:
+        try:
+            self._store([put], timeout=self._timeout)
+        except BaseException as error:
+            put.done.set_exception(error)
+        else:
+            put.done.set_result(None)
+
+    def _store(self, puts: Sequence[Put], timeout: float) -> None:
+        """Raises what the store or the controller does, and has stored nothing then."""
+        first = puts[0]
+        columns = first.columns if len(puts) == 1 else _joined([put.columns for put in puts])
+        made = sharing.put(columns, first.how, timeout)
+        try:
+            self._tell(puts, made)
+        except BaseException:
+            _free(made, slice(None))
+            raise
+
+    def _tell(self, puts: Sequence[Put], made: sharing.Cells) -> None:
+        start = 0
+        told: list[Put] = []
+        index: dict[int, dict[str, bytes]] = {}
+        for put in puts:
+            own = range(start, start + len(put.rows))
+            start = own.stop
+            if not put.begin_to_tell():
+                _free(made, slice(own.start, own.stop))
+                continue
+            told.append(put)
+            for row, place in zip(put.rows, own, strict=True):
+                index[row] = {name: several[place] for name, several in made.items()}
+        if told:
+            schema = merged_schema([(put.schema, len(put.rows)) for put in told])
+            rows = [row for put in told for row in put.rows]
+            self._controller.tell(told[0].partition, rows, _by_row(schema, rows), index)
+
+
+def _together(puts: Sequence[Put]) -> list[list[Put]]:
+    """The puts, those that can go together in one list; puts of the same row stay in their order, and apart."""
+    lists: list[list[Put]] = []
+    last: dict[object, list[Put]] = {}
+    rows: set[tuple[str, int]] = set()
+    for put in puts:
+        own = {(put.partition, row) for row in put.rows}
+        if rows & own:
+            last, rows = {}, set()
+        rows |= own
+        likeness = put.likeness()
+        if likeness is not None and likeness in last:
+            last[likeness].append(put)
+            continue
+        lists.append([put])
+        if likeness is not None:
+            last[likeness] = lists[-1]
+    return lists
+
+
+def merged_schema(several: Sequence[tuple[Mapping[str, Mapping[str, Any]], int]]) -> dict[str, dict[str, Any]]:
+    """What TransferQueue knows of fields of several puts, and how many rows each has, as if they were one."""
+    first, _ = several[0]
+    if len(several) == 1:
+        return {name: dict(known) for name, known in first.items()}
+    merged = {}
+    for name, known in first.items():
+        merged[name] = dict(known)
+        if known["is_non_tensor"]:
+            continue
+        shapes: list[Any] = []
+        for schema, rows in several:
+            shapes += schema[name].get("per_sample_shapes") or [tuple(schema[name]["shape"])] * rows
+        if known["is_nested"] or len(set(shapes)) > 1:
+            merged[name] |= {"is_nested": True, "shape": shapes[0], "per_sample_shapes": shapes}
+    return merged
+
+
+def _by_row(schema: Mapping[str, Mapping[str, Any]], rows: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """The same, with the shapes of rows by their numbers, as the controller wants them."""
+    found = {}
+    for name, known in schema.items():
+        found[name] = dict(known)
+        if (shapes := known.get("per_sample_shapes")) is not None:
+            found[name]["per_sample_shapes"] = dict(zip(rows, shapes, strict=True))
+    return found
+
+
+def _likeness(values: Any, how: bytes) -> object:
+    """Equal for values of a column that are one column together; None for those that stay by themselves."""
+    if how not in _WAYS:
+        return None
+    if isinstance(values, torch.Tensor):
+        plain = values.layout == torch.strided and not values.is_nested and values.ndim == 1
+        return (how, "tensor", values.dtype) if plain else None
+    if not isinstance(values, list):
+        return None
+    kinds = {(type(value), value.dtype, value.ndim) if type(value) is torch.Tensor else type(value) for value in values}
+    if len(kinds) != 1:
+        return None
+    (kind,) = kinds
+    return (how, kind) if isinstance(kind, tuple) or kind in (str, bytes, tuple) else None
+
+
+def _joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    joined: dict[str, Any] = {}
+    for name, values in several[0].items():
+        if isinstance(values, torch.Tensor):
+            joined[name] = torch.cat([columns[name] for columns in several])
+        else:
+            joined[name] = [value for columns in several for value in columns[name]]
+    return joined
+
+
+def _nbytes(columns: Mapping[str, Any]) -> int:
+    """About how many bytes, as far as they are seen at a glance."""
+    return sum(map(_size, columns.values()))
+
+
+def _size(values: Any) -> int:
+    if isinstance(values, torch.Tensor):
+        return int(values.nbytes)
+    if isinstance(values, list | tuple):
+        return sum(map(_size, values))
+    if isinstance(values, dict):
+        return sum(map(_size, values.values()))
+    if isinstance(values, str | bytes):
+        return len(values)
+    return int(getattr(values, "nbytes", 0))
+
+
+def _free(made: sharing.Cells, rows: slice) -> None:
+    with suppress(DataplaneError):
+        sharing.free({name: cell} for name, several in made.items() for cell in several[rows])
