@@ -270,8 +270,23 @@ def environment() -> Environment:
 
 def default_memory() -> int:
     """30 % of the host's memory, or of the control group's limit where that is less, in bytes."""
+    return int(0.3 * host_memory())
+
+
+def host_memory() -> int:
+    """The host's memory, or the control group's limit where that is less, in bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(0.3 * min([total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))]))
+    return min([total, *_cgroup_limits(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))])
+
+
+def check_host(config: NodeConfig) -> None:
+    """Raises ValueError where the settings ask for more memory than this host has."""
+    there = host_memory()
+    if config.memory_bytes > there:
+        raise ValueError(
+            f"memory is {format_size(config.memory_bytes)}, and this host has {format_size(there)}: set memory to less,"
+            " or leave it out for 30 % of what there is; what does not fit is spilled to disk"
+        )
 
 
 def _cgroup_limits(own: Path, root: Path) -> list[int]:

@@ -82,6 +82,21 @@ def retained(cell: bytes) -> bytes:
     return cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
 
 
+def node(cell: bytes) -> bytes:
+    """The node that has the value. Raises Corrupt."""
+    return _stored(cell[_ROW.size :]).node
+
+
+def way(cell: bytes) -> bytes:
+    """How the row is given back."""
+    return cell[_ROW.size : _ROW.size + 1]
+
+
+def given_back_as(cell: bytes, other: bytes) -> bytes:
+    """The cell, whose row is given back as that of the other."""
+    return cell[: _ROW.size] + way(other) + cell[_ROW.size + 1 :]
+
+
 @lru_cache(maxsize=1 << 16)
 def _stored(column: bytes) -> Stored:
     try:

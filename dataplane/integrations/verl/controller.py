@@ -92,7 +92,7 @@ class Controller:
             if self._closed:
                 raise Closed(_CLOSED)
             self._busy += 1
-            self._idle.discard(getattr(self._own, "socket", None))  # type: ignore[arg-type]  # there may be none yet
+            self._idle.discard(getattr(self._own, "socket", None))
         found: zmq.Socket[bytes] | None = getattr(self._own, "socket", None)
         if found is None:
             name = f"{self._sender}-{uuid4().hex[:8]}".encode()

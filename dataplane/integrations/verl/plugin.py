@@ -3,48 +3,57 @@
     transfer_queue.backend.storage_backend=Dataplane
 
 verl imports this module in every process that imports verl (the entry points `verl.plugins`), and calls nothing: so
-importing it registers, which no other module of this package does. Without verl:
+importing it registers, which no other module of this package does. Without verl, or with a verl before 0.9:
 
     import dataplane.integrations.verl.plugin      # in each process, before transfer_queue.init()
 
-What always holds: that it registered is logged, and why it did not too: verl logs what a plugin raises at DEBUG alone.
+What always holds: TransferQueue knows the backend's name wherever it can, so that a job that asks for a backend which
+can not work is refused as it starts, with the versions and the reason, or runs with TransferQueue's own storage where
+`fallback` says so; that the backend is used is said where it is seen, and why it can not be, too: verl logs what a
+plugin raises at DEBUG alone.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from importlib.metadata import PackageNotFoundError, version
+import sys
 from typing import Any
 
 from dataplane.config import environment
+from dataplane.errors import Rejected
 from dataplane.integrations.transfer_queue.standing import VARIABLE
+from dataplane.integrations.verl import face
 from dataplane.integrations.verl.settings import NAME, Settings
 
 log = logging.getLogger(__name__)
 
+OWN = "SimpleStorage"
+"""TransferQueue's own storage."""
+
 
 def register() -> bool:
-    """Make TransferQueue know the backend; whether it does now. Idempotent."""
+    """Make TransferQueue know the backend; whether it works with this TransferQueue. Idempotent."""
+    global _why
     if VARIABLE in os.environ:
         log.info("the TransferQueue backend %s is not needed: dataplane stands in for transfer_queue itself", NAME)
         return False
     try:
-        from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
-        from transfer_queue.storage.managers.base import StorageManagerFactory
+        found = face.differences()
     except ImportError as error:
         log.warning("the TransferQueue backend %s is not there: transfer_queue can not be imported: %s", NAME, error)
         return False
+    _why = "; ".join(found)
     try:
-        from dataplane.integrations.verl.storage import DataplaneStorageManager
+        from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
+        from transfer_queue.storage.managers.base import StorageManager, StorageManagerFactory
 
-        StorageManagerFactory.register(NAME)(DataplaneStorageManager)
         StorageBootstrapProvider.register_provider(NAME)(start)
-    except (ImportError, AttributeError, TypeError) as error:  # another TransferQueue than those that this was made for
-        there = _version("TransferQueue")
-        log.warning(
-            "the TransferQueue backend %s is not there: TransferQueue %s has another face: %s", NAME, there, error
-        )
+        StorageManagerFactory.register(NAME)(_refusing(StorageManager) if _why else _manager())
+    except (ImportError, AttributeError, TypeError) as error:
+        _why = _why or str(error)
+    if _why:
+        log.warning("the TransferQueue backend %s does not work here: %s", NAME, _refusal())
         return False
     log.info("the TransferQueue backend %s is there: transfer_queue.backend.storage_backend=%s", NAME, NAME)
     return True
@@ -54,7 +63,8 @@ def start(conf: Any) -> dict[str, Any]:
     """Put a node on each Ray node; TransferQueue calls it once, in the process that initialises the first.
 
     conf: TransferQueue's whole configuration. Raises Misuse for a setting that is none, Rejected where a host can not
-    meet the settings, PeerUnavailable where a node does not run in time.
+    meet the settings or this TransferQueue is one that the backend does not work with, PeerUnavailable where a node
+    does not run in time.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -65,22 +75,72 @@ def start(conf: Any) -> dict[str, Any]:
             conf.backend[NAME] = given
     settings = Settings.of(OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given)
     config = settings.config()
+    if _why:
+        if settings.fallback:
+            return _fall_back(conf)
+        raise Rejected(_refusal())
     known = environment().address
     if known is not None:
-        log.info("the TransferQueue backend %s uses the node at %s, which has its own settings", NAME, known)
+        _say(f"TransferQueue stores in the plane ({NAME}): by the node at {known}, which has its own settings")
         return {"address": known}
     from dataplane.integrations import ray as door
 
     door.up(config, transports=settings.transports, key=settings.key)
+    _say(f"TransferQueue stores in the plane ({NAME}): by a node on each Ray node")
     return {"address": "ray"}
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "of no known version"
+def _manager() -> Any:
+    from dataplane.integrations.verl.storage import DataplaneStorageManager
 
+    if face.has_checkpoints():
+        from dataplane.integrations.verl.resuming import attach
+
+        attach()
+    return DataplaneStorageManager
+
+
+def _refusing(base: Any) -> Any:
+    """A storage manager that none is made of: a process whose TransferQueue is another than the driver's finds it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Rejected(_refusal())
+
+    return type("DataplaneStorageManager", (base,), {"__new__": refuse})
+
+
+def _refusal() -> str:
+    return (
+        f"{face.versions()} do not go together: {_why}. Install a TransferQueue that this dataplane was tested with"
+        f" (docs/verl.md says which), or set transfer_queue.backend.storage_backend={OWN}, or"
+        f" +transfer_queue.backend.{NAME}.fallback=true for that wherever it is needed"
+    )
+
+
+def _fall_back(conf: Any) -> dict[str, Any]:
+    """Have TransferQueue store by itself."""
+    from omegaconf import open_dict
+    from transfer_queue import interface
+    from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
+
+    log.warning("TransferQueue stores in its own %s: %s", OWN, _refusal())
+    with open_dict(conf.backend):
+        conf.backend.storage_backend = OWN
+    made: dict[str, Any] = StorageBootstrapProvider.get_provider(OWN)(conf)
+    interface._TQ_STORAGE[OWN] = made  # under this name TransferQueue ends it
+    return {}
+
+
+def _say(what: str) -> None:
+    """Say it where the log is read: frameworks show warnings alone, and this is none."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", what)
+    else:
+        sys.stderr.write(f"dataplane: {what}\n")
+
+
+_why = ""
+"""Why the backend does not work with this TransferQueue; empty where it does."""
 
 loaded = register()
 """Whether TransferQueue knows the backend."""

@@ -20,6 +20,7 @@ NAME = "Dataplane"
 """What the backend is called in TransferQueue's configuration."""
 
 _TIMEOUT_S = 60.0
+_FLAGS = ("dense", "fallback")
 _NODE = tuple(field.name for field in fields(NodeConfig))
 
 
@@ -32,6 +33,8 @@ class Settings:
     key: the file with the nodes' key. None: one is made for the job.
     timeout: seconds that a put or a get waits for room.
     dense: give dense fields back dense. TransferQueue gives them back jagged, and verl relies on that.
+    fallback: use TransferQueue's own storage, with a warning, where TransferQueue is one that this backend can not work
+        with. Else such a job is refused as it starts.
     """
 
     node: Mapping[str, Any]
@@ -39,6 +42,7 @@ class Settings:
     key: str | None = None
     timeout: float = _TIMEOUT_S
     dense: bool = False
+    fallback: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Settings:
@@ -46,20 +50,22 @@ class Settings:
         rest = {str(name): value for name, value in (given or {}).items() if value is not None}
         node = {name: rest.pop(name) for name in _NODE if name in rest}
         transports, key = rest.pop("transports", ()), rest.pop("key", None)
-        timeout, dense = rest.pop("timeout", _TIMEOUT_S), rest.pop("dense", False)
+        timeout = rest.pop("timeout", _TIMEOUT_S)
+        flags = {name: rest.pop(name, False) for name in _FLAGS}
         if rest:
-            known = ", ".join((*_NODE, "transports", "key", "timeout", "dense"))
+            known = ", ".join((*_NODE, "transports", "key", "timeout", *_FLAGS))
             raise Misuse(f"backend.{NAME} has no setting {', '.join(sorted(rest))}: there are {known}")
         named = tuple(transports.replace(",", " ").split() if isinstance(transports, str) else map(str, transports))
         if set(named) - set(TRANSPORTS) or len(set(named)) < len(named):
             raise Misuse(f"backend.{NAME}.transports are some of {', '.join(TRANSPORTS)}, each once, not {named}")
         if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not timeout >= 0:
             raise Misuse(f"backend.{NAME}.timeout is a number of seconds, not {timeout!r}")
-        if not isinstance(dense, bool):
-            raise Misuse(f"backend.{NAME}.dense is true or false, not {dense!r}")
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise Misuse(f"backend.{NAME}.{name} is true or false, not {value!r}")
         if key is not None and not Path(str(key)).is_file():
             raise Misuse(f"backend.{NAME}.key is a file that `dataplane keygen` wrote; there is none at {key}")
-        return cls(node, named, None if key is None else str(key), float(timeout), dense)
+        return cls(node, named, None if key is None else str(key), float(timeout), **flags)
 
     def config(self) -> NodeConfig | None:
         """The nodes' settings; None where none was given. Raises Misuse for a value that is none."""

@@ -12,10 +12,11 @@ Freed by the store; it asks the controller again, and then reads the new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tensordict import TensorDict
@@ -26,10 +27,11 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
-from dataplane.integrations.verl import cells, entries
+from dataplane.integrations.verl import cells, entries, resuming
 from dataplane.integrations.verl.commits import Committer, Put
 from dataplane.integrations.verl.controller import Controller
 from dataplane.integrations.verl.planes import with_plane
+from dataplane.integrations.verl.rowfile import Restored
 from dataplane.integrations.verl.settings import Settings
 
 T = TypeVar("T")
@@ -47,6 +49,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         super().__init__(controller_info, config)
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
+        self._restored: Restored | None = None
 
     # What TransferQueue calls
 
@@ -112,6 +115,33 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         for partition, rows in _by_partition(metadata).items():
             index = await self._in_thread(self._controller.cells, partition)
             await self._free([dict(index[row]) for row in rows if row in index])
+
+    # Checkpoints
+
+    async def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Add the rows to the checkpoint that TransferQueue writes there. Raises as `resuming.save`."""
+        await self._in_thread(resuming.save, self._controller, Path(checkpoint_dir), self._settings.timeout)
+
+    async def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Put the rows of a checkpoint into the plane; TransferQueue has the controller load its state then.
+
+        Raises as `resuming.load`; nothing was changed then.
+        """
+        if self._restored is not None:  # by a load that went no further
+            await self._in_thread(self._restored.free)
+        self._restored = await self._in_thread(resuming.load, Path(checkpoint_dir), self._settings.timeout)
+
+    async def replace_state(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Have the controller load its state by `load`, and know where its rows are by now (`resuming`)."""
+        restored, self._restored = self._restored, None
+        try:
+            before = await self._in_thread(resuming.indexes, self._controller)
+            await load()
+        except BaseException:
+            if restored is not None:
+                await self._in_thread(restored.free)
+            raise
+        await self._in_thread(resuming.settle, self._controller, before, restored)
 
     # With the store, in a thread
 

@@ -1,0 +1,218 @@
+"""Checkpoints of TransferQueue whose rows are in the plane, and what a run that is resumed from one needs.
+
+    controller_state.pkl       TransferQueue's own: rows, keys, tags, what was consumed, and our cells
+    dataplane/metadata.json    each file of the checkpoint with its size and digest, this one's and the state's too
+    dataplane/<n>.rows         rows with their values (`rowfile`)
+
+TransferQueue has a storage manager save its part, and restore it before the controller restores its own. The cells in
+the controller's state are those of the run before; so once it has that state, it is told where each value is by now.
+
+What always holds: nothing is changed where a file is not the one that was written; a row of the restored state has its
+values, all of them, or is cleared, and a warning says how many were; what was in the plane before the load is freed
+after it. TransferQueue puts the directory in place as a whole, when all of it is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Protocol
+
+from dataplane.errors import DataplaneError, Misuse
+from dataplane.integrations.transfer_queue import manifest
+from dataplane.integrations.verl import cells, rowfile
+from dataplane.integrations.verl.controller import Controller, Index
+from dataplane.integrations.verl.hosts import each_host, results
+from dataplane.integrations.verl.planes import with_plane
+from dataplane.integrations.verl.rowfile import Restored
+
+log = logging.getLogger(__name__)
+
+_OURS = "dataplane"
+_STATE = "controller_state.pkl"
+_SUFFIX = ".rows"
+_TOLD = 4096  # rows of a message
+
+#: All cells, by partition and row.
+Indexes = Mapping[str, Index]
+
+
+def save(controller: Controller, directory: Path, timeout: float) -> None:
+    """Add the rows to the checkpoint that TransferQueue writes to this directory.
+
+    Rows go on to be put and cleared meanwhile; so the controller writes its state once more when the values are on the
+    disk, and what came in between is added. Raises OSError and as `rowfile.write`.
+    """
+    own = directory / _OURS
+    own.mkdir()
+    first = indexes(controller)
+    files, lost = _write(own, first, 0, timeout)
+    controller.save(str(directory / _STATE))
+    seen = set(_all(first))
+    more, lost_since = _write(own, _without(indexes(controller), seen), len(files), timeout)
+    if lost_since or lost:
+        log.warning(
+            "%d values were cleared, replaced or lost while the checkpoint %s was written: rows of it that still need"
+            " them will be cleared when it is loaded",
+            lost + lost_since,
+            directory,
+        )
+    state = [f"../{_STATE}"] if (directory / _STATE).is_file() else []
+    manifest.write(own, [*files, *more, *state], {})
+
+
+def load(directory: Path, timeout: float) -> Restored:
+    """Put the rows of a checkpoint into the plane. The controller does not know of them yet.
+
+    Raises Misuse where the checkpoint has none of ours, Corrupt where it is not what was written, and as
+    `rowfile.read`; then nothing was changed.
+    """
+    own = directory / _OURS
+    if not own.is_dir():
+        raise Misuse(
+            f"the checkpoint {directory} was saved with another storage backend: load it with that, or save it again"
+            " with this one"
+        )
+    listed = manifest.Manifest(own)
+    listed.check()
+    restored = Restored()
+    outcomes = each_host([(None, rowfile.read, (own / name, timeout)) for name in listed.names(_SUFFIX)])
+    for outcome in outcomes:
+        if not isinstance(outcome, Exception):
+            restored.cells.update(outcome)
+    try:
+        results(outcomes)
+    except Exception:
+        restored.free()
+        raise
+    return restored
+
+
+class Resuming(Protocol):
+    """A storage manager that is asked around the load of the controller's state."""
+
+    async def replace_state(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Have the controller load its state by `load`, and know where its rows are by now."""
+
+
+def attach() -> None:
+    """Have TransferQueue's clients ask a storage manager that is `Resuming`, of whatever backend. Idempotent.
+
+    The load of the controller's state is the client's last step, and nothing of TransferQueue's own comes after it.
+    """
+    from transfer_queue.client import AsyncTransferQueueClient
+
+    theirs = AsyncTransferQueueClient.async_load_controller_checkpoint
+    if hasattr(theirs, "__wrapped_by_dataplane__"):
+        return
+
+    @wraps(theirs)
+    async def load_state(self: Any, *arguments: Any, **named: Any) -> None:
+        replace = getattr(getattr(self, "storage_manager", None), "replace_state", None)
+        if replace is None:
+            await theirs(self, *arguments, **named)
+        else:
+            await replace(lambda: theirs(self, *arguments, **named))
+
+    load_state.__wrapped_by_dataplane__ = True  # type: ignore[attr-defined]  # a mark
+    AsyncTransferQueueClient.async_load_controller_checkpoint = load_state
+
+
+def settle(controller: Controller, before: Indexes, restored: Restored | None) -> None:
+    """Make a state that was just loaded one of this run. `before`: what the controller knew until then."""
+    after = indexes(controller)
+    if restored is None:  # it was saved without its rows
+        kept = set(_all(after))
+        rowfile.free([cell for cell in _all(before) if cell not in kept])
+        _warn_of_lost(after)
+        return
+    kept, cleared = set(), 0
+    for partition, index in after.items():
+        found, gone = {}, []
+        for row, own in index.items():
+            if all(cell in restored.cells for cell in own.values()):
+                found[row] = {name: restored.cells[cell] for name, cell in own.items()}
+                kept.update(found[row].values())
+            else:
+                gone.append(row)
+        rows = [row for row, own in found.items() if own]
+        for start in range(0, len(rows), _TOLD):
+            part = rows[start : start + _TOLD]
+            controller.tell(partition, part, {}, {row: found[row] for row in part})
+        if gone:
+            controller.clear(partition, gone)
+            cleared += len(gone)
+    if cleared:
+        log.warning("%d rows of the checkpoint were cleared: they have no values in it", cleared)
+    restored.free(kept)
+    rowfile.free(list(_all(before)))
+
+
+def indexes(controller: Controller) -> Indexes:
+    """All cells that the controller knows now."""
+    return {partition: controller.cells(partition) for partition in controller.partitions()}
+
+
+def _all(several: Indexes) -> Iterable[bytes]:
+    return (cell for index in several.values() for own in index.values() for cell in own.values())
+
+
+def _without(several: Indexes, seen: set[bytes]) -> Indexes:
+    """The cells that were not seen."""
+    left: dict[str, Index] = {}
+    for partition, index in several.items():
+        rows = {row: {name: cell for name, cell in own.items() if cell not in seen} for row, own in index.items()}
+        left[partition] = {row: own for row, own in rows.items() if own}
+    return left
+
+
+def _write(directory: Path, several: Indexes, first: int, timeout: float) -> tuple[list[str], int]:
+    """Write a file for each node that has rows, on its own host where that can be; their names, and how many values
+    were lost."""
+    by_node: dict[bytes, list[rowfile.Rows]] = {}
+    for index in several.values():
+        for node, rows in _by_node(index).items():
+            by_node.setdefault(node, []).append(rows)
+    names = [f"{number}{_SUFFIX}" for number in range(first, first + len(by_node))]
+    jobs = [
+        (node, rowfile.write, (directory / name, rows, timeout))
+        for name, (node, rows) in zip(names, by_node.items(), strict=True)
+    ]
+    return names, sum(results(each_host(jobs)))
+
+
+def _by_node(index: Index) -> dict[bytes, dict[str, Sequence[bytes | None]]]:
+    """The cells of a partition, by the node that has them, as columns of the rows."""
+    fields = dict.fromkeys(name for own in index.values() for name in own)
+    nodes = dict.fromkeys(cells.node(cell) for own in index.values() for cell in own.values())
+    if len(nodes) == 1:
+        return {node: {name: [own.get(name) for own in index.values()] for name in fields} for node in nodes}
+    found: dict[bytes, dict[str, Sequence[bytes | None]]] = {}
+    for node in nodes:
+        found[node] = {}
+        for name in fields:
+            own_cells = [own.get(name) for own in index.values()]
+            found[node][name] = [None if cell is None or cells.node(cell) != node else cell for cell in own_cells]
+    return found
+
+
+def _warn_of_lost(after: Indexes) -> None:
+    """Say so where rows were in nodes of a run before, and are not in the checkpoint."""
+    try:
+        members = with_plane(lambda plane: [plane.stats().node, *plane.members().get("members", ())])
+    except DataplaneError:  # a node is started again: it says soon enough what it lacks
+        return
+    there = set(map(bytes.fromhex, members))
+    lost = sum(
+        any(cells.node(cell) not in there for cell in own.values())
+        for index in after.values()
+        for own in index.values()
+    )
+    if lost:
+        log.warning(
+            "%d rows of the checkpoint can not be read: it was saved with include_storage=False, and the nodes that had"
+            " them have ended; save with include_storage=True",
+            lost,
+        )

@@ -1,0 +1,144 @@
+"""Checkpoints with rows in the plane: saved in one Ray job, which ends, and loaded in another with other nodes."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+
+from tests.integrations.nursery import Nursery  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
+]
+
+#: What both jobs begin with: `tq` of TransferQueue, with the backend, in a Ray of its own.
+JOB = """
+    import time
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from dataplane.integrations import process
+    import dataplane.integrations.verl.plugin
+    from dataplane.errors import DataplaneError
+
+    def eventually(holds, what):
+        deadline = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.01)
+
+    STRUCTURE = {"turns": [1, None], "tools": ("a", b"b")}
+
+    def job(**settings):
+        ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        given = {"memory": "64MiB", "spill": 0, "prewarm": 0} | settings
+        tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": given}}))
+
+    def end():
+        tq.close()
+        ray.shutdown()
+
+    def fields(number):
+        rows = {
+            "ids": torch.arange(number + 2),
+            "scores": torch.full((3, number + 1), number / 2, dtype=torch.bfloat16),
+            "reward": torch.tensor(float(number)),
+            "text": f"row {number}" if number % 2 else None,
+            "extra": STRUCTURE,
+            "mm": {"pixels": torch.full((number + 1, 4), float(number))} if number % 2 else {},
+        }
+        return rows
+
+    def seen(partition="train"):
+        keys = sorted(tq.kv_list(partition)[partition])
+        got = tq.kv_batch_get(keys, partition)
+        found = {key: {} for key in keys}
+        for name in sorted(got.keys()):
+            entry = got.get(name)
+            rows = entry.unbind() if isinstance(entry, torch.Tensor) else entry.tolist()
+            for key, row in zip(keys, rows):
+                found[key][name] = repr((type(row), row.dtype, row.tolist()) if isinstance(row, torch.Tensor) else row)
+        return found
+
+    def used():
+        return process.plane().stats().memory_used
+"""
+
+SAVE = """
+    job()
+    for number in range(6):
+        tq.kv_put(f"k{number}", "train", fields(number), {"status": "done", "number": number})
+    tq.kv_put("k2", "train", {"ids": torch.arange(9)}, {"status": "again", "number": 2})
+    late = TensorDict({"late": torch.arange(12).view(6, 2)}, batch_size=6)
+    tq.kv_batch_put([f"k{number}" for number in range(6)], "train", late)
+    tq.kv_put("prompt", "prompts", {"prompt": "what is it?"}, {"is_prompt": True, "status": "pending"})
+    tq.kv_put("tag only", "tags", tag={"status": "running"})
+    client = tq.get_client()
+    client.put(TensorDict({"x": torch.arange(8).view(4, 2)}, batch_size=4), partition_id="stages")
+    taken = client.get_meta(["x"], 3, "stages", "fetch", "first")
+    tq.save_checkpoint(os.environ["WHERE"], metadata={"step": 7})
+    tell([seen(), seen("prompts"), tq.kv_list(), client.get_consumption_status("first", "stages")[1].tolist()])
+    end()
+"""
+
+LOAD = """
+    job()
+    tq.kv_put("before", "train", {"ids": torch.arange(100_000)}, {})
+    tq.load_checkpoint(os.environ["WHERE"])
+    client = tq.get_client()
+    tell([seen(), seen("prompts"), tq.kv_list(), client.get_consumption_status("first", "stages")[1].tolist()])
+    assert used() < 400_000, "what was there before is freed"
+    left = client.get_data(client.get_meta(["x"], 1, "stages", "fetch", "first"))
+    tell([row.tolist() for row in left["x"].unbind()])
+
+    # It goes on: more rows, fields of the old ones, and all of them cleared.
+    tq.kv_put("k2", "train", {"ids": torch.arange(3)}, {"status": "new"})
+    tq.kv_put("k9", "train", fields(9), {})
+    assert tq.kv_batch_get(["k2"], "train", "ids")["ids"].tolist() == [[0, 1, 2]]
+    tq.save_checkpoint(os.environ["WHERE"])
+    tq.load_checkpoint(os.environ["WHERE"])
+    tell(seen()["k9"])
+    for partition in list(tq.kv_list()):
+        client.clear_partition(partition)
+    client.clear_partition("stages")
+    del left
+    eventually(lambda: used() == 0, "nothing is left of two runs")
+    tell("nothing")
+    end()
+"""
+
+
+def run(nursery: Nursery, program: str, where: Path, **environment: str) -> Any:
+    return nursery.process(textwrap.dedent(JOB) + textwrap.dedent(program), WHERE=str(where), **environment)
+
+
+@pytest.fixture(scope="module")
+def saved(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A checkpoint of a job that has ended, and what was in it."""
+    where = tmp_path_factory.mktemp("saved") / "checkpoint"
+    with run(nursery, SAVE, where) as running:
+        told = running.hear()
+        running.wait()
+    return where, told
+
+
+def test_another_job_reads_what_was_saved(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
+    """Values, kinds, tags, keys, what was consumed; and goes on from there, leaving nothing."""
+    where, before = saved
+    copied = shutil.copytree(where, tmp_path / "checkpoint")
+    with run(nursery, LOAD, copied) as running:
+        assert running.hear() == before
+        assert len(running.hear()) == 1, "the row that nobody had taken"
+        assert running.hear().keys() == {"ids", "scores", "reward", "text", "extra", "mm"}
+        assert running.hear() == "nothing"
+        running.wait()
+    assert not (tmp_path / "checkpoint.tmp").exists()
+    assert not (tmp_path / "checkpoint.old").exists()
