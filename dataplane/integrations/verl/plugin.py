@@ -91,12 +91,10 @@ def start(conf: Any) -> dict[str, Any]:
 
 
 def _manager() -> Any:
+    from dataplane.integrations.verl import hooks
     from dataplane.integrations.verl.storage import DataplaneStorageManager
 
-    if face.has_checkpoints():
-        from dataplane.integrations.verl.resuming import attach
-
-        attach()
+    hooks.attach()
     return DataplaneStorageManager
 
 

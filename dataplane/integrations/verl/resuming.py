@@ -15,10 +15,8 @@ after it. TransferQueue puts the directory in place as a whole, when all of it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations.transfer_queue import manifest
@@ -90,34 +88,9 @@ def load(directory: Path, timeout: float) -> Restored:
     return restored
 
 
-class Resuming(Protocol):
-    """A storage manager that is asked around the load of the controller's state."""
-
-    async def replace_state(self, load: Callable[[], Awaitable[None]]) -> None:
-        """Have the controller load its state by `load`, and know where its rows are by now."""
-
-
-def attach() -> None:
-    """Have TransferQueue's clients ask a storage manager that is `Resuming`, of whatever backend. Idempotent.
-
-    The load of the controller's state is the client's last step, and nothing of TransferQueue's own comes after it.
-    """
-    from transfer_queue.client import AsyncTransferQueueClient
-
-    theirs = AsyncTransferQueueClient.async_load_controller_checkpoint
-    if hasattr(theirs, "__wrapped_by_dataplane__"):
-        return
-
-    @wraps(theirs)
-    async def load_state(self: Any, *arguments: Any, **named: Any) -> None:
-        replace = getattr(getattr(self, "storage_manager", None), "replace_state", None)
-        if replace is None:
-            await theirs(self, *arguments, **named)
-        else:
-            await replace(lambda: theirs(self, *arguments, **named))
-
-    load_state.__wrapped_by_dataplane__ = True  # type: ignore[attr-defined]  # a mark
-    AsyncTransferQueueClient.async_load_controller_checkpoint = load_state
+def indexes(controller: Controller) -> Indexes:
+    """All cells that the controller knows now."""
+    return {partition: controller.cells(partition) for partition in controller.partitions()}
 
 
 def settle(controller: Controller, before: Indexes, restored: Restored | None) -> None:
@@ -148,11 +121,6 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
         log.warning("%d rows of the checkpoint were cleared: they have no values in it", cleared)
     restored.free(kept)
     rowfile.free(list(_all(before)))
-
-
-def indexes(controller: Controller) -> Indexes:
-    """All cells that the controller knows now."""
-    return {partition: controller.cells(partition) for partition in controller.partitions()}
 
 
 def _all(several: Indexes) -> Iterable[bytes]:

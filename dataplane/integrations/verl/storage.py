@@ -27,9 +27,9 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
-from dataplane.integrations.verl import cells, entries, resuming
+from dataplane.integrations.verl import cells, entries, face, resuming
 from dataplane.integrations.verl.commits import Committer, Put
-from dataplane.integrations.verl.controller import Controller
+from dataplane.integrations.verl.controller import Controller, Index
 from dataplane.integrations.verl.planes import with_plane
 from dataplane.integrations.verl.rowfile import Restored
 from dataplane.integrations.verl.settings import Settings
@@ -50,6 +50,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
         self._restored: Restored | None = None
+        self._forgets_first = face.forgets_first()
 
     # What TransferQueue calls
 
@@ -112,9 +113,15 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
 
     async def clear_data(self, metadata: BatchMeta) -> None:
         """Free all fields of these rows, also those that the metadata does not name."""
-        for partition, rows in _by_partition(metadata).items():
-            index = await self._in_thread(self._controller.cells, partition)
-            await self._free([dict(index[row]) for row in rows if row in index])
+        if not self._forgets_first:
+            await self.look(metadata)
+        await self._free([dict(row) for row in metadata._custom_backend_meta])
+
+    async def look(self, metadata: BatchMeta) -> None:
+        """Have the metadata know all cells of its rows, also of fields that it does not name."""
+        indexes = await self._in_thread(self._indexes, metadata)
+        pairs = zip(metadata.partition_ids, metadata.global_indexes, strict=True)
+        metadata._custom_backend_meta = [dict(indexes[partition].get(row, {})) for partition, row in pairs]
 
     # Checkpoints
 
@@ -197,9 +204,13 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
             found += [{name: index[row][name] for name in names if name in index[row]} for row in rows if row in index]
         return found
 
+    def _indexes(self, metadata: BatchMeta) -> dict[str, Index]:
+        """All cells of the partitions that these rows are in."""
+        return {partition: self._controller.cells(partition) for partition in dict.fromkeys(metadata.partition_ids)}
+
     def _now(self, metadata: BatchMeta, names: Sequence[str]) -> list[dict[str, bytes]]:
         """The cells of these fields that the controller has now, where it has them, in the order of the rows."""
-        indexes = {partition: self._controller.cells(partition) for partition in _by_partition(metadata)}
+        indexes = self._indexes(metadata)
         pairs = zip(metadata.partition_ids, metadata.global_indexes, strict=True)
         rows = [indexes[partition].get(row, {}) for partition, row in pairs]
         return [{name: row[name] for name in names if name in row} for row in rows]

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 
-from tests.integrations.nursery import Nursery  # noqa: E402
+from tests.integrations.nursery import Nursery
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -102,7 +102,7 @@ LOAD = """
     # It goes on: more rows, fields of the old ones, and all of them cleared.
     tq.kv_put("k2", "train", {"ids": torch.arange(3)}, {"status": "new"})
     tq.kv_put("k9", "train", fields(9), {})
-    assert tq.kv_batch_get(["k2"], "train", "ids")["ids"].tolist() == [[0, 1, 2]]
+    assert tq.kv_batch_get(["k2"], "train", "ids")["ids"].values().tolist() == [0, 1, 2]
     tq.save_checkpoint(os.environ["WHERE"])
     tq.load_checkpoint(os.environ["WHERE"])
     tell(seen()["k9"])
