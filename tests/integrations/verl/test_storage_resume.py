@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from pathlib import Path
@@ -142,3 +143,94 @@ def test_another_job_reads_what_was_saved(nursery: Nursery, saved: tuple[Path, A
         running.wait()
     assert not (tmp_path / "checkpoint.tmp").exists()
     assert not (tmp_path / "checkpoint.old").exists()
+
+
+REFUSED = """
+    job()
+    tq.kv_put("here", "train", fields(1), {"status": "kept"})
+    held, told = used(), []
+    for number in range(int(os.environ["COUNT"])):
+        try:
+            tq.load_checkpoint(os.path.join(os.environ["WHERE"], str(number)))
+        except Exception as error:
+            told.append([type(error).__name__, str(error)])
+        else:
+            told.append(["nothing", ""])
+        assert list(tq.kv_list()["train"]) == ["here"], "what was there is there"
+        assert tq.kv_batch_get("here", "train", "ids")["ids"].values().tolist() == [0, 1, 2]
+        eventually(lambda: used() == held, "nothing of the checkpoint is in the store")
+    tell(told)
+
+    # A full disk, which a limit on the sizes of files stands in for: the former checkpoint is there as it was.
+    import resource, signal
+    target = os.path.join(os.environ["WHERE"], "full")
+    tq.save_checkpoint(target)
+    names = sorted(os.listdir(target))
+    tq.kv_put("large", "train", {"x": torch.ones(1 << 20)}, {})
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        tq.save_checkpoint(target)
+    except DataplaneError as error:
+        tell([type(error).__name__, str(error)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert sorted(os.listdir(target)) == names
+    tq.load_checkpoint(target)
+    tell(sorted(tq.kv_list()["train"]))
+
+    # Without storage: what the controller has, which this run's nodes still have, but for what was cleared since.
+    tq.save_checkpoint(target, include_storage=False)
+    tq.load_checkpoint(target)
+    tell(tq.kv_batch_get("here", "train", "ids")["ids"].values().tolist())
+    end()
+"""
+
+ORPHANS = """
+    job()
+    tq.load_checkpoint(os.environ["WHERE"])
+    tell(sorted(tq.kv_list()["train"]))
+    try:
+        tq.kv_batch_get("here", "train")
+    except DataplaneError as error:
+        tell([type(error).__name__, str(error)])
+    end()
+"""
+
+
+def changed(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_a_checkpoint_that_is_not_what_was_written(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
+    """Cut, changed, without a file, of another storage: refused before anything that is there is touched. Then: a save
+    that does not fit leaves the former checkpoint; a save without storage has what the controller has."""
+    where, _ = saved
+    damaged = []
+    for number in range(6):
+        damaged.append(Path(shutil.copytree(where, tmp_path / str(number))))
+    rows = sorted(path.relative_to(where) for path in where.rglob("*.rows"))
+    changed(damaged[0] / rows[0])
+    os.truncate(damaged[1] / rows[0], (damaged[1] / rows[0]).stat().st_size - 40)
+    (damaged[2] / rows[0]).unlink()
+    changed(damaged[3] / "controller_state.pkl")
+    changed(damaged[4] / "dataplane" / "metadata.json")
+    shutil.rmtree(damaged[5] / "dataplane")
+    with run(nursery, REFUSED, tmp_path, COUNT=str(len(damaged))) as running:
+        told = running.hear()
+        assert [kind for kind, _ in told] == ["Corrupt"] * 5 + ["Misuse"]
+        assert "another storage backend" in told[5][1]
+        kind, full = running.hear()
+        assert (kind, "does not fit" in full) == ("LimitExceeded", True)
+        assert running.hear() == ["here"]
+        assert running.hear() == [0, 1, 2]
+        running.wait()
+    with run(nursery, ORPHANS, tmp_path / "full") as running:
+        assert running.hear() == ["here"]
+        kind, _ = running.hear()
+        assert kind == "OwnerDied"
+        running.wait()
+        assert "1 rows of the checkpoint can not be read: it was saved with include_storage=False" in running.logged()

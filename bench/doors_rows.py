@@ -1,0 +1,188 @@
+"""Trajectories that are put one by one, through TransferQueue, with its own storage and with ours.
+`python -m bench.doors_rows`.
+
+512 trajectories of seven small fields and a tag each, as verl's agent loops make them of text, are put singly; another
+process lists them and gets all fields; the writer clears them. `one by one`: `kv_put`, each after the one before;
+`at once`: `async_kv_put` of all, as an agent loop's worker has many under way. A round does both with each backend, in
+turn, in two Ray jobs of their own. The time is that of the puts, the list and the get.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Row, row, table, write_json
+
+ROOT = Path(__file__).parents[1]
+TRAJECTORIES = 512
+PARTITION = "bench"
+BACKENDS = ("SimpleStorage", "Dataplane")
+WAYS = ("one by one", "at once")
+
+
+class _End:
+    """The writer's or the reader's process: an actor."""
+
+    def __init__(self) -> None:
+        import transfer_queue as tq
+
+        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+        tq.init()
+        self._rows = [_trajectory(number) for number in range(TRAJECTORIES)]
+
+    def put(self, way: str) -> float:
+        import transfer_queue as tq
+
+        async def at_once() -> None:
+            puts = [tq.async_kv_put(f"k{n}", PARTITION, each, {"seq": n}) for n, each in enumerate(self._rows)]
+            await asyncio.gather(*puts)
+
+        began = time.perf_counter()
+        if way == "at once":
+            asyncio.run(at_once())
+        else:
+            for number, each in enumerate(self._rows):
+                tq.kv_put(f"k{number}", PARTITION, each, {"seq": number})
+        return time.perf_counter() - began
+
+    def get(self) -> float:
+        """Seconds of the list and the get; what is got is what was put."""
+        import torch
+        import transfer_queue as tq
+
+        began = time.perf_counter()
+        keys = list(tq.kv_list(PARTITION)[PARTITION])
+        got = tq.kv_batch_get(keys, PARTITION)
+        taken = time.perf_counter() - began
+        assert len(keys) == TRAJECTORIES
+        for key, ids in zip(keys, got["input_ids"].unbind(), strict=True):
+            assert torch.equal(ids, self._rows[int(key[1:])]["input_ids"])
+        return taken
+
+    def clear(self) -> None:
+        import transfer_queue as tq
+
+        tq.kv_clear([f"k{number}" for number in range(TRAJECTORIES)], PARTITION)
+
+
+def _trajectory(number: int) -> dict[str, Any]:
+    import torch
+
+    length = 64 + number % 64
+    return {
+        "prompts": torch.arange(64),
+        "responses": torch.arange(length),
+        "input_ids": torch.arange(64 + length) + number,
+        "response_mask": torch.ones(length, dtype=torch.int64),
+        "rm_scores": torch.full((length,), float(number)),
+        "uid": f"uid_{number}",
+        "extra_fields": {"min_global_steps": None, "turns": [1, number]},
+    }
+
+
+def _serve(backend: str) -> None:
+    """A Ray job with this backend: a round of the way that each line names, answered with its times."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
+    try:
+        settings = {"storage_backend": backend, "Dataplane": {"memory": "512MiB", "spill": 0}}
+        tq.init(OmegaConf.create({"backend": settings}))
+        writer, reader = (ray.remote(num_cpus=0)(_End).remote() for _ in range(2))
+        ray.get([writer.__ray_ready__.remote(), reader.__ray_ready__.remote()])
+        print("@ready", flush=True)
+        for line in sys.stdin:
+            put = ray.get(writer.put.remote(line.strip()))
+            get = ray.get(reader.get.remote())
+            ray.get(writer.clear.remote())
+            print("@" + json.dumps({"put": put, "get": get}), flush=True)
+    finally:
+        tq.close()
+        ray.shutdown()
+
+
+@contextmanager
+def _served(backend: str) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("DATAPLANE_ADDRESS", None)
+    command = [sys.executable, "-m", "bench.doors_rows", "--serve", backend]
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    try:
+        _answer(child)
+        yield child
+    finally:
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait(60)
+
+
+def _answer(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    for line in child.stdout:  # others print too
+        if line.startswith("@"):
+            return line[1:]
+    raise RuntimeError(f"the job ended with {child.wait()}: {child.args}")
+
+
+def measure(rounds: int) -> tuple[list[Row], dict[str, Any]]:
+    """What TransferQueue takes with its own storage, in times of what it takes with ours."""
+    seen: dict[str, dict[str, list[dict[str, float]]]] = {way: {name: [] for name in BACKENDS} for way in WAYS}
+    with ExitStack() as stack:
+        jobs = {name: stack.enter_context(_served(name)) for name in BACKENDS}
+        for number in range(rounds + 1):
+            for way in WAYS:
+                for name, child in jobs.items():
+                    assert child.stdin is not None
+                    child.stdin.write(f"{way}\n")
+                    child.stdin.flush()
+                    times = json.loads(_answer(child))
+                    if number:  # the first warms both up
+                        seen[way][name].append(times)
+    rows = []
+    for way, by_name in seen.items():
+        pairs = list(zip(by_name["SimpleStorage"], by_name["Dataplane"], strict=True))
+        for what, steps in (("put, list and get", ("put", "get")), ("put", ("put",)), ("list and get", ("get",))):
+            ratios = [sum(theirs[s] for s in steps) / sum(ours[s] for s in steps) for theirs, ours in pairs]
+            medians = [statistics.median(sum(each[s] for s in steps) for each in by_name[name]) for name in BACKENDS]
+            bound = 2 if len(steps) == 2 else 0
+            detail = f"{medians[0] * 1e3:.0f} and {medians[1] * 1e3:.0f} ms"
+            rows.append(row(f"rows {way}: {what}, times faster", ratios, at_least=bound, unit="x", detail=detail))
+    return rows, seen
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.doors_rows", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/doors_rows.json"))
+    parser.add_argument("--serve", choices=BACKENDS, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        _serve(chosen.serve)
+        return 0
+    rows, seen = measure(chosen.rounds)
+    print(table(rows), flush=True)
+    write_json(chosen.json, rows, seen)
+    return 0 if all(each.met for each in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
