@@ -138,6 +138,7 @@ def test_settings() -> None:
         ({"timeout": "long"}, "timeout is a number of seconds"),
         ({"timeout": float("nan")}, "timeout is a number of seconds"),
         ({"dense": "yes"}, "dense is true or false"),
+        ({"fallback": 1}, "fallback is true or false"),
         ({"key": "/nowhere/key"}, "dataplane keygen"),
     ],
     ids=str,
@@ -145,3 +146,55 @@ def test_settings() -> None:
 def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(dp.Misuse, match=why):
         Settings.of(given).config()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
+def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
+    """More memory than a host has, a setting that is misspelt, a Ray that is not there; then it starts, twice, with a Ray
+    of its own each."""
+    program = """
+        import ray
+        import transfer_queue as tq
+        from omegaconf import OmegaConf
+        import dataplane.integrations.verl.plugin
+        from dataplane.integrations.verl import plugin
+
+        def start(**settings):
+            return tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
+
+        def why(**settings):
+            try:
+                plugin.start(OmegaConf.create({"backend": {"Dataplane": settings}}))
+            except Exception as error:
+                return [type(error).__name__, str(error)]
+
+        tell(why(memory="1GiB"))
+        for number in range(2):
+            ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+            if not number:
+                tell(why(memroy="1GiB"))
+                tell(why(memory="900TiB", spill=0))
+                from dataplane.integrations import ray as nodes
+                nodes.down()
+            start(memory="16MiB", spill=0)
+            tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
+            tell(tq.kv_batch_get("a", "p")["x"].values().sum().item() if number else "on")
+            tq.close()
+            ray.shutdown()
+    """
+    told: list[Any] = []
+    with nursery.process(textwrap.dedent(program), PYTHONPATH=str(ROOT)) as running:
+        told = [running.hear() for _ in range(5)]
+        running.wait()
+        logged = running.logged()
+    no_ray, misspelt, too_large, *went_on = told
+    assert no_ray[0] == "Misuse"
+    assert "ray.init()" in no_ray[1]
+    assert misspelt[0] == "Misuse"
+    assert "no setting memroy: there are memory" in misspelt[1]
+    assert too_large[0] == "Rejected"
+    assert "memory is 900.0 TiB, and this host has" in too_large[1]
+    assert "set memory to less" in too_large[1]
+    assert went_on == ["on", 2.0]
+    assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == 2, "it is seen"
