@@ -26,12 +26,12 @@ def attach() -> None:
         _wrap(Client, "async_clear_samples", _clearing)
 
 
-async def _loading(theirs: Any, client: Any, path: str) -> None:
+async def _loading(theirs: Any, client: Any, *arguments: Any, **named: Any) -> None:
     replace = getattr(getattr(client, "storage_manager", None), "replace_state", None)
     if replace is None:
-        await theirs(client, path)
+        await theirs(client, *arguments, **named)
     else:
-        await replace(lambda: theirs(client, path))
+        await replace(lambda: theirs(client, *arguments, **named))
 
 
 async def _clearing(theirs: Any, client: Any, metadata: Any) -> None:
@@ -47,8 +47,8 @@ def _wrap(owner: type, name: str, around: Any) -> None:
         return
 
     @wraps(theirs)
-    async def call(self: Any, argument: Any) -> None:
-        await around(theirs, self, argument)
+    async def call(self: Any, *arguments: Any, **named: Any) -> None:
+        await around(theirs, self, *arguments, **named)
 
     setattr(call, _MARK, True)
     setattr(owner, name, call)
