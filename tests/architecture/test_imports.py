@@ -55,7 +55,7 @@ DERIVED = {"dataplane.integrations.transfer_queue.streaming"}
 #: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
-    for name in ("dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views")
+    for name in ("commits", "dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views")
 }
 
 #: What unpickles does what the bytes tell it to.
