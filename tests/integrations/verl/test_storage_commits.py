@@ -1,0 +1,59 @@
+"""Which puts go together, and what TransferQueue is told of them then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+torch = pytest.importorskip("torch")
+from tensordict import NonTensorStack, TensorDict  # noqa: E402
+from transfer_queue.metadata import extract_field_schema  # noqa: E402
+
+from dataplane.integrations.verl import commits, entries  # noqa: E402
+
+
+def put(row: int, partition: str = "p", **fields: Any) -> commits.Put:
+    held = {name: v[None] if isinstance(v, torch.Tensor) else NonTensorStack(v) for name, v in fields.items()}
+    data = TensorDict(held, batch_size=[1])
+    columns, how = entries.columns_of(data)
+    return commits.Put(partition, [row], columns, how, extract_field_schema(data))
+
+
+def test_alike_puts_go_together_and_others_stay_apart() -> None:
+    x = torch.arange(3)
+    puts = [
+        put(0, x=x, text="a"),
+        put(1, x=torch.arange(7), text="b"),
+        put(2, x=x.float(), text="c"),
+        put(3, x=x, text=None),
+        put(4, "q", x=x, text="d"),
+        put(5, x=x, text="e"),
+    ]
+    together = [[each.rows[0] for each in several] for several in commits._together(puts)]
+    assert together == [[0, 1, 5], [2], [3], [4]]
+
+
+def test_puts_of_one_row_stay_in_their_order() -> None:
+    several = commits._together([put(0, x=torch.ones(1)), put(1, x=torch.ones(1)), put(0, x=torch.zeros(1))])
+    assert [[each.rows[0] for each in puts] for puts in several] == [[0, 1], [0]]
+
+
+def test_shapes_that_differ_are_told_row_by_row() -> None:
+    one, other = (
+        put(0, x=torch.arange(3), s=torch.tensor(1.0), t="a"),
+        put(1, x=torch.arange(5), s=torch.tensor(2.0), t="b"),
+    )
+    schema = commits.merged_schema([(one.schema, 1), (other.schema, 1)])
+    assert (schema["x"]["is_nested"], schema["x"]["per_sample_shapes"]) == (True, [(3,), (5,)])
+    assert (schema["s"]["is_nested"], "per_sample_shapes" in schema["s"]) == (False, False)
+    assert schema["t"]["is_non_tensor"]
+
+
+def test_a_put_is_given_up_before_it_is_told_or_not_at_all() -> None:
+    early, late = put(0, x=torch.ones(1)), put(1, x=torch.ones(1))
+    assert early.give_up()
+    assert not early.begin_to_tell()
+    assert late.begin_to_tell()
+    assert not late.give_up()
