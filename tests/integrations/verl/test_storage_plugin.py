@@ -151,8 +151,8 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
 def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
-    """More memory than a host has, a setting that is misspelt, a Ray that is not there; then it starts, twice, with a new
-    Ray each time."""
+    """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, twice, with a new Ray
+    each time."""
     program = """
         import ray
         import transfer_queue as tq
