@@ -269,7 +269,7 @@ def environment() -> Environment:
 
 
 def default_memory() -> int:
-    """30 % of the host's memory, or of the control group's limit where that is less, in bytes."""
+    """30 % of what this process may use, in bytes."""
     return int(0.3 * host_memory())
 
 
@@ -280,12 +280,16 @@ def host_memory() -> int:
 
 
 def check_host(config: NodeConfig) -> None:
-    """Raises ValueError where the settings ask for more memory than this host has."""
+    """Raises ValueError where this host has less memory than a node with these settings may use.
+
+    For the node as it starts: settings may be made on another host than that of the node.
+    """
     there = host_memory()
     if config.memory_bytes > there:
         raise ValueError(
-            f"memory is {format_size(config.memory_bytes)}, and this host has {format_size(there)}: set memory to less,"
-            " or leave it out for 30 % of what there is; what does not fit is spilled to disk"
+            f"memory is {format_size(config.memory_bytes)}, and this host, or its container, has {format_size(there)}:"
+            f" give at most that, or leave it out for {format_size(default_memory())}; more rows than fit go to disk"
+            " (spill)"
         )
 
 

@@ -1,7 +1,11 @@
 """The plane of this process, which all doors of a process share.
 
 What always holds: a process has one, connected when it is first needed; a forked child connects itself, and so does a
-process whose node has ended, to the one that runs then; nobody who uses it closes it, it closes as the process ends.
+process whose node has ended, or whose Ray job is another by now, to the one that runs then; nobody who uses it closes
+it, it closes as the process ends.
+
+A child reaches its parent's node, however it was started. Where that is a node of the Ray job, the parent leaves its
+address in the environment: a forked child must not ask Ray, whose threads it lacks, and a spawned one has no Ray.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 from dataplane.client.sync import Plane, connect
 from dataplane.config import NodeConfig, environment
@@ -21,9 +26,22 @@ _NO_NODE = (
     " (`dataplane node`) and put its address into DATAPLANE_ADDRESS"
 )
 
+_FORKED = (
+    "this process was forked from one that uses Ray, and can not ask Ray for its node: connect the parent before it"
+    " forks (tq.init(), or dataplane.integrations.process.plane()), or start the child with the method 'spawn' and"
+    " ray.init() in it"
+)
+_INHERITED = "DATAPLANE_PARENT_ADDRESS"
+"""In the environment, the address of the parent's node, where that is one of its Ray job's."""
+
 _lock = threading.Lock()
 _plane: Plane | None = None
 _pid = 0
+_by_ray: object = None
+"""The Ray job whose node it is. None: of no Ray job."""
+
+_before_fork: object = None
+"""In a forked child, the Ray job of the parent."""
 
 
 def plane() -> Plane:
@@ -47,24 +65,41 @@ def close() -> None:
     global _plane
     with _lock:
         plane, _plane = _plane, None
+        os.environ.pop(_INHERITED, None)
         if plane is not None and _pid == os.getpid():
             plane.close()
 
 
+def ray_job() -> object:
+    """The Ray job of this process, to be compared; None where Ray is not initialised here, or only in the process that
+    this one was forked from."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    found: object = ray.get_runtime_context().worker.current_cluster_and_job
+    return None if found == _before_fork else found
+
+
 def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
-    global _plane, _pid
+    global _plane, _pid, _by_ray
     with _lock:
         if _plane is not None and _pid == os.getpid() and _ended(_plane):
             dead, _plane = _plane, None
             with suppress(DataplaneError):
                 dead.close()
         if _plane is None or _pid != os.getpid():
-            _plane, _pid = connect(_address(start=start), config=config), os.getpid()
+            address = _address(start=start)
+            _plane, _pid = connect(address, config=config), os.getpid()
+            _by_ray = ray_job() if address == "ray" else None
+            if _by_ray is not None:
+                os.environ[_INHERITED] = _plane.address
         return _plane
 
 
 def _ended(plane: Plane) -> bool:
-    """Whether its node has, as far as a call has met with it."""
+    """Whether its node has, as far as a call has met with it, or its Ray job."""
+    if _by_ray is not None and _by_ray != ray_job():
+        return True
     try:
         plane._plane.check()  # what every call of its begins with
     except DataplaneError:
@@ -76,12 +111,27 @@ def _address(*, start: bool) -> str | None:
     known = environment().address
     if known is not None:
         return known
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
+    if ray_job() is not None:
         return "ray"
+    inherited = os.environ.get(_INHERITED)
+    if inherited is not None and inherited != _own_address():
+        return inherited
+    if _before_fork is not None:
+        raise Misuse(_FORKED)
     if start:
         return None
     raise Misuse(_NO_NODE)
+
+
+def _own_address() -> str | None:
+    """The address that this process itself left in the environment: of a Ray job that has ended since."""
+    return os.environ.get(_INHERITED) if _by_ray is not None and _pid == os.getpid() else None
+
+
+def _forked() -> None:
+    global _before_fork, _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+    _before_fork = ray_job() or _before_fork
 
 
 def _end() -> None:
@@ -90,3 +140,4 @@ def _end() -> None:
 
 
 atexit.register(_end)
+os.register_at_fork(after_in_child=_forked)

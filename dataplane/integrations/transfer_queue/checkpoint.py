@@ -25,7 +25,7 @@ from dataplane.client.tables import Rows
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.integrations.transfer_queue import manifest
 from dataplane.integrations.transfer_queue.manifest import Manifest
-from dataplane.integrations.transfer_queue.partition import PREFIX, Index, Partition
+from dataplane.integrations.transfer_queue.partition import Index, Partition
 from dataplane.integrations.transfer_queue.session import Session, session
 
 _PARTITIONS = "partitions"
@@ -108,7 +108,7 @@ def _save(own: Session, partition: Partition, directory: Path, stem: str) -> lis
             return []
         try:
             files = list(_values(own, partition, rows, names, directory / stem))
-            tasks = own.plane.tables().get(PREFIX + partition.name, {}).get("tasks", [])
+            tasks = own.plane.tables().get(partition.table.name, {}).get("tasks", [])
             consumed = {task: np.flatnonzero(partition.table.taken(task, rows.numbers)).tolist() for task in tasks}
         except Misuse:  # rows were cleared since: as they are now, then
             continue

@@ -1,8 +1,6 @@
-"""A partition of TransferQueue as a table: its rows by key, by number and by global index.
+"""A partition of TransferQueue as a table: its rows by key, by number and by global index (`indexes`).
 
-A global index is a row's number in its table, below 2**32, with bits of the partition's name above it: two partitions'
-rows have different ones (but for one chance in 2**31 a pair, which nothing here depends on: an index goes with its
-partition). A row is never given an index that another had.
+A partition is one job's: the job's name is part of that of the table.
 
 Rows that users put without a key have one all the same, made of the call and the row's place in it, which `kv_list`
 does not show. Rows that they put with keys have that in a tag of a reserved name, where a sampler needs groups.
@@ -11,7 +9,6 @@ does not show. Rows that they put with keys have that in a tag of a reserved nam
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -24,20 +21,26 @@ from dataplane.client.sync_tables import Table
 from dataplane.client.tables import Rows
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
+from dataplane.integrations.transfer_queue.indexes import Indexes
 from dataplane.integrations.transfer_queue.meta import KEY, BatchMeta
 from dataplane.integrations.transfer_queue.values import stored_schema
 
 Index = npt.NDArray[np.int64]
 
-PREFIX = "transfer_queue/"
-"""How the names of the tables begin."""
-
 PUT = "dataplane.put"
 """The tag that says which call put a row, and where in it."""
 
 _OWN = ".row/"  # how the keys begin that users did not give
-_BITS = 32
-_BELOW = (1 << _BITS) - 1
+
+
+def prefix(job: str) -> str:
+    """How the names of the tables of a job's partitions begin."""
+    return f"transfer_queue/{job}/"
+
+
+def blocks(job: str) -> str:
+    """The name of the table of a job's blocks of indexes."""
+    return f"transfer_queue.indexes/{job}"
 
 
 class _Watched:
@@ -61,26 +64,25 @@ class _Watched:
 
 
 class Partition:
-    """The partition of this name, whether it is there or not. `lost` is called where it was lost with its home: its
+    """The partition of this name in a job, whether it is there or not. `lost` is called where it was lost with its home: its
     name then means another one, which nobody has put anything into."""
 
-    def __init__(self, plane: Plane, name: str, lost: Callable[[], object]) -> None:
-        if not name:
-            raise ValueError("a partition is named by a text of one character or more")
+    def __init__(self, plane: Plane, job: str, name: str, lost: Callable[[], object]) -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a partition is named by a text of one character or more, not by {name!r}")
         self.name = name
-        self.table = cast("Table", _Watched(plane.table(PREFIX + name), lost))
-        self._base = (zlib.crc32(name.encode()) & 0x7FFFFFFF) << _BITS
+        self.table = cast("Table", _Watched(plane.table(prefix(job) + name), lost))
+        self._indexes = Indexes(plane, blocks(job), name)
 
     # naming rows
 
     def indexes(self, numbers: Iterable[int] | Index) -> list[int]:
         """The global indexes of these rows."""
-        found: list[int] = (np.asarray(numbers, np.int64) | self._base).tolist()
-        return found
+        return self._indexes.of(numbers)
 
     def numbers(self, global_indexes: Sequence[int]) -> Index:
-        """The numbers of rows by their global indexes."""
-        return np.asarray(global_indexes, np.int64) & _BELOW
+        """The numbers of rows by their global indexes; -1, which no row has, for those of other partitions."""
+        return self._indexes.numbers(global_indexes)
 
     def named(self, keys: Sequence[str]) -> Index:
         """The numbers of rows by their keys. Raises NotThere, naming the first that is not."""

@@ -73,7 +73,7 @@ def _ref(partition: Partition, indexes: Sequence[int], names: list[str]) -> Batc
     try:
         return partition.table.read(numbers, names)
     except Misuse as error:
-        gone(partition, numbers, error)
+        gone(partition, indexes, numbers, error)
         raise NotThere(f"partition {partition.name!r}: {error}") from error
 
 

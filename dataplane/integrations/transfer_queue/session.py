@@ -1,13 +1,12 @@
 """This process's part in a job: its plane, the job's settings, and the sampler that it uses.
 
-What always holds: no controller; a process has one session, a forked child its own; who called `init()` first in the
-job clears all of it with `close()`, others only leave.
+What always holds: no controller; a process has one session, a forked child its own; all processes of a job are on one
+plane, or are told why not; who called `init()` first in the job clears all of it with `close()`, others only leave.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from functools import partial
 from typing import Any
@@ -16,16 +15,24 @@ from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import process
+from dataplane.integrations.transfer_queue import board, standing, twins
+from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as told
-from dataplane.integrations.transfer_queue import standing, twins
+from dataplane.integrations.transfer_queue.conf import at
 from dataplane.integrations.transfer_queue.errors import NotStarted
-from dataplane.integrations.transfer_queue.partition import PREFIX, Partition
+from dataplane.integrations.transfer_queue.job import Job
+from dataplane.integrations.transfer_queue.partition import Partition, blocks, prefix
 from dataplane.integrations.transfer_queue.samplers import BaseSampler
 from dataplane.integrations.transfer_queue.settings import Settings
 
 _NOT_STARTED = (
     "no data plane is known to this process: call transfer_queue.init() here, or first in the process that starts this"
     " one; or start a node (`dataplane node`) and put its address into DATAPLANE_ADDRESS"
+)
+_NO_JOB = (
+    f"this process does not know whose job it is of: call transfer_queue.init(job=...) here, start it from a process"
+    f" that has called init(), or put the job's name into its environment as {jobs.VARIABLE}; the node is that of"
+    " DATAPLANE_ADDRESS"
 )
 
 _KEPT = 1024  # partitions whose home is remembered
@@ -38,8 +45,11 @@ _pid = 0
 class Session:
     """What the calls of this process use. `first`: this process made the job's settings."""
 
-    def __init__(self, plane: Plane, settings: Settings, sampler: BaseSampler | None, *, first: bool) -> None:
+    def __init__(
+        self, plane: Plane, job: Job, settings: Settings, sampler: BaseSampler | None, *, first: bool
+    ) -> None:
         self.plane = plane
+        self.job = job
         self.settings = settings
         self.sampler = sampler or settings.made()
         self.first = first
@@ -52,46 +62,62 @@ class Session:
             if len(self._partitions) >= _KEPT:
                 self._partitions.clear()
             lost = partial(self._partitions.pop, name, None)
-            found = self._partitions[name] = Partition(self.plane, name, lost)
+            found = self._partitions[name] = Partition(self.plane, self.job.name, name, lost)
         return found
 
     def partitions(self) -> list[str]:
         """The names of those that are there."""
-        return [name.removeprefix(PREFIX) for name in self.plane.tables() if name.startswith(PREFIX)]
+        own = prefix(self.job.name)
+        return [name.removeprefix(own) for name in self.plane.tables() if name.startswith(own)]
 
 
-def init(conf: Any = None) -> Any:
+def init(conf: Any = None, *, job: str | None = None) -> Any:
     """Take part in the job, and start a plane for it where none is known. The configuration, as it is used.
 
     With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
     is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
-    `controller.sampler`, `controller.polling_mode`, and `backend.Dataplane`: `dense` and `node`. What the first
+    `controller.sampler`, `controller.polling_mode`, and `backend.Dataplane`: `dense`, `job` and `node`. What the first
     `init()` of the job was told holds for all, but for samplers of the user's own.
 
-    Raises ValueError for what `conf` can not say, PeerUnavailable, Rejected (the host can not meet `node`).
+    job: its name, as `backend.Dataplane.job`: processes that name the same share keys, all others do not. None:
+        $DATAPLANE_JOB, or that of the Ray job; where there is neither, a job of this process and its children.
+
+    Raises ValueError for what `conf` can not say, Misuse for what the job's first `init()` said otherwise and for a
+    second job without a name, PeerUnavailable, Rejected (the host can not meet `node`).
     """
     global _session, _pid
     wanted, own = told.read(conf, dense=standing.dense())
+    name = job if job is not None else at(conf, "backend.Dataplane.job")
     with _lock:
-        plane = _plane(told.node_config(conf))
-        settings, first = told.agree(plane, wanted)
-        before = _session if _session is not None and _pid == os.getpid() else None
+        posted = board.read()
+        plane = _plane(told.node_config(conf), posted)
+        chosen = jobs.named(name) if name is not None else _job(posted) or jobs.new()
+        before = _session if _session is not None and _pid == os.getpid() and _session.job == chosen else None
+        settings, first = told.agree(plane, chosen, wanted)
+        told.compare(conf, wanted, settings)
+        chosen.export()
         sampler = own or (before.sampler if before is not None and settings == before.settings else None)
-        _session, _pid = (
-            Session(plane, settings, sampler, first=first or (before is not None and before.first)),
-            os.getpid(),
-        )
-    return told.merged(conf, settings)
+        first = first or (before is not None and before.first)
+        _session, _pid = Session(plane, chosen, settings, sampler, first=first), os.getpid()
+        agreed = told.merged(conf, settings, chosen)
+        if posted is None:
+            board.post(chosen, agreed)
+    return agreed
 
 
-def _plane(config: Any) -> Plane:
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized() and environment().address is None:
+def _plane(config: Any, posted: board.Posted | None) -> Plane:
+    if posted is not None:
+        posted.attach()
+    if process.ray_job() is not None and environment().address is None:
         from dataplane.integrations import ray as nodes
 
         nodes.up(config)
         return process.plane()
     return process.start(config)
+
+
+def _job(posted: board.Posted | None) -> Job | None:
+    return posted.job if posted is not None else jobs.known()
 
 
 def session() -> Session:
@@ -102,13 +128,19 @@ def session() -> Session:
         return found
     with _lock:
         if _session is None or _pid != os.getpid():
+            posted = board.read()
+            job = _job(posted)
             try:
+                if posted is not None:
+                    posted.attach()
                 plane = process.plane()
             except Misuse as error:
-                raise NotStarted(_NOT_STARTED) from error
-            settings = told.find(plane) or Settings(dense=standing.dense())
+                raise NotStarted(f"{_NOT_STARTED} ({error})") from error
+            if job is None:
+                raise NotStarted(_NO_JOB)
+            settings = told.find(plane, job) or Settings(dense=standing.dense())
             sampler = _session.sampler if _session is not None else None  # the parent's, in a forked child
-            _session, _pid = Session(plane, settings, sampler, first=False), os.getpid()
+            _session, _pid = Session(plane, job, settings, sampler, first=False), os.getpid()
         return _session
 
 
@@ -126,4 +158,14 @@ def close() -> None:
     if left.first:
         for name in left.partitions():
             left.partition(name).table.drop()
-        told.forget(left.plane)
+        left.plane.table(blocks(left.job.name)).drop()
+        told.forget(left.plane, left.job)
+        board.clear()
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forked)

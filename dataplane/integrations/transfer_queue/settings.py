@@ -1,11 +1,12 @@
 """What `init()` is told, as plain values that every process of the job reads from the plane.
 
-The first `init()` writes them; later ones take them over, as TransferQueue's do. A sampler of the user's own is code:
-it is used in the processes that are given it.
+The first `init()` writes them; later ones take them over, as TransferQueue's do, and may not say otherwise. A sampler
+of the user's own is code: it is used in the processes that are given it.
 """
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,11 +14,12 @@ from dataplane.client.sync import Plane
 from dataplane.client.tables import Rows
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
+from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import samplers
+from dataplane.integrations.transfer_queue.conf import at, check
+from dataplane.integrations.transfer_queue.job import Job
 
-TABLE = "transfer_queue.settings"
-
-_ROW, _WHO, _TAG = "settings", "first", "settings"
+_ROW, _WHO, _TAG, _TOKEN = "settings", "first", "settings", "token"
 _WAIT_S = 30.0
 _SAMPLERS: dict[str, type[samplers.BaseSampler]] = {
     each.__name__: each
@@ -53,7 +55,8 @@ class Settings:
 
 def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | None]:
     """What a configuration says, and the sampler object that it has, if it has one. Raises ValueError."""
-    given = _at(conf, "controller", "sampler")
+    check(conf)
+    given = at(conf, "controller.sampler")
     own = given() if isinstance(given, type) else given
     name = "SequentialSampler"
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -64,65 +67,89 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | No
     elif isinstance(own, str):
         name, own = own, None
         if name not in _SAMPLERS:
-            raise ValueError(f"there is no sampler {name!r}: name one of {', '.join(_SAMPLERS)}, or pass an object")
+            near = difflib.get_close_matches(name, _SAMPLERS, 1, 0.5)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"there is no sampler {name!r}: {meant}name one of {', '.join(_SAMPLERS)}, or pass an object"
+            )
     elif own is not None:
         raise ValueError(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
-    told = _at(conf, "backend", "Dataplane", "dense")
-    polling = bool(_at(conf, "controller", "polling_mode") or False)
+    told = at(conf, "backend.Dataplane.dense")
+    polling = bool(at(conf, "controller.polling_mode") or False)
     return Settings(name, arguments, polling, dense if told is None else bool(told)), own
 
 
 def node_config(conf: Any) -> NodeConfig | None:
     """The settings of a node that is started: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
-    told = _at(conf, "backend", "Dataplane", "node")
+    told = at(conf, "backend.Dataplane.node")
     return None if told is None else NodeConfig(**{str(name): told[name] for name in told})
 
 
-def agree(plane: Plane, own: Settings) -> tuple[Settings, bool]:
-    """The job's settings: these where nobody has written any, which is the second value."""
-    table = plane.table(TABLE)
+def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
+    """The job's settings: these where nobody has written any, which is the second value. Raises Misuse where it is
+    another job that nobody named."""
+    table = plane.table(_table(job))
     numbers = table.write([_ROW])
     if table.take(_WHO, numbers) is not None:
-        table.write([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own)}])
+        table.write([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
         return own, True
     table.ready(["there"], timeout=_WAIT_S)  # who was first writes them now
-    return _of(table.look([_ROW])), False
+    return _of(table.look([_ROW]), job, plane), False
 
 
-def find(plane: Plane) -> Settings | None:
-    """The job's settings; None where nobody has called `init()`."""
-    rows = plane.table(TABLE).look(columns=["there"])
-    return _of(rows) if len(rows) and rows.have.all() else None
+def find(plane: Plane, job: Job) -> Settings | None:
+    """The job's settings; None where nobody has called `init()`. Raises as `agree`."""
+    rows = plane.table(_table(job)).look(columns=["there"])
+    return _of(rows, job, plane) if len(rows) and rows.have.all() else None
 
 
-def forget(plane: Plane) -> None:
+def forget(plane: Plane, job: Job) -> None:
     """The next `init()` is the first."""
-    plane.table(TABLE).drop()
+    plane.table(_table(job)).drop()
 
 
-def _of(rows: Rows) -> Settings:
+def compare(conf: Any, own: Settings, job: Settings) -> None:
+    """Raises Misuse where a configuration says, of what holds for a job, what does not."""
+    said = {
+        "controller.sampler": ((own.sampler, own.arguments), (job.sampler, job.arguments)),
+        "controller.polling_mode": (own.polling, job.polling),
+        "backend.Dataplane.dense": (own.dense, job.dense),
+    }
+    for path, (wanted, holds) in said.items():
+        if at(conf, path) is not None and wanted != holds:
+            raise Misuse(
+                f"init() was called in this job before, with {path} = {_shown(holds)}, and now says {_shown(wanted)}:"
+                " leave it out here, or say the same in all calls; close() in the first process ends the job, and"
+                " init(job=...) names another"
+            )
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return repr(value)
+    return f"{value[0]}({', '.join(f'{name}={each!r}' for name, each in value[1])})"
+
+
+def _table(job: Job) -> str:
+    return f"transfer_queue.settings/{job.name}"
+
+
+def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
     told = rows.tags[0].get(_TAG)
     if not isinstance(told, dict) or told.get("sampler") not in _SAMPLERS:
         raise Misuse("the settings of this job are of another version: use one version of dataplane in all processes")
+    if job.token and rows.tags[0].get(_TOKEN) != job.token:
+        raise jobs.refuse(job, plane.address)
     arguments = tuple((str(name), value) for name, value in told["arguments"])
     return Settings(told["sampler"], arguments, bool(told["polling"]), bool(told["dense"]))
 
 
-def _at(conf: Any, *path: str) -> Any:
-    """What a configuration has there; None where it has nothing. A dict or an OmegaConf one."""
-    for name in path:
-        if conf is None or not hasattr(conf, "get"):
-            return None
-        conf = conf.get(name)
-    return conf
-
-
-def merged(conf: Any, settings: Settings) -> Any:
+def merged(conf: Any, settings: Settings, job: Job) -> Any:
     """What `init` gives back: the configuration with what was left out, as an OmegaConf one where that is installed."""
     given = conf if conf is not None else {}
     filled = {
         "controller": {"sampler": settings.sampler, "polling_mode": settings.polling, "zmq_info": None},
-        "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense}},
+        "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense, "job": job.name}},
         "metrics": {"enabled": False, "endpoint": None},
     }
     try:
@@ -130,4 +157,6 @@ def merged(conf: Any, settings: Settings) -> Any:
     except ImportError:
         return filled | dict(given)
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
-    return OmegaConf.merge(whole, given)
+    whole = OmegaConf.merge(whole, given)
+    whole.backend.storage_backend = "Dataplane"  # whatever it was
+    return whole

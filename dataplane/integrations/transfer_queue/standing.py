@@ -2,7 +2,8 @@
 
 `install()` puts this package into `sys.modules` under that name, with the submodules that users import from, and sets
 an environment variable, which a process started from this one inherits. There, `if_asked()` does the same: the entry
-point `verl.plugins` calls it in every process that imports verl (`plugin`). `uninstall()` puts all of it back.
+point `verl.plugins` calls it in every process that imports verl (`plugin`), and so does the first import of
+`transfer_queue` in a worker of a Ray that is initialised afterwards (`workers`). `uninstall()` puts all of it back.
 
 What always holds: verl's modules have the names of one system, whichever was imported first: those that were imported
 before `install()` have TransferQueue's, or verl's own stand-in for a missing one, and are set anew. Other modules keep
@@ -41,6 +42,9 @@ _SUBMODULES = {
     "dataloader": "streaming",
     "dataloader.streaming_dataset": "streaming",
     "dataloader.streaming_dataloader": "streaming",
+    "storage": "errors",
+    "utils": "logging_utils",
+    "utils.logging_utils": "logging_utils",
 }
 _BOUND = ("tq", "BatchMeta", "KVBatchMeta")  # what verl's modules take from it at their head
 
@@ -60,6 +64,7 @@ def install(*, dense: bool = False) -> None:
         _refuse_where_it_runs()
         _before.update({name: sys.modules.pop(name) for name in _loaded()})
     os.environ[VARIABLE] = "dense" if dense else "nested"
+    importlib.import_module(f"{_HERE}.workers").arrange()
     sys.modules[_NAME] = here
     for name, own in _SUBMODULES.items():
         sys.modules[f"{_NAME}.{name}"] = importlib.import_module(f"{_HERE}.{own}")
@@ -74,6 +79,7 @@ def uninstall() -> None:
     Where that is not installed, verl's modules keep ours.
     """
     os.environ.pop(VARIABLE, None)
+    importlib.import_module(f"{_HERE}.workers").withdraw()
     if sys.modules.get(_NAME) is not importlib.import_module(str(_HERE)):
         return
     for name in _loaded():
@@ -92,6 +98,11 @@ def if_asked() -> bool:
         install(dense=asked == "dense")
         log.warning("dataplane stands in for transfer_queue in this process (%s=%s)", VARIABLE, asked)
     return bool(asked)
+
+
+def is_in() -> bool:
+    """Whether this package is the module `transfer_queue` of this process."""
+    return sys.modules.get(_NAME) is sys.modules.get(str(_HERE))
 
 
 def dense() -> bool:

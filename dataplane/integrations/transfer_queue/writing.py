@@ -97,16 +97,17 @@ def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]
     try:
         sharing.write(partial(partition.table.write, numbers, tags=tags), columns)
     except Misuse as error:
-        gone(partition, numbers, error)
+        gone(partition, meta.global_indexes, numbers, error)
         raise
 
 
-def gone(partition: Partition, numbers: Index, error: Exception) -> None:
-    """Raises StorageKeyNotFoundError where some of these rows are not there; else returns."""
+def gone(partition: Partition, indexes: Sequence[int], numbers: Index, error: Exception) -> None:
+    """Raises StorageKeyNotFoundError where some of the rows with these indexes and numbers are not there; else
+    returns."""
     rows = partition.all(tags=False)
-    lost = numbers if rows is None else np.setdiff1d(numbers, rows.numbers)
+    lost = np.flatnonzero(~np.isin(numbers, [] if rows is None else rows.numbers))
     if len(lost):
         raise StorageKeyNotFoundError(
             f"{len(lost)} of {len(numbers)} rows of partition {partition.name!r} were cleared, the first has the global"
-            f" index {partition.indexes(lost[:1])[0]}"
+            f" index {indexes[int(lost[0])]}: look the rows up again"
         ) from error

@@ -1,0 +1,202 @@
+"""What a Ray job's processes are told of its plane: an actor under the name that TransferQueue's controller has.
+
+    controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    ray.get(controller.get_config.remote())
+
+The first `init()` of a Ray job puts it there. A worker finds the job's name and address by it, whatever its environment
+has; recipes find the configuration; and TransferQueue itself, where a worker has imported it all the same, finds a
+controller, so that it starts no second one, and reads from it an error that says what to do.
+
+What always holds: nothing of it is there without Ray; an actor of another Ray job is never believed. One name can be
+taken once in a Ray cluster: of two Ray jobs, the second has no actor, and its workers know only what their environment
+says.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.config import environment, export_address
+from dataplane.errors import Misuse
+from dataplane.integrations import process
+from dataplane.integrations.transfer_queue.job import Job
+
+log = logging.getLogger(__name__)
+
+NAME, NAMESPACE = "TransferQueueController", "transfer_queue"
+"""Where TransferQueue's own controller is looked for."""
+
+_SECOND = (
+    "this process has imported TransferQueue itself, and its job uses dataplane in its place: rows put here would be in"
+    " a second system. Call dataplane.integrations.transfer_queue.install() here before transfer_queue is imported, or"
+    " in the driver before ray.init(), which does so in every worker"
+)
+_THEIRS = (
+    "TransferQueue itself runs in this Ray cluster: what imports transfer_queue there reaches that, and what imports"
+    " dataplane.integrations.transfer_queue reaches dataplane: they share no rows"
+)
+_WAIT_S = 60.0
+
+_posted: Any = None  # the actor's handle: it would end with its last
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What the actor says. address: of a node that is not the Ray job's own, and `place` the Ray node that it is on."""
+
+    job: Job
+    address: str
+    place: str
+
+    def attach(self) -> None:
+        """Let this process be on the job's plane. Raises Misuse where that is on another host's node alone."""
+        own = environment().address
+        if not self.address or own is not None:
+            return
+        if self.place != _place():
+            raise Misuse(
+                f"this job's node is at {self.address} on another host, and no node is known here: start one of its"
+                " cluster here (`dataplane node`) and put its address into DATAPLANE_ADDRESS, or leave that out for the"
+                " whole job, and each Ray node gets a node"
+            )
+        export_address(self.address)
+
+
+class DataplaneController:
+    """The actor."""
+
+    def __init__(self, posted: Posted, config: Any) -> None:
+        self._posted = posted
+        self._config = config
+
+    def posted(self) -> Posted:
+        """What the job's processes are told."""
+        return self._posted
+
+    def get_config(self) -> Any:
+        """The configuration, as `init()` gave it; Misuse for TransferQueue itself."""
+        return _Config(self._config)
+
+    def list_partitions(self) -> list[str]:
+        """The names of the job's partitions."""
+        return self._client().get_partition_list()
+
+    def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
+        """All rows of the partition go."""
+        self._client().clear_partition(partition_id)
+
+    def reset_consumption(self, partition_id: str, task_name: str | None = None) -> None:
+        """Rows are as if the task had never consumed them."""
+        self._client().reset_consumption(partition_id, task_name)
+
+    def _client(self) -> Any:
+        from dataplane.integrations.transfer_queue.client import get_client
+
+        return get_client()
+
+
+class _Config:
+    """A configuration that is itself where it arrives, unless that is TransferQueue."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _arrived, (self._config,)
+
+
+def _arrived(config: Any) -> Any:
+    if theirs():
+        raise Misuse(_SECOND)
+    return config
+
+
+def theirs() -> bool:
+    """Whether this process has TransferQueue itself, as the module of its name."""
+    module = sys.modules.get("transfer_queue")
+    return module is not None and module is not sys.modules.get(str(__package__))
+
+
+def read() -> Posted | None:
+    """What the processes of this Ray job are told; None without Ray, and where nobody has called `init()`."""
+    actor = _actor()
+    if actor is None or not _is_own(actor):
+        return None
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        posted: Posted = ray.get(actor.posted.remote(), timeout=_WAIT_S)
+    except RayError:  # it has ended with who put it there
+        return None
+    return posted
+
+
+def post(job: Job, config: Any) -> None:
+    """Tell the processes of this Ray job. Raises Misuse where this package stands in for TransferQueue, which runs."""
+    global _posted
+    if process.ray_job() is None:
+        return
+    import ray
+
+    actor = _actor()
+    if actor is not None and not _is_own(actor):
+        _refuse(actor)
+        return
+    posted = Posted(job, environment().address or "", _place())
+    made = ray.remote(DataplaneController).options(name=NAME, namespace=NAMESPACE, num_cpus=0)
+    with suppress(ValueError):  # another process was first, with the same
+        _posted = made.remote(posted, config)
+
+
+def clear() -> None:
+    """Tell them no more, where this process did. Idempotent."""
+    global _posted
+    actor, _posted = _posted, None
+    if actor is not None and process.ray_job() is not None and _is_own(actor):
+        import ray
+
+        ray.kill(actor)
+
+
+def _refuse(actor: Any) -> None:
+    from dataplane.integrations.transfer_queue import standing
+
+    if _class_of(actor) == DataplaneController.__name__:
+        log.warning("another Ray job of this cluster uses dataplane: workers know this job by their environment alone")
+    elif standing.is_in():
+        raise Misuse(f"{_THEIRS}: call transfer_queue.close() where that was initialised, and then init() again")
+    else:
+        log.warning(_THEIRS)
+
+
+def _actor() -> Any:
+    if process.ray_job() is None:
+        return None
+    import ray
+
+    try:
+        return ray.get_actor(NAME, namespace=NAMESPACE)
+    except ValueError:  # there is none
+        return None
+
+
+def _is_own(actor: Any) -> bool:
+    """Whether it is one of these, and of this Ray job."""
+    own = process.ray_job()
+    return _class_of(actor) == DataplaneController.__name__ and own is not None and actor._actor_id.job_id == own[1]  # type: ignore[index]
+
+
+def _class_of(actor: Any) -> str:
+    return str(actor._ray_actor_creation_function_descriptor.class_name).rpartition(".")[2]
+
+
+def _place() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
