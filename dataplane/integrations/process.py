@@ -70,13 +70,13 @@ def close() -> None:
             plane.close()
 
 
-def ray_job() -> object:
-    """The Ray job of this process, to be compared; None where Ray is not initialised here, or only in the process that
-    this one was forked from."""
+def ray_job() -> tuple[Any, Any] | None:
+    """The cluster and the job that Ray has this process in; None where Ray is not initialised here, or only in the
+    process that this one was forked from."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
-    found: object = ray.get_runtime_context().worker.current_cluster_and_job
+    found: tuple[Any, Any] = ray.get_runtime_context().worker.current_cluster_and_job
     return None if found == _before_fork else found
 
 

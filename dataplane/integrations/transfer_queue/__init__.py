@@ -41,6 +41,7 @@ from dataplane.integrations.transfer_queue.kv import (
 )
 from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 from dataplane.integrations.transfer_queue.meta import BatchMeta
+from dataplane.integrations.transfer_queue.metrics import get_metrics_endpoint
 from dataplane.integrations.transfer_queue.samplers import (
     BaseSampler,
     GRPOGroupNSampler,
@@ -58,11 +59,6 @@ __version__ = "0.1.11"
 """The version of TransferQueue whose calls these are."""
 
 _LAZY = {"StreamingDataLoader": "streaming", "StreamingDataset": "streaming"}  # which are torch's classes too
-
-
-def get_metrics_endpoint() -> str | None:
-    """None: there is no controller that could have one. `dataplane top` and `plane.tables()` have the figures."""
-    return None
 
 
 def __getattr__(name: str) -> Any:

@@ -84,7 +84,8 @@ class DataplaneController:
 
     def list_partitions(self) -> list[str]:
         """The names of the job's partitions."""
-        return self._client().get_partition_list()
+        names: list[str] = self._client().get_partition_list()
+        return names
 
     def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
         """All rows of the partition go."""
@@ -189,7 +190,7 @@ def _actor() -> Any:
 def _is_own(actor: Any) -> bool:
     """Whether it is one of these, and of this Ray job."""
     own = process.ray_job()
-    return _class_of(actor) == DataplaneController.__name__ and own is not None and actor._actor_id.job_id == own[1]  # type: ignore[index]
+    return _class_of(actor) == DataplaneController.__name__ and own is not None and actor._actor_id.job_id == own[1]
 
 
 def _class_of(actor: Any) -> str:

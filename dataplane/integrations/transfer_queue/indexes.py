@@ -8,7 +8,6 @@ of a row of one more table, which the table's leader gives to the first that ask
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,9 +67,10 @@ class Indexes:
             self._parts[block] = part
 
 
-def _looked_up(by: dict[int, int], keys: Sequence[int], wanted: Any) -> Index:
+def _looked_up(by: dict[int, int], keys: Sequence[int], wanted: Index) -> Index:
     """Of each that is wanted, the value; keys are sorted, and all that are wanted."""
     if not len(keys):
         return np.empty(0, np.int64)
     values = np.array([by[key] for key in keys], np.int64)
-    return values[np.searchsorted(np.array(keys, np.int64), wanted)]
+    found: Index = values[np.searchsorted(np.array(keys, np.int64), wanted)]
+    return found

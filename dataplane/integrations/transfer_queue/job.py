@@ -57,7 +57,7 @@ def of_ray() -> Job | None:
     found = process.ray_job()
     if found is None:
         return None
-    cluster, number = found  # type: ignore[misc]  # which is compared elsewhere, and is never looked into
+    cluster, number = found
     return Job(f"{_RAY}{cluster.hex()[:12]}-{number.hex()}")
 
 

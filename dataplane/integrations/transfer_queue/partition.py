@@ -64,11 +64,11 @@ class _Watched:
 
 
 class Partition:
-    """The partition of this name in a job, whether it is there or not. `lost` is called where it was lost with its home: its
-    name then means another one, which nobody has put anything into."""
+    """A partition of a job, by its name, whether it is there or not. `lost` is called where it was lost with its home:
+    its name then means another one, which nobody has put anything into."""
 
     def __init__(self, plane: Plane, job: str, name: str, lost: Callable[[], object]) -> None:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name:  # type: ignore[redundant-expr]  # users need not check
             raise ValueError(f"a partition is named by a text of one character or more, not by {name!r}")
         self.name = name
         self.table = cast("Table", _Watched(plane.table(prefix(job) + name), lost))

@@ -16,7 +16,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dataplane.integrations.transfer_queue.balance import balanced
+from dataplane.integrations.transfer_queue.balance import balanced, get_seqlen_balanced_partitions, karmarkar_karp
+
+__all__ = [
+    "BaseSampler",
+    "GRPOGroupNSampler",
+    "RankAwareSampler",
+    "SeqlenBalancedSampler",
+    "SequentialSampler",
+    "get_seqlen_balanced_partitions",
+    "karmarkar_karp",
+]
 
 Chosen = tuple[list[int], list[int]]
 

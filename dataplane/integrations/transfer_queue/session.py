@@ -15,7 +15,7 @@ from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import board, standing, twins
+from dataplane.integrations.transfer_queue import board, metrics, standing, twins
 from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as told
 from dataplane.integrations.transfer_queue.conf import at
@@ -45,9 +45,7 @@ _pid = 0
 class Session:
     """What the calls of this process use. `first`: this process made the job's settings."""
 
-    def __init__(
-        self, plane: Plane, job: Job, settings: Settings, sampler: BaseSampler | None, *, first: bool
-    ) -> None:
+    def __init__(self, plane: Plane, job: Job, settings: Settings, sampler: BaseSampler | None, *, first: bool) -> None:
         self.plane = plane
         self.job = job
         self.settings = settings
@@ -76,8 +74,8 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
 
     With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
     is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
-    `controller.sampler`, `controller.polling_mode`, and `backend.Dataplane`: `dense`, `job` and `node`. What the first
-    `init()` of the job was told holds for all, but for samplers of the user's own.
+    `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane`: `dense`, `job` and `node`. What
+    the first `init()` of the job was told holds for all, but for samplers of the user's own.
 
     job: its name, as `backend.Dataplane.job`: processes that name the same share keys, all others do not. None:
         $DATAPLANE_JOB, or that of the Ray job; where there is neither, a job of this process and its children.
@@ -99,7 +97,9 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         sampler = own or (before.sampler if before is not None and settings == before.settings else None)
         first = first or (before is not None and before.first)
         _session, _pid = Session(plane, chosen, settings, sampler, first=first), os.getpid()
-        agreed = told.merged(conf, settings, chosen)
+        if at(conf, "metrics.enabled"):
+            told.tell_endpoint(plane, chosen, metrics.serve(_session, int(at(conf, "metrics.port") or 0)))
+        agreed = told.merged(conf, settings, chosen, told.endpoint(plane, chosen))
         if posted is None:
             board.post(chosen, agreed)
     return agreed
@@ -155,6 +155,7 @@ def close() -> None:
     if left is None or _pid != os.getpid():
         return
     twins.end()
+    metrics.end()
     if left.first:
         for name in left.partitions():
             left.partition(name).table.drop()

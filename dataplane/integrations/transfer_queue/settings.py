@@ -19,7 +19,7 @@ from dataplane.integrations.transfer_queue import samplers
 from dataplane.integrations.transfer_queue.conf import at, check
 from dataplane.integrations.transfer_queue.job import Job
 
-_ROW, _WHO, _TAG, _TOKEN = "settings", "first", "settings", "token"
+_ROW, _WHO, _TAG, _TOKEN, _METRICS = "settings", "first", "settings", "token", "metrics"
 _WAIT_S = 30.0
 _SAMPLERS: dict[str, type[samplers.BaseSampler]] = {
     each.__name__: each
@@ -108,6 +108,17 @@ def forget(plane: Plane, job: Job) -> None:
     plane.table(_table(job)).drop()
 
 
+def tell_endpoint(plane: Plane, job: Job, endpoint: str) -> None:
+    """Let the job's processes know where its figures are served."""
+    plane.table(_table(job)).write([_ROW], tags=[{_METRICS: endpoint}])
+
+
+def endpoint(plane: Plane, job: Job) -> str | None:
+    """Where the job's figures are served, if they are."""
+    rows = plane.table(_table(job)).look()
+    return rows.tags[0].get(_METRICS) if len(rows) else None
+
+
 def compare(conf: Any, own: Settings, job: Settings) -> None:
     """Raises Misuse where a configuration says, of what holds for a job, what does not."""
     said = {
@@ -144,13 +155,13 @@ def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
     return Settings(told["sampler"], arguments, bool(told["polling"]), bool(told["dense"]))
 
 
-def merged(conf: Any, settings: Settings, job: Job) -> Any:
+def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any:
     """What `init` gives back: the configuration with what was left out, as an OmegaConf one where that is installed."""
     given = conf if conf is not None else {}
     filled = {
         "controller": {"sampler": settings.sampler, "polling_mode": settings.polling, "zmq_info": None},
         "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense, "job": job.name}},
-        "metrics": {"enabled": False, "endpoint": None},
+        "metrics": {"enabled": endpoint is not None, "port": 0, "endpoint": None},
     }
     try:
         from omegaconf import OmegaConf
@@ -158,5 +169,5 @@ def merged(conf: Any, settings: Settings, job: Job) -> Any:
         return filled | dict(given)
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
     whole = OmegaConf.merge(whole, given)
-    whole.backend.storage_backend = "Dataplane"  # whatever it was
+    whole.backend.storage_backend, whole.metrics.endpoint = "Dataplane", endpoint  # whatever was given
     return whole

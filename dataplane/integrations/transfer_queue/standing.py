@@ -31,7 +31,8 @@ _HERE = __package__
 _NAME = "transfer_queue"
 _SUBMODULES = {
     "client": "client",
-    "interface": "kv",
+    "interface": "interface",
+    "metrics": "metrics",
     "metadata": "metadata",
     "sampler": "samplers",
     "sampler.base": "samplers",

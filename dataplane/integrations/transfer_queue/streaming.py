@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from dataplane.integrations.transfer_queue.client import TransferQueueClient, get_client
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
 from dataplane.integrations.transfer_queue.meta import BatchMeta
+from dataplane.integrations.transfer_queue.session import session
 
 Batch = tuple[Any, BatchMeta]
 
@@ -125,6 +126,8 @@ class StreamingDataLoader(DataLoader):  # type: ignore[misc]  # as above
         persistent_workers: bool = False,
         pin_memory_device: str = "",
     ) -> None:
+        if num_workers:
+            session()  # so that they find its address: they can not ask Ray
         super().__init__(
             dataset=dataset,
             batch_size=None,

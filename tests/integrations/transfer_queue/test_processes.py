@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -29,10 +30,14 @@ pytestmark = [
 ]
 
 
+_jobs = itertools.count()
+
+
 @pytest.fixture
 def start(nursery: Nursery) -> Callable[..., Process]:
-    """Starts a process that runs a program."""
-    return lambda program, **environment: nursery.process(textwrap.dedent(program), **environment)
+    """Starts a process that runs a program, of the same job as all that a test starts."""
+    job = {"DATAPLANE_JOB": f"job-{next(_jobs)}"}
+    return lambda program, **environment: nursery.process(textwrap.dedent(program), **{**job, **environment})
 
 
 @pytest.fixture
@@ -76,7 +81,8 @@ def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: 
         tell(found)
     """
     put = ours.get_client().put(TensorDict({"x": torch.zeros(256)}, batch_size=[256]), partition_id="p")
-    consumers = [start(consume, DATAPLANE_ADDRESS=address) for _ in range(4)]
+    told = {"DATAPLANE_ADDRESS": address, "DATAPLANE_JOB": os.environ["DATAPLANE_JOB"]}
+    consumers = [start(consume, **told) for _ in range(4)]
     try:
         for each in consumers:
             each.hear()
@@ -98,16 +104,16 @@ def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: 
         tell("ready"); sys.stdin.readline()
     """
     then = """
-        conf = tq.init({"controller": {"sampler": "SequentialSampler"}})
+        conf = tq.init()
         client = tq.get_client()
         meta = client.get_meta(["x"], 2, "p", task_name="train")
         none = client.get_meta(["x"], 2, "p", task_name="train")
-        tell([meta.size, none.size, client.get_data(meta)["x"].is_nested])
+        tell([meta.size, none.size, client.get_data(meta)["x"].is_nested, conf.controller.sampler])
     """
     with start(first, DATAPLANE_ADDRESS=address) as one:
         one.hear()
         with start(then, DATAPLANE_ADDRESS=address) as other:
-            assert other.hear() == [2, 0, True]
+            assert other.hear() == [2, 0, True, "GRPOGroupNSampler"]
 
 
 def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[..., Process]) -> None:

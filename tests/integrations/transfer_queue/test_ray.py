@@ -30,7 +30,7 @@ ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=256 <
 import dataplane as dp
 from dataplane.integrations import ray as nodes
 nodes.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
-tq.init({"storage": "passed over"})
+tq.init({"backend": {"SimpleStorage": {"total_storage_size": "passed over"}}})
 
 
 class Worker:

@@ -1,0 +1,240 @@
+"""One system a job: whatever the workers of a Ray job import, they reach its plane, or are told why not."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.nursery import Nursery, Process
+
+pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+
+pytestmark = [pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[3]
+
+RAY = """
+import time
+import dataplane.integrations.transfer_queue as ours
+def start_ray():
+    import ray
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
+    return ray
+SMALL = {"backend": {"Dataplane": {"node": {"memory": "64MiB", "spill": 0, "prewarm": 0}}}}
+"""
+
+
+@pytest.fixture
+def driver(nursery: Nursery) -> Callable[[str], Process]:
+    """Starts a process that runs a program, without a job or a node in its environment."""
+    nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
+    return lambda code: nursery.process(RAY + textwrap.dedent(code), PYTHONPATH=str(ROOT), **nothing)
+
+
+def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
+    """Of a job that knows nothing of verl; and a hook of the user's own is called too."""
+    code = """
+        ours.install()
+        ray = start_ray()
+        tq.init(SMALL)
+        tq.kv_put("a", "train", tag={"from": "driver"})
+
+        @ray.remote
+        def work():
+            import transfer_queue
+            from transfer_queue.utils.logging_utils import get_logger
+            get_logger("worker")
+            transfer_queue.init()
+            transfer_queue.kv_put("b", "train", tag={"from": "worker"})
+            return transfer_queue.__name__, transfer_queue.kv_list()
+
+        name, seen = ray.get(work.remote())
+        tell([name, seen, tq.kv_list()])
+    """
+    with driver(code) as process:
+        name, worker, own = process.hear()
+    assert name == "dataplane.integrations.transfer_queue"
+    assert worker == own == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
+
+
+def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Process]) -> None:
+    """They have TransferQueue itself: they start no second system, and hear what to do."""
+    code = """
+        ray = start_ray()
+        ours.install()
+        tq.init(SMALL)
+        tq.kv_put("a", "train", tag={})
+
+        @ray.remote
+        def work(call):
+            import transfer_queue
+            try:
+                getattr(transfer_queue, call)()
+            except Exception as error:
+                return transfer_queue.__name__, str(error)
+
+        @ray.remote
+        def told():
+            ours.install()
+            import transfer_queue
+            return transfer_queue.kv_list()
+
+        tell([ray.get(work.remote("init")), ray.get(work.remote("kv_list")), ray.get(told.remote())])
+    """
+    with driver(code) as process:
+        *refused, seen = process.hear()
+    for name, said in refused:
+        assert name == "transfer_queue"
+        assert "a second system" in said
+        assert "install()" in said
+    assert seen == {"train": {"a": {}}}
+
+
+def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
+    driver: Callable[[str], Process],
+) -> None:
+    """Though Ray ran before, so that the environment of workers says neither."""
+    code = """
+        ray = start_ray()
+        import dataplane as dp
+        plane = dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
+        tq.init(job="mine")
+        tq.kv_put("a", "train", tag={})
+
+        @ray.remote(num_cpus=0)
+        class Worker:
+            def work(self, init):
+                assert not os.environ.get("DATAPLANE_ADDRESS") and not os.environ.get("DATAPLANE_JOB")
+                if init:
+                    ours.init()
+                return ours.kv_list(), os.environ["DATAPLANE_ADDRESS"]
+
+        tell([ray.get(Worker.remote().work.remote(init)) for init in (True, False)] + [plane.address])
+    """
+    with driver(code) as process:
+        first, second, address = process.hear()
+    assert first == second == [{"train": {"a": {}}}, address]
+
+
+def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str], Process]) -> None:
+    code = """
+        from importlib import resources
+        from omegaconf import OmegaConf
+        ours.install()
+        import transfer_queue
+        ray = start_ray()
+        base = OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
+        transfer_queue.init(OmegaConf.merge(base, {"controller": {"polling_mode": True}, **SMALL}))
+        transfer_queue.kv_put("a", "train", tag={})
+
+        @ray.remote
+        def work():
+            controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            config = ray.get(controller.get_config.remote())
+            names = ray.get(controller.list_partitions.remote())
+            ray.get(controller.clear_partition.remote("train"))
+            return config.controller.polling_mode, config.backend.storage_backend, names
+
+        tell([ray.get(work.remote()), transfer_queue.kv_list()])
+    """
+    with driver(code) as process:
+        assert process.hear() == [[True, "Dataplane", ["train"]], {}]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_loader_have_the_address_of_their_parent(
+    driver: Callable[[str], Process], method: str, tmp_path: Path
+) -> None:
+    """They can not ask Ray. As a file: spawned ones import it."""
+    code = f"""
+import os, json
+import torch
+from tensordict import TensorDict
+import dataplane.integrations.transfer_queue as tq
+{RAY}
+def main():
+    start_ray()
+    tq.init({{**SMALL, "controller": {{"sampler": "RankAwareSampler"}}}})
+    tq.get_client().put(TensorDict({{"x": torch.arange(24)}}, batch_size=[24]), partition_id="p")
+    dataset = tq.StreamingDataset(None, 4, 4, ["x"], "p", "train", 0, should_check_consumption_status=True)
+    loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="{method}")
+    return sorted(row for data, _ in loader for row in data["x"].tolist())
+if __name__ == "__main__":
+    print("TOLD " + json.dumps(main()), flush=True)
+"""
+    program = tmp_path / "program.py"
+    program.write_text(code)
+    run = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
+    if method == "spawn":  # which needs a process whose main module is the file
+        run = f"import subprocess; subprocess.run([sys.executable, {str(program)!r}], check=True)"
+    with driver(run) as process:
+        assert process.hear() == list(range(24))
+
+
+def test_ray_that_is_initialised_again_is_another_job(driver: Callable[[str], Process]) -> None:
+    code = """
+        seen = []
+        for turn in range(2):
+            ray = start_ray()
+            tq.init(SMALL)
+            tq.kv_put(f"k{turn}", "train", fields={"x": torch.ones(2)})
+            seen.append([list(tq.kv_list()["train"]), tq.kv_batch_get(f"k{turn}", "train")["x"].shape[0]])
+            ray.shutdown()
+        tell(seen)
+    """
+    with driver(code) as process:
+        assert process.hear() == [[["k0"], 1], [["k1"], 1]]
+
+
+def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: Callable[[str], Process]) -> None:
+    code = """
+        ray = start_ray()
+        if not os.fork():
+            try:
+                tq.kv_list()
+            except tq.NotStarted as error:
+                tell(str(error))
+            os._exit(0)
+        os.wait()
+    """
+    with driver(code) as process:
+        assert "connect the parent before it forks" in process.hear()
+
+
+def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataplane.integrations.transfer_queue import standing, workers
+
+    called: list[str] = []
+    monkeypatch.setattr(os, "ctermid", lambda: called.append("user's"))
+    monkeypatch.setenv(standing.VARIABLE, "nested")
+    monkeypatch.setenv("DATAPLANE_JOB", "mine")
+    monkeypatch.setattr(workers, "stand_in", lambda: called.append("ours"))
+    monkeypatch.setattr(workers.board, "theirs", lambda: False)
+    for hook in (os.ctermid, "os.ctermid"):
+        found = workers.environment_of_workers({"worker_process_setup_hook": hook, "env_vars": {"A": "1"}})
+        assert found["env_vars"] == {standing.VARIABLE: "nested", "DATAPLANE_JOB": "mine", "A": "1"}
+        found["worker_process_setup_hook"]()
+    assert called == ["ours", "user's"] * 2
+    monkeypatch.delenv(standing.VARIABLE)
+    assert workers.environment_of_workers({"env_vars": {"A": "1"}}) == {"env_vars": {"A": "1"}}
+
+
+def test_the_environment_is_as_it_was_after_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataplane.integrations.transfer_queue import workers
+
+    monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "users.hook")
+    for _ in range(2):
+        workers.arrange()
+    assert os.environ["RAY_RUNTIME_ENV_HOOK"] == "dataplane.integrations.transfer_queue.workers.environment_of_workers"
+    for _ in range(2):
+        workers.withdraw()
+    assert os.environ["RAY_RUNTIME_ENV_HOOK"] == "users.hook"
+    monkeypatch.delenv("RAY_RUNTIME_ENV_HOOK")
+    workers.arrange()
+    workers.withdraw()
+    assert "RAY_RUNTIME_ENV_HOOK" not in os.environ
