@@ -5,15 +5,18 @@ As TransferQueue's, but for what `docs/transfer_queue.md` says is different.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from itertools import compress
 from typing import Any
 
-from dataplane.integrations.transfer_queue import reading, writing
+from dataplane.batch import tensordicts
+from dataplane.integrations.transfer_queue import coalescing, reading, writing
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
-from dataplane.integrations.transfer_queue.session import session
-from dataplane.integrations.transfer_queue.twins import twin
+from dataplane.integrations.transfer_queue.session import joined, session
+from dataplane.integrations.transfer_queue.twins import executor, run, twin
 from dataplane.integrations.transfer_queue.writing import Parser
 
 
@@ -113,8 +116,57 @@ def kv_clear(keys: list[str] | str, partition_id: str) -> None:
     session().partition(partition_id).table.clear(named_keys(keys))
 
 
-async_kv_put = twin(kv_put)
-async_kv_batch_put = twin(kv_batch_put)
+@wraps(kv_put)
+async def async_kv_put(
+    key: str,
+    partition_id: str,
+    fields: Any = None,
+    tag: dict[str, Any] | None = None,
+    data_parser: Parser | None = None,
+) -> KVBatchMeta:
+    alone = partial(kv_put, key, partition_id, fields, tag, data_parser)
+    given = isinstance(fields, Mapping) or tag is not None
+    one = given and data_parser is None and _asked([key], partition_id, fields, None if tag is None else [tag], alone)
+    return await (_puts.put(one, _together) if one else run(alone))
+
+
+@wraps(kv_batch_put)
+async def async_kv_batch_put(
+    keys: list[str],
+    partition_id: str,
+    fields: Any = None,
+    tags: list[dict[str, Any]] | None = None,
+    data_parser: Parser | None = None,
+) -> KVBatchMeta:
+    alone = partial(kv_batch_put, keys, partition_id, fields, tags, data_parser)
+    given = tensordicts.is_tensordict(fields) or (fields is None and tags is not None)
+    one = given and data_parser is None and _asked(keys, partition_id, fields, tags, alone)
+    return await (_puts.put(one, _together) if one else run(alone))
+
+
+def _asked(
+    keys: Any, partition_id: str, fields: Any, tags: Any, alone: Callable[[], KVBatchMeta]
+) -> coalescing.Asked | None:
+    """The put as one that can be made with others. Those of groups, and those of a process that has not joined its job
+    yet, are made alone."""
+    own = joined()
+    if own is None or own.settings.grouped or not isinstance(keys, list) or not all(type(key) is str for key in keys):
+        return None
+    return coalescing.asked(keys, partition_id, fields, tags, alone)
+
+
+def _together(
+    partition_id: str, keys: list[str], columns: Any, tags: list[Mapping[str, Any]] | None
+) -> list[KVBatchMeta]:
+    """Put these rows; a meta a row."""
+    found, names = writing.put(session().partition(partition_id), keys, columns, tags)
+    return [
+        KVBatchMeta([key], [shown(own)], partition_id, sorted(compress(names, have)))
+        for key, own, have in zip(keys, found.tags, found.have, strict=True)
+    ]
+
+
+_puts = coalescing.Coalescing(lambda: executor("calls"))
 async_kv_batch_get = twin(kv_batch_get)
 async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
 async_kv_list = twin(kv_list)

@@ -120,6 +120,11 @@ def _job(posted: board.Posted | None) -> Job | None:
     return posted.job if posted is not None else jobs.known()
 
 
+def joined() -> Session | None:
+    """That of this process, if it has one already."""
+    return _session if _pid == os.getpid() else None
+
+
 def session() -> Session:
     """That of this process; where it has none yet, it takes part in the job that is known to it. Raises NotStarted."""
     global _session, _pid

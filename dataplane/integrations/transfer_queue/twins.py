@@ -29,15 +29,20 @@ def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any
 
     @wraps(call)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(_pool(pool), partial(call, *args, **kwargs))
+        return await run(partial(call, *args, **kwargs), pool)
 
     awaited.__name__ = f"async_{call.__name__}"
     awaited.__qualname__ = call.__qualname__.replace(call.__name__, awaited.__name__)
     return awaited
 
 
-def _pool(name: str) -> ThreadPoolExecutor:
+async def run(call: Callable[[], T], pool: str = "calls") -> T:
+    """Run it in a thread of the pool."""
+    return await asyncio.get_running_loop().run_in_executor(executor(pool), call)
+
+
+def executor(name: str) -> ThreadPoolExecutor:
+    """The threads: "calls", or "waits" for what may wait for others."""
     global _pid
     with _lock:
         if _pid != os.getpid():  # a forked child has none of the threads

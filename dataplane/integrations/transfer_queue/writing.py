@@ -76,8 +76,15 @@ def by_key(
         have = table.look(numbers, columns=list(table.schema()))
         if not have.have.any():  # rows that have nothing yet are new
             tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-    rows, names = sharing.write(partial(table.put, keys, tags=tags), columns)
+    rows, names = put(partition, keys, columns, tags)
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
+
+
+def put(
+    partition: Partition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None
+) -> tuple[Rows, list[str]]:
+    """Put rows by key; what is known of them then, of all fields of the partition, and which those are."""
+    return sharing.write(partial(partition.table.put, keys, tags=tags), columns)
 
 
 def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> tuple[Index, list[str]]:

@@ -1,0 +1,125 @@
+"""Puts that are awaited at the same time: made together, and each answered as if it had been made alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensordict")
+
+from tensordict import NonTensorStack, TensorDict  # noqa: E402
+
+import dataplane as dp  # noqa: E402
+from dataplane.integrations.transfer_queue import writing  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+]
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each put that was made together."""
+    found: list[int] = []
+    whole = writing.put
+
+    def counted(partition: Any, keys: list[str], *args: Any) -> Any:
+        found.append(len(keys))
+        return whole(partition, keys, *args)
+
+    monkeypatch.setattr(writing, "put", counted)
+    return found
+
+
+def gathered(calls: list[Any]) -> list[Any]:
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def trajectory(i: int) -> dict[str, Any]:
+    return {"ids": torch.arange(i % 7 + 1), "score": torch.tensor(float(i)), "turns": [{"role": "user", "n": i}]}
+
+
+def test_rows_are_those_that_single_puts_would_have_made(ours: Any, pid: str, puts: list[int]) -> None:
+    calls = [ours.async_kv_put(f"k{i}", pid, trajectory(i), {"i": i}) for i in range(200)]
+    metas = gathered(calls)
+    assert [meta.keys for meta in metas] == [[f"k{i}"] for i in range(200)]
+    assert [meta.tags for meta in metas] == [[{"i": i}] for i in range(200)]
+    assert {tuple(meta.fields) for meta in metas} == {("ids", "score", "turns")}
+    assert sum(puts) == 200
+    assert len(puts) < 50, "several at once"
+    for i in range(200):
+        ours.kv_put(f"k{i}", f"{pid}-alone", trajectory(i), {"i": i})
+    keys = [f"k{i}" for i in range(200)]
+    assert ours.kv_list(pid)[pid] == ours.kv_list(f"{pid}-alone")[f"{pid}-alone"]
+    for chosen in (keys, keys[3:80:7]):  # of different lengths, and of one
+        one, other = ours.kv_batch_get(chosen, pid), ours.kv_batch_get(chosen, f"{pid}-alone")
+        assert one["ids"].is_nested == other["ids"].is_nested
+        assert [row.tolist() for row in one["ids"].unbind()] == [row.tolist() for row in other["ids"].unbind()]
+        assert torch.equal(one["score"], other["score"])
+        assert one.get("turns").tolist() == other.get("turns").tolist()
+
+
+def test_tensordicts_of_a_row_as_verls_workers_put_them(ours: Any, pid: str, puts: list[int]) -> None:
+    def fields(i: int) -> TensorDict:
+        nested = torch.nested.as_nested_tensor([torch.arange(i + 1)], layout=torch.jagged)
+        return TensorDict({"a": torch.full((1, 3), i), "n": nested, "t": NonTensorStack({"i": i})}, batch_size=[1])
+
+    gathered([ours.async_kv_batch_put([f"k{i}"], pid, fields(i), [{"i": i}]) for i in range(40)])
+    assert len(puts) < 20
+    found = ours.kv_batch_get([f"k{i}" for i in range(40)], pid)
+    assert found["a"].tolist() == [[i] * 3 for i in range(40)]
+    assert [len(row) for row in found["n"].unbind()] == list(range(1, 41))
+    assert found.get("t").tolist() == [{"i": i} for i in range(40)]
+
+
+def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str) -> None:
+    wrong = {**trajectory(3), "turns": object()}
+    calls = [ours.async_kv_put(f"k{i}", pid, wrong if i == 3 else trajectory(i), {"i": i}) for i in range(8)]
+    answers = gathered(calls)
+    assert isinstance(answers[3], dp.SchemaMismatch)
+    assert [answer.keys for i, answer in enumerate(answers) if i != 3] == [[f"k{i}"] for i in range(8) if i != 3]
+    assert sorted(ours.kv_list(pid)[pid]) == [f"k{i}" for i in range(8) if i != 3]
+
+
+def test_what_is_no_put_is_refused_as_ever(ours: Any, pid: str) -> None:
+    answers = gathered(
+        [
+            ours.async_kv_put("a", pid),
+            ours.async_kv_batch_put(["a", "b"], pid, tags=[{}]),
+            ours.async_kv_batch_put([], pid, tags=[]),
+            ours.async_kv_batch_put([7], pid, tags=[{}]),
+        ]
+    )
+    assert [type(answer) for answer in answers] == [ValueError, ValueError, ValueError, TypeError]
+
+
+def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours: Any, pid: str) -> None:
+    calls = []
+    for turn in range(20):
+        calls.append(ours.async_kv_put("k", pid, tag={"turn": turn}))
+        calls.append(ours.async_kv_put("k", pid, {"x": torch.tensor(turn)}))
+        calls.append(ours.async_kv_put(f"other {turn}", pid, {"x": torch.tensor(turn)}))
+    gathered(calls)
+    assert ours.kv_list(pid)[pid]["k"] == {"turn": 19}
+    assert ours.kv_batch_get("k", pid)["x"].tolist() == [19]
+
+
+def test_a_forked_child_has_puts_of_its_own(ours: Any, pid: str) -> None:
+    gathered([ours.async_kv_put("a", pid, trajectory(1))])
+    child = os.fork()
+    if not child:
+        try:
+            gathered([ours.async_kv_put("b", pid, trajectory(2))])
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert sorted(ours.kv_list(pid)[pid]) == ["a", "b"]
