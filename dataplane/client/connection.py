@@ -209,7 +209,11 @@ class Connection:
 
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
-            error = PeerUnavailable(f"the node at {self.address} has gone", address=self.address)
+            error = PeerUnavailable(
+                f"the node at {self.address} has gone, with all that it held: connect to the one that runs now (a door's"
+                " next init() or call does), and put it again",
+                address=self.address,
+            )
         self._gone = gone = self._gone or error
         pending, self._pending = self._pending, {}
         for future in pending.values():

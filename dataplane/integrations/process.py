@@ -37,10 +37,10 @@ _INHERITED = "DATAPLANE_PARENT_ADDRESS"
 _lock = threading.Lock()
 _plane: Plane | None = None
 _pid = 0
-_by_ray: object = None
+_by_ray: tuple[Any, Any] | None = None
 """The Ray job whose node it is. None: of no Ray job."""
 
-_before_fork: object = None
+_before_fork: tuple[Any, Any] | None = None
 """In a forked child, the Ray job of the parent."""
 
 
@@ -78,6 +78,11 @@ def ray_job() -> tuple[Any, Any] | None:
         return None
     found: tuple[Any, Any] = ray.get_runtime_context().worker.current_cluster_and_job
     return None if found == _before_fork else found
+
+
+def by_ray() -> tuple[Any, Any] | None:
+    """The Ray job whose node this process's plane is of, as `ray_job` names it; None where it is of none."""
+    return _by_ray if _plane is not None and _pid == os.getpid() else None
 
 
 def _connected(*, start: bool, config: NodeConfig | None) -> Plane:

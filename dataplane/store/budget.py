@@ -133,7 +133,9 @@ class Budget:
         held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}" for h in why.holders[:4])
         return Backpressure(
             f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
-            f" held by: {held or 'requests before this one'}" + (f"; {why.spill_error}" if why.spill_error else ""),
+            f" held by: {held or 'requests before this one'}"
+            + (f"; {why.spill_error}" if why.spill_error else "")
+            + ": free rows, drop views of them, or give the node more `memory` or `spill`",
             needed=nbytes,
             waited_s=deadline.waited_s,
             holders=why.holders,

@@ -38,6 +38,7 @@ from dataplane.wire.messages import Message
 
 log = logging.getLogger(__name__)
 
+_OWN = "start a node as this user, and put its address into DATAPLANE_ADDRESS"
 _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
@@ -97,11 +98,13 @@ def connect(path: Path) -> socket.socket:
         connected.connect(str(path))
         _, uid = peer(connected)
         if uid != os.getuid():
-            raise Unauthenticated(f"the node at {path} is user {uid}'s, this process {os.getuid()}'s", peer=str(uid))
+            raise Unauthenticated(
+                f"the node at {path} is user {uid}'s, this process {os.getuid()}'s: {_OWN}", peer=str(uid)
+            )
         connected.setblocking(False)
     except PermissionError:
         connected.close()
-        raise Unauthenticated(f"the node at {path} is another user's", peer=str(path)) from None
+        raise Unauthenticated(f"the node at {path} is another user's: {_OWN}", peer=str(path)) from None
     except OSError as error:
         connected.close()
         address = format_address(path)

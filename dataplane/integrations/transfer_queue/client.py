@@ -214,7 +214,7 @@ def _new(partition: Partition, indexes: list[int], keys: list[str], fields: Sequ
 def _every(partition: Partition, fields: Sequence[str]) -> BatchMeta:
     rows = partition.all(fields)
     if rows is None:
-        raise NotThere(f"there is no partition {partition.name!r}: nothing was put into it yet, or it was cleared")
+        raise partition.missing()
     ready = rows.have.all(axis=1) if fields else np.zeros(len(rows), np.int8)
     return partition.meta(rows, fields, ready)
 

@@ -8,6 +8,7 @@ does not show. Rows that they put with keys have that in a tag of a reserved nam
 
 from __future__ import annotations
 
+import difflib
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,13 +66,16 @@ class _Watched:
 
 class Partition:
     """A partition of a job, by its name, whether it is there or not. `lost` is called where it was lost with its home:
-    its name then means another one, which nobody has put anything into."""
+    its name then means another one, which nobody has put anything into. `names`: of those that are there."""
 
-    def __init__(self, plane: Plane, job: str, name: str, lost: Callable[[], object]) -> None:
+    def __init__(
+        self, plane: Plane, job: str, name: str, lost: Callable[[], object], names: Callable[[], list[str]]
+    ) -> None:
         if not isinstance(name, str) or not name:  # type: ignore[redundant-expr]  # users need not check
             raise ValueError(f"a partition is named by a text of one character or more, not by {name!r}")
         self.name = name
         self.table = cast("Table", _Watched(plane.table(prefix(job) + name), lost))
+        self._names = names
         self._indexes = Indexes(plane, blocks(job), name)
 
     # naming rows
@@ -95,13 +99,23 @@ class Partition:
         """The error for keys of which some are not there."""
         rows = self.table.look(tags=False)
         if not rows.changes:
-            return NotThere(f"there is no partition {self.name!r}: nothing was put into it yet, or it was cleared")
+            return self.missing()
         there = set(rows.keys)
         lost = [key for key in keys if key not in there]
         first = f"the first is {lost[0]!r}" if lost else "they went meanwhile"
         return NotThere(
             f"{len(lost)} of {len(keys)} keys are not in partition {self.name!r}, {first}: put them first; they are"
             " gone if they were cleared"
+        )
+
+    def missing(self) -> NotThere:
+        """The error for a partition that is not there."""
+        names = self._names()
+        near = difflib.get_close_matches(self.name, names, 1)
+        shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
+        advice = f"did you mean {near[0]!r}?" if near else f"there are {shown}" if names else "there is none"
+        return NotThere(
+            f"there is no partition {self.name!r}: nothing was put into it yet, or it was cleared; {advice}"
         )
 
     # what is known

@@ -50,7 +50,11 @@ def _fields(partition: Partition, keys: list[str], fields: list[str] | None, err
             log.warning(told, name, partition.name, key)
     if not found:
         wanted = "no field that all of them have" if fields is None else f"none of the fields {', '.join(names)}"
-        raise NotThere(f"these {len(keys)} keys of partition {partition.name!r} have {wanted}: put it first") from error
+        there = ", ".join(partition.table.schema()) or "none"
+        raise NotThere(
+            f"these {len(keys)} keys of partition {partition.name!r} have {wanted}: put it first; its fields are"
+            f" {there}"
+        ) from error
     return found
 
 

@@ -51,7 +51,16 @@ class Session:
         self.settings = settings
         self.sampler = sampler or settings.made()
         self.first = first
+        self._by_ray = process.by_ray()
         self._partitions: dict[str, Partition] = {}
+
+    def check(self) -> None:
+        """Raises NotStarted where its plane was that of a Ray job, and that has ended."""
+        if self._by_ray is not None and self._by_ray != process.ray_job():
+            raise NotStarted(
+                "the Ray job that transfer_queue.init() was called in has ended, with all rows: call init() again,"
+                " after ray.init()"
+            )
 
     def partition(self, name: str) -> Partition:
         """The partition of this name. Raises ValueError for what is no name."""
@@ -60,7 +69,7 @@ class Session:
             if len(self._partitions) >= _KEPT:
                 self._partitions.clear()
             lost = partial(self._partitions.pop, name, None)
-            found = self._partitions[name] = Partition(self.plane, self.job.name, name, lost)
+            found = self._partitions[name] = Partition(self.plane, self.job.name, name, lost, self.partitions)
         return found
 
     def partitions(self) -> list[str]:
@@ -130,6 +139,7 @@ def session() -> Session:
     global _session, _pid
     found = _session
     if found is not None and _pid == os.getpid():
+        found.check()
         return found
     with _lock:
         if _session is None or _pid != os.getpid():

@@ -1,0 +1,245 @@
+"""Mistakes that users make: each is an error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensordict")
+
+import dataplane as dp  # noqa: E402
+from tests.integrations.nursery import Nursery, Process  # noqa: E402
+from tests.processes import eventually  # noqa: E402
+from tests.users import needs_root  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
+]
+
+HEAD = """
+import signal
+from pathlib import Path
+import dataplane as dp
+SMALL = {"backend": {"Dataplane": {"node": {"memory": "8MiB", "spill": 0, "prewarm": 0}}}}
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["no error", ""]
+"""
+
+
+@pytest.fixture
+def program(nursery: Nursery) -> Callable[..., Process]:
+    """Starts a process that runs a program, with no node or job in its environment unless it is given one."""
+    nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB"), "")
+    return lambda code, **environment: nursery.process(HEAD + textwrap.dedent(code), **{**nothing, **environment})
+
+
+def test_a_wrong_partition(ours: Any, pid: str) -> None:
+    ours.kv_put("a", f"{pid}_train", tag={})
+    with pytest.raises(ours.NotThere, match=f"no partition '{pid}_trian'.* did you mean '{pid}_train'"):
+        ours.kv_batch_get("a", f"{pid}_trian")
+
+
+def test_a_field_that_is_missing(ours: Any, pid: str) -> None:
+    ours.kv_put("a", pid, {"input_ids": torch.ones(3)})
+    with pytest.raises(ours.NotThere, match="none of the fields input_id: put it first; its fields are input_ids"):
+        ours.kv_batch_get("a", pid, "input_id")
+
+
+def test_no_node(program: Callable[..., Process]) -> None:
+    with program("tell(error_of(lambda: tq.kv_list()))") as process:
+        kind, said = process.hear()
+    assert kind == "NotStarted"
+    assert "transfer_queue.init()" in said
+    assert "DATAPLANE_ADDRESS" in said
+
+
+def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
+    """And the next `init()` has another."""
+    code = """
+        tq.init(SMALL)
+        from dataplane.integrations import process
+        tell(process.plane().stats().pid); sys.stdin.readline()
+        tell(error_of(lambda: tq.kv_put("a", "p", tag={})))
+        tq.init(SMALL)
+        tq.kv_put("a", "p", tag={})
+        tell(tq.kv_list())
+    """
+    with program(code) as process:
+        pid = process.hear()
+        node = psutil.Process(pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
+        process.say()
+        kind, said = process.hear()
+        assert kind == "PeerUnavailable"
+        assert "next init()" in said
+        assert process.hear() == {"p": {"a": {}}}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "match"),
+    [
+        ({"controller": {"sampler": "RankAwareSampler"}}, {"controller": {"sampler": "SequentialSampler"}}, "sampler"),
+        ({"controller": {"polling_mode": True}}, {"controller": {"polling_mode": False}}, "polling_mode"),
+        ({"backend": {"Dataplane": {"dense": True}}}, {"backend": {"Dataplane": {"dense": False}}}, "dense"),
+    ],
+)
+def test_init_twice_that_says_otherwise(
+    program: Callable[..., Process], node: str, first: Any, then: Any, match: str
+) -> None:
+    """Who says the same, or nothing, is told what holds."""
+    code = f"""
+        tq.init({first!r}, job="twice {match}")
+        conf = [tq.init(), tq.init({first!r})]
+        tell([error_of(lambda: tq.init({then!r}, job="twice {match}")), [each.controller.sampler for each in conf]])
+        tq.close()
+    """
+    with program(code, DATAPLANE_ADDRESS=node) as process:
+        (kind, said), samplers = process.hear()
+    assert kind == "Misuse"
+    assert f"{match} = " in said
+    assert "close() in the first process" in said
+    assert samplers == [first.get("controller", {}).get("sampler", "SequentialSampler")] * 2
+
+
+@pytest.mark.parametrize(
+    ("conf", "match"),
+    [
+        ({"backend": {"storage_backend": "Datplane"}}, "no backend 'Datplane': did you mean Dataplane?"),
+        ({"backend": {"Datplane": {}}}, "no setting 'backend.Datplane': did you mean backend.Dataplane?"),
+        (
+            {"backend": {"Dataplane": {"dence": True}}},
+            "'backend.Dataplane.dence': did you mean backend.Dataplane.dense?",
+        ),
+        ({"backend": {"Dataplane": {"node": {"memry": 1}}}}, "did you mean backend.Dataplane.node.memory?"),
+        ({"controler": {}}, "no setting 'controler': did you mean controller?"),
+        ({"controller": {"samplr": "x"}}, "did you mean controller.sampler?"),
+        ({"controller": {"sampler": "RankAwareSampeler"}}, "did you mean RankAwareSampler?"),
+        ({"controller": "SequentialSampler"}, "controller is a mapping of settings, not str"),
+        ({"zzz": 1}, "there are enable, metrics, controller, backend"),
+    ],
+)
+def test_a_setting_that_is_misspelt(ours: Any, conf: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match.replace("?", r"\?")):
+        ours.init(conf)
+
+
+def test_two_jobs_on_a_host(program: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """They never share keys unless they say so."""
+    config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
+    first = """
+        tq.init()
+        tq.kv_put("a", "train", tag={"of": "first"})
+        tell("ready"); sys.stdin.readline()
+        tell(tq.kv_list())
+    """
+    named = """
+        tq.init(job="mine")
+        tq.kv_put("a", "train", tag={"of": "mine"})
+        tell(tq.kv_list())
+    """
+    second = "tell([error_of(tq.init), error_of(tq.kv_list)])"
+    shared = "tq.init(job='mine'); tell(tq.kv_list())"
+    before = os.environ.get("DATAPLANE_ADDRESS")
+    with dp.connect(config=config) as plane:
+        told = {"DATAPLANE_ADDRESS": plane.address}
+        with program(first, **told) as one:
+            one.hear()
+            with program(second, **told) as other:
+                (kind, said), (unknown, line) = other.hear()
+            assert (kind, unknown) == ("Misuse", "NotStarted")
+            assert "init(job=...)" in said
+            assert "DATAPLANE_JOB" in said
+            assert "init(job=...)" in line
+            with program(named, **told) as other:
+                assert other.hear() == {"train": {"a": {"of": "mine"}}}
+                with program(shared, **told) as third:
+                    assert third.hear() == {"train": {"a": {"of": "mine"}}}
+                with program("tell(tq.kv_list())", **told, DATAPLANE_JOB="mine") as third:
+                    assert third.hear() == {"train": {"a": {"of": "mine"}}}
+            one.say()
+            assert one.hear() == {"train": {"a": {"of": "first"}}}
+    if before is not None:
+        os.environ["DATAPLANE_ADDRESS"] = before
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", 7, "x" * 129])
+def test_what_is_no_name_of_a_job(ours: Any, name: Any) -> None:
+    with pytest.raises(ValueError, match="a job's name is a text"):
+        ours.init(job=name)
+
+
+def test_ray_restarted(program: Callable[..., Process]) -> None:
+    pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+    code = """
+        import ray
+        start = lambda: ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=128 << 20,
+                                 log_to_driver=False)
+        start()
+        tq.init(SMALL)
+        tq.kv_put("a", "p", tag={})
+        ray.shutdown()
+        start()
+        told = error_of(lambda: tq.kv_list())
+        tq.init(SMALL)
+        tell([told, tq.kv_list()])
+    """
+    with program(code) as process:
+        (kind, said), seen = process.hear()
+    assert kind == "NotStarted"
+    assert "call init() again" in said
+    assert seen == {}
+
+
+def test_the_disk_is_full(program: Callable[..., Process]) -> None:
+    """Or what a node may use of it."""
+    code = """
+        tq.init({"backend": {"Dataplane": {"node": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}}})
+        from dataplane.client import sync_tables
+        write = sync_tables.Table.put
+        sync_tables.Table.put = lambda *args, **kwargs: write(*args, **{**kwargs, "timeout": 0.5})
+        put = lambda i: tq.kv_put(f"k{i}", "p", {"x": torch.zeros(1 << 20, dtype=torch.uint8)})
+        tell(error_of(lambda: [put(i) for i in range(12)]))
+    """
+    with program(code) as process:
+        kind, said = process.hear()
+    assert kind == "Backpressure"
+    assert "the disk budget is full" in said
+    assert "free rows" in said
+    assert "more `memory` or `spill`" in said
+
+
+@needs_root
+def test_another_user(program: Callable[..., Process], node: str) -> None:
+    code = """
+        import dataplane.client.sync, dataplane.client.connection
+        os.setgid(65534); os.setuid(65534)
+        tell(error_of(lambda: tq.init(job="x")))
+    """
+    with program(code, DATAPLANE_ADDRESS=node) as process:
+        kind, said = process.hear()
+    assert kind == "Unauthenticated"
+    assert "start a node as this user" in said
+
+
+def test_more_memory_than_there_is(program: Callable[..., Process]) -> None:
+    code = """
+        tell(error_of(lambda: tq.init({"backend": {"Dataplane": {"node": {"memory": "900TiB", "spill": 0}}}})))
+    """
+    with program(code) as process:
+        kind, said = process.hear()
+    assert kind == "Rejected"
+    assert "memory is 900.0 TiB, and this host, or its container, has" in said
+    assert "give at most that" in said

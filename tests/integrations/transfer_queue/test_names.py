@@ -1,0 +1,187 @@
+"""Small indexes, the names that TransferQueue's users import, and the job's figures."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import socket
+import textwrap
+import urllib.request
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensordict")
+
+from tensordict import TensorDict  # noqa: E402
+
+from dataplane.errors import Misuse  # noqa: E402
+from dataplane.integrations.transfer_queue import standing  # noqa: E402
+from tests.integrations.nursery import Nursery  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
+]
+
+ABSENT = {
+    "metrics": {"TQMetricsExporter"},  # of the controller's process, which there is none of
+}
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def batch(rows: int) -> TensorDict:
+    return TensorDict({"x": torch.arange(rows)}, batch_size=[rows])
+
+
+# global indexes
+
+
+def test_a_list_can_be_indexed_by_them(nursery: Nursery, node: str) -> None:
+    """They start at 0 in each job, and two partitions have different ones."""
+    code = """
+        told = []
+        for job in ("indexes one", "indexes two"):
+            tq.init(job=job)
+            client = tq.get_client()
+            put = lambda name, rows: client.put(
+                TensorDict({"x": torch.zeros(rows)}, batch_size=[rows]), partition_id=name).global_indexes
+            told.append([put("p", 3), put("q", 2), put("p", 600), put("q", 1)])
+            tq.close()
+        tell(told)
+    """
+    with nursery.process(textwrap.dedent(code), DATAPLANE_ADDRESS=node, DATAPLANE_JOB="") as process:
+        for p, q, more, last in process.hear():
+            assert (p, q, last) == ([0, 1, 2], [256, 257], [258])
+            assert len(set(p + q + more + last)) == 606
+            assert max(more) < 1024
+
+
+def test_they_mean_the_same_rows_in_every_process(ours: Any, nursery: Nursery, node: str, pid: str) -> None:
+    client = ours.get_client()
+    one = client.put(batch(300), partition_id=f"{pid}-one")
+    other = client.put(batch(300), partition_id=f"{pid}-other")
+    assert not set(one.global_indexes) & set(other.global_indexes)
+    asked = [*other.global_indexes[::50], *one.global_indexes[:2]]
+    code = f"""
+meta = tq.BatchMeta({asked}, ["{pid}-other"] * 6 + ["{pid}-one"] * 2, {{"x": {{}}}})
+tell([tq.get_client().get_data(meta)["x"].flatten().tolist(),
+      tq.get_client().get_meta(["x"], partition_id="{pid}-other", mode="force_fetch").global_indexes])
+"""
+    told = {"DATAPLANE_ADDRESS": node, "DATAPLANE_JOB": os.environ["DATAPLANE_JOB"]}
+    with nursery.process(code, **told) as process:
+        values, indexes = process.hear()
+    assert values == [0, 50, 100, 150, 200, 250, 0, 1]
+    assert indexes == other.global_indexes
+
+
+def test_an_index_of_another_partition_is_no_row(ours: Any, pid: str) -> None:
+    client = ours.get_client()
+    one = client.put(batch(2), partition_id=f"{pid}-one")
+    client.put(batch(2), partition_id=f"{pid}-other")
+    for index in (one.global_indexes[0], 10**9):
+        with pytest.raises(KeyError, match=str(index)):
+            client.get_data(ours.BatchMeta([index], [f"{pid}-other"], {"x": {}}))
+    client.clear_samples(ours.BatchMeta(one.global_indexes, [f"{pid}-other"] * 2))
+    assert client.get_meta(["x"], partition_id=f"{pid}-other", mode="force_fetch").size == 2
+
+
+# names
+
+
+def test_every_public_name_of_the_modules_that_users_import_is_there(ours: Any) -> None:
+    real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+    assert [name for name in real.__all__ if not hasattr(ours, name)] == []
+    for name, own in standing._SUBMODULES.items():
+        try:
+            theirs = importlib.import_module(f"transfer_queue.{name}")
+        except ImportError:  # this version has none
+            continue
+        here = importlib.import_module(f"dataplane.integrations.transfer_queue.{own}")
+        public = {
+            each
+            for each, value in vars(theirs).items()
+            if not each.startswith("_")
+            and (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == theirs.__name__
+        }
+        assert {each for each in public if not hasattr(here, each)} == ABSENT.get(name, set()), name
+
+
+def test_the_configuration_that_recipes_read_is_what_init_takes(ours: Any) -> None:
+    omegaconf = pytest.importorskip("omegaconf", reason="needs OmegaConf")
+    conf = omegaconf.OmegaConf.load(resources.files(ours.__name__) / "config.yaml")
+    agreed = ours.init(conf)
+    assert agreed.controller.sampler == conf.controller.sampler
+    assert agreed.backend.storage_backend == "Dataplane"
+
+
+@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize(
+    ("lengths", "parts"), [([10, 20, 30, 40], 2), ([100, 90, 50, 10, 5, 1], 3), ([5] * 8, 4), ([0, 0, 0, 0], 2)]
+)
+def test_lengths_are_dealt_evenly(lengths: list[int], parts: int, equal: bool) -> None:
+    from dataplane.integrations.transfer_queue.samplers import get_seqlen_balanced_partitions as dealt
+
+    found = dealt(lengths, parts, equal)
+    assert sorted(i for part in found for i in part) == list(range(len(lengths)))
+    assert all(part == sorted(part) and part for part in found)
+    if equal:
+        assert {len(part) for part in found} == {len(lengths) // parts}
+    sums = [sum(lengths[i] for i in part) for part in found]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+@pytest.mark.parametrize(("lengths", "parts", "equal"), [([1, 2, 3], 2, True), ([1], 3, False), ([], 1, True)])
+def test_lengths_that_can_not_be_dealt(lengths: list[int], parts: int, equal: bool) -> None:
+    from dataplane.integrations.transfer_queue.samplers import get_seqlen_balanced_partitions as dealt
+
+    with pytest.raises(AssertionError):
+        dealt(lengths, parts, equal)
+
+
+# figures
+
+
+def test_the_jobs_figures_are_served(nursery: Nursery, node: str) -> None:
+    """To any process that asks where; until the one that serves them leaves."""
+    code = """
+tq.init({"metrics": {"enabled": True}}, job="served")
+tq.get_client().put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
+tq.get_client().get_meta(["x"], 1, "p", task_name="train")
+tell(tq.get_metrics_endpoint()); sys.stdin.readline()
+tq.close()
+tell(tq.get_metrics_endpoint())
+"""
+    told = {"DATAPLANE_ADDRESS": node, "DATAPLANE_JOB": "served"}
+    with nursery.process(code, **told) as process:
+        endpoint = process.hear()
+        with nursery.process("tell(tq.get_metrics_endpoint())", **told) as other:
+            assert other.hear() == endpoint
+        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+        process.say()
+        assert process.hear() is None
+    figures = dict(line.rsplit(" ", 1) for line in page.splitlines())
+    assert figures['tq_partition_samples_total{partition_id="p"}'] == "4"
+    assert figures['tq_partition_consumption_progress{partition_id="p",task_name="train"}'] == "0.25"
+    assert float(figures["dataplane_memory_budget"]) > 0
+
+
+def test_without_metrics_there_is_no_endpoint(ours: Any) -> None:
+    assert ours.get_metrics_endpoint() is None
+
+
+def test_a_port_that_is_taken_is_told(ours: Any, taken: int) -> None:
+    with pytest.raises(Misuse, match=r"metrics\.port"):
+        ours.init({"metrics": {"enabled": True, "port": taken}})
