@@ -184,6 +184,10 @@ class TransferQueueClient(Status):
     async_clear_partition = twin(clear_partition)
 
 
+AsyncTransferQueueClient = TransferQueueClient
+"""TransferQueue's has the asynchronous calls alone."""
+
+
 def get_client() -> TransferQueueClient:
     """The client of this process. Raises NotStarted where no plane is known to it."""
     session()
