@@ -10,6 +10,7 @@ float32, 288 MiB. Runs alternate between the two, and each gives one ratio: thei
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import os
 import sys
@@ -99,6 +100,40 @@ class Stage:
         tq.kv_clear(keys, "trajectories")
         return middle - began, ended - middle
 
+    def rollouts(self, awaited: bool) -> float:
+        """Seconds for 512 trajectories of text, of six small fields and a tag, put singly, listed and read: one after
+        another, or awaited together as verl's agent loops do."""
+        tq, torch, keys = self._tq, self._torch, [f"r{i}" for i in range(512)]
+        rows = [
+            {
+                "prompts": torch.arange(100),
+                "responses": torch.arange(200 + i % 100),
+                "response_mask": torch.ones(200 + i % 100),
+                "rm_scores": torch.zeros(200 + i % 100),
+                "raw_prompt": [{"role": "user", "content": f"what is {i}?"}],
+                "extra_fields": {"turns": i, "stop": "length"},
+            }
+            for i in range(len(keys))
+        ]
+        tag = {"status": "success", "prompt_len": 100, "global_steps": 1, "min_global_steps": None}
+
+        async def put_all() -> None:
+            pairs = zip(keys, rows, strict=True)
+            await asyncio.gather(*(tq.async_kv_put(key, "rollouts", fields, tag) for key, fields in pairs))
+
+        began = time.perf_counter()
+        if awaited:
+            asyncio.run(put_all())
+        else:
+            for key, fields in zip(keys, rows, strict=True):
+                tq.kv_put(key, "rollouts", fields, tag)
+        assert len(tq.kv_list("rollouts")["rollouts"]) == len(keys)
+        data = tq.kv_batch_get(keys, "rollouts")
+        sum(float(data[name].values().sum()) for name in ("responses", "response_mask", "rm_scores"))
+        ended = time.perf_counter()
+        tq.kv_clear(keys, "rollouts")
+        return ended - began
+
     def one(self) -> tuple[float, float]:
         """Seconds to put one tiny row, and to get it: medians of 100."""
         tq, puts, gets = self._tq, [], []
@@ -128,8 +163,9 @@ def measure(get: Callable[[Any], Any], writers: dict[str, Any], readers: dict[st
             tiny = get(writer.tiny.remote())
             single = get(writer.one.remote())
             several = get(writer.trajectories.remote())
+            rollouts = [get(writer.rollouts.remote(awaited)) for awaited in (True, False)]
             if run >= 0:  # the first warms up
-                for what, took in zip(WHAT, (put, got, read, tiny, *single, *several), strict=True):
+                for what, took in zip(WHAT, (put, got, read, tiny, *single, *several, *rollouts), strict=True):
                     kept.setdefault(what, []).append(took)
     return [_row(what, bound, seconds) for what, bound in WHAT.items()]
 
@@ -144,6 +180,8 @@ WHAT = {
     "one tiny row: get": 1.0,
     "256 trajectories: put one by one": 1.0,
     "256 trajectories: got at once": 1.0,
+    "512 trajectories of text, awaited together: put, list, get": 5.0,
+    "512 trajectories of text, one after another: put, list, get": 2.0,
 }
 
 

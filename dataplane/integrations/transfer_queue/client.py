@@ -159,6 +159,12 @@ class TransferQueueClient(Status):
                 raise NoKey(f"the row with the global index {index} of partition {partition_id!r} {why}")
         return [str(key) for key in keys]
 
+    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Any]]:
+        """The keys of the partition, or of all, with their tags."""
+        from dataplane.integrations.transfer_queue import kv  # which needs this module
+
+        return kv.kv_list(partition_id)
+
     # clearing
 
     def clear_samples(self, metadata: BatchMeta) -> None:
@@ -180,6 +186,7 @@ class TransferQueueClient(Status):
     async_get_data = twin(get_data)
     async_kv_retrieve_meta = twin(kv_retrieve_meta)
     async_kv_retrieve_keys = twin(kv_retrieve_keys)
+    async_kv_list = twin(kv_list)
     async_clear_samples = twin(clear_samples)
     async_clear_partition = twin(clear_partition)
 

@@ -21,7 +21,6 @@ import numpy as np
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import settings as told
-from dataplane.observe.stats import Stats
 
 if TYPE_CHECKING:
     from dataplane.integrations.transfer_queue.partition import Partition
@@ -101,7 +100,7 @@ class Server:
 def lines(own: Session) -> Iterator[str]:
     """The figures of the job and of this host's node, in Prometheus' text format. Raises as the plane's calls."""
     stats = own.plane.stats()
-    for each in fields(Stats):
+    for each in fields(stats):
         value = getattr(stats, each.name)
         if isinstance(value, int | float) and each.name != "pid":
             yield f"dataplane_{each.name} {value}\n"
