@@ -1,0 +1,16 @@
+"""What verl's model configuration imports in each process that has one (`actor_rollout_ref.model.external_lib`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from . import rollout
+
+rollout.register()
+if "RANK" in os.environ and "verl.workers.engine_workers" in sys.modules:  # a trainer's rank
+    from verl.utils.distributed import initialize_global_process_group_ray
+
+    from . import engine  # noqa: F401  # registers itself
+
+    initialize_global_process_group_ray(backend="cpu:gloo")  # verl would name the processor twice

@@ -1,0 +1,146 @@
+"""One run of verl's trainer: `python -m verl.trainer.main_ppo`, with what its user says on the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .model import CUT, LETTERS, id_of, ids
+
+ROOT = Path(__file__).parents[4]
+STORES = ("SimpleStorage", "Dataplane", "module")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses."""
+
+    model: Path
+    train: Path
+    validation: Path
+    directory: Path
+    store: str
+    mode: str = "sync"
+    steps: int = 2
+    prompts: int = 4
+    responses: int = 2
+    ranks: int = 1
+    follow: bool = True
+    prompt_length: int = 64
+    overrides: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def record(self) -> Path:
+        """Where what it sees is written."""
+        return self.directory / "record"
+
+    def arguments(self) -> list[str]:
+        """The command line."""
+        fit = Path(__file__).parent
+        asynchronous = self.mode != "sync"
+        buffer = "BufferAsync" if asynchronous else "Buffer"
+        rollout, trainer = "actor_rollout_ref.rollout", "trainer"
+        scripted = f"+{rollout}.engine_kwargs.scripted"
+        return [
+            f"hydra.run.dir={self.directory}/hydra",
+            "hydra.output_subdir=null",
+            f"data.train_files={self.train}",
+            f"data.val_files={self.validation}",
+            f"data.custom_cls.path={fit}/data.py",
+            "data.custom_cls.name=Data",
+            f"+data.cache_dir={self.directory}/cache",
+            f"data.train_batch_size={self.prompts}",
+            "data.dataloader_num_workers=0",
+            "data.shuffle=false",
+            f"data.max_prompt_length={self.prompt_length}",
+            "data.max_response_length=8",
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.nccl_timeout=60",
+            f"actor_rollout_ref.model.path={self.model}",
+            "actor_rollout_ref.model.external_lib=fit.parts",
+            "actor_rollout_ref.actor.strategy=fsdp2",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={self.prompts}",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
+            f"{rollout}.name=scripted",
+            f"{rollout}.n={self.responses}",
+            f"{rollout}.tensor_model_parallel_size=1",
+            f"{rollout}.log_prob_micro_batch_size_per_gpu=2",
+            f"{rollout}.agent.num_workers=1",
+            f"{rollout}.agent.default_agent_loop=seeded",
+            f"{rollout}.agent.agent_loop_config_path={fit}/agent.yaml",
+            f"{scripted}.words={[id_of(letter) for letter in LETTERS]}".replace(" ", ""),
+            f"{scripted}.eos={ids()['<|im_end|>']}",
+            f"{scripted}.cut_token={id_of(CUT) if asynchronous else 'null'}",
+            f"{scripted}.follow={self.follow}",
+            "reward.num_workers=1",
+            f"reward.custom_reward_function.path={fit}/reward.py",
+            f"{trainer}.device=cpu",
+            f"{trainer}.n_gpus_per_node={self.ranks}",
+            f"{trainer}.logger=[file]",
+            f"{trainer}.total_training_steps={self.steps}",
+            f"{trainer}.default_local_dir={self.directory}/checkpoints",
+            f"{trainer}.rollout_data_dir={self.directory}/rollouts",
+            f"{trainer}.v1.trainer_mode={self.mode}",
+            f"{trainer}.v1.sampler.custom_sampler.path={fit}/sampler.py",
+            f"{trainer}.v1.sampler.custom_sampler.name={buffer}",
+            "+ray_kwargs.ray_init.num_gpus=4",
+            "ray_kwargs.ray_init.num_cpus=24",
+            "+ray_kwargs.ray_init.include_dashboard=false",
+            "+ray_kwargs.ray_init.object_store_memory=200000000",
+            *self._storage(),
+            *self.overrides,
+        ]
+
+    def _storage(self) -> list[str]:
+        queue = "transfer_queue.backend"
+        return {
+            "SimpleStorage": [f"{queue}.SimpleStorage.num_data_storage_units=1"],
+            "Dataplane": [f"{queue}.storage_backend=Dataplane", f"+{queue}.Dataplane.memory=256MiB"],
+            "module": [f"+{queue}.Dataplane.node.memory=256MiB"],
+        }[self.store]
+
+    def environment(self) -> dict[str, str]:
+        """Its processes' environment: Ray's inherit it."""
+        path = [str(Path(__file__).parents[1]), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        asked = {"DATAPLANE_TRANSFER_QUEUE": "nested"} if self.store == "module" else {}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "DATAPLANE_"))}
+        return {
+            **kept,
+            **asked,
+            "PYTHONPATH": os.pathsep.join(path),
+            "VERL_USE_EXTERNAL_MODULES": "fit.cpu",
+            "VERL_PLATFORM": "cpu",
+            "VERL_FILE_LOGGER_PATH": str(self.directory / "metrics.jsonl"),
+            "FIT_RECORD": str(self.record),
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.directory / "hf"),
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, timeout: float = 180) -> None:
+        """Run it to its end. Raises AssertionError with the end of its log where it fails or takes longer."""
+        self.record.mkdir(parents=True, exist_ok=True)
+        log = self.directory / "log"
+        command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *self.arguments()]
+        with log.open("ab") as out:
+            running = subprocess.Popen(
+                command, env=self.environment(), stdout=out, stderr=out, cwd=self.directory, start_new_session=True
+            )
+            try:
+                code = running.wait(timeout)
+            except subprocess.TimeoutExpired:
+                running.terminate()
+                code = f"nothing after {timeout:.0f} s"
+                running.wait(30)
+        assert code == 0, f"{self.store}, {self.mode}: {code}:\n{log.read_text(errors='replace')[-6000:]}"

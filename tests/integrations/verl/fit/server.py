@@ -1,0 +1,118 @@
+"""The language model's server: token ids from the prompt and a seed, and nothing else. Imports neither torch nor verl,
+so that its process is there at once.
+
+What always holds: the tokens of a response follow from those before it, so that one that was cut and resumed has the
+tokens that it would have had. A request whose prompt holds the token `cut_token` is held after `CUT_AFTER` tokens, while
+the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by
+the trainer's doing, and by no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+CUT_AFTER = 2
+
+
+class Server:
+    """One replica's. Requests wait while it sleeps, or while the trainer holds it.
+
+    words: the ids that a response is made of; eos: the id that ends it; follow: whether the weights change the tokens.
+    """
+
+    def __init__(self, words: Sequence[int], eos: int, length: int, cut_token: int | None, follow: bool) -> None:
+        self._words, self._eos, self._length, self._cut_token, self._follow = words, eos, length, cut_token, follow
+        self._awake, self._resumed, self._aborted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._resumed.set()
+        self._steps = self._began = -1
+        self._updates = 0.0
+
+    async def generate(
+        self,
+        *,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        image_data: list[Any] | None = None,
+        **_: Any,
+    ) -> SimpleNamespace:
+        """It has what a `TokenOutput` has."""
+        while not (self._awake.is_set() and self._resumed.is_set()):
+            await self._awake.wait()
+            await self._resumed.wait()
+        seed = zlib.crc32(repr((sampling_params["seed"], self._updates if self._follow else 0)).encode())
+        for image in image_data or ():
+            seed = zlib.crc32(image.tobytes(), seed)
+        limit = sampling_params.get("max_tokens", self._length)
+        held = self._cut_token in prompt_ids and self._steps == self._began and sampling_params["temperature"] > 0
+        tokens: list[int] = []
+        while len(tokens) < limit and self._eos not in tokens[-1:]:
+            if held and len(tokens) == CUT_AFTER:
+                await self._aborted.wait()
+                return self._output(tokens, "aborted")
+            tokens.append(self._next([*prompt_ids, *tokens], seed, last=len(tokens) == limit - 1))
+        return self._output(tokens, "completed")
+
+    def _next(self, before: list[int], seed: int, *, last: bool) -> int:
+        drawn = zlib.crc32(repr(before).encode(), seed) >> 3
+        return self._eos if last or drawn % 5 == 0 else self._words[drawn % len(self._words)]
+
+    def _output(self, tokens: list[int], why: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            token_ids=tokens,
+            log_probs=[-(token % 16) / 16 for token in tokens],
+            routed_experts=None,
+            stop_reason=why,
+            num_preempted=0,
+            extra_fields={"global_steps": self._steps},
+        )
+
+    async def set_weights(self, updates: float, steps: int | None) -> None:
+        """The trainer's updates so far, and its step."""
+        self._updates = updates
+        if steps is not None:
+            self._began = steps if self._began < 0 else self._began
+            self._steps = steps
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> None:
+        if "kv_cache" in tags or not tags:
+            self._awake.set()
+
+    async def sleep(self) -> None:
+        self._awake.clear()
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        self._resumed.clear()
+        self._aborted.set()
+
+    async def resume_generation(self) -> None:
+        self._aborted.clear()
+        self._resumed.set()
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+
+class Mail:
+    """Where an actor's ranks leave their weights for servers that share no process with them."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, float] = {}
+        self._arrived = asyncio.Condition()
+
+    async def send(self, steps: int, updates: float) -> None:
+        async with self._arrived:
+            self._sent[steps] = updates
+            self._arrived.notify_all()
+
+    async def receive(self, steps: int) -> float:
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: steps in self._sent)
+            return self._sent[steps]
