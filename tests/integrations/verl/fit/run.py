@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .model import CUT, LETTERS, id_of, ids
@@ -31,7 +31,7 @@ class Job:
     ranks: int = 1
     follow: bool = True
     prompt_length: int = 64
-    overrides: Sequence[str] = field(default_factory=tuple)
+    overrides: Sequence[str] = ()
 
     @property
     def record(self) -> Path:
