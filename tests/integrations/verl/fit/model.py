@@ -78,7 +78,7 @@ def make_model(directory: Path, *, images: bool) -> None:
     if images:
         config["vision_config"] = {"depth": 1, "embed_dim": 8, "hidden_size": 8, "num_heads": 1, "patch_size": PATCH}
         (directory / "preprocessor_config.json").write_text(
-            json.dumps({"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor"})
+            json.dumps({"image_processor_type": "Qwen2VLImageProcessor"})
         )
     (directory / "config.json").write_text(json.dumps(config))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import rollout
+from . import processor, rollout  # noqa: F401  # the processor registers itself
 
 rollout.register()
 if "RANK" in os.environ and "verl.workers.engine_workers" in sys.modules:  # a trainer's rank
