@@ -1,4 +1,4 @@
-"""verl's single-turn agent loop, whose session says which of a prompt's responses the server is to give (`agent.yaml`)."""
+"""verl's single-turn agent loop, whose session says which response of a prompt the server gives (`agent.yaml`)."""
 
 from __future__ import annotations
 

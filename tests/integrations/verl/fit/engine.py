@@ -56,9 +56,7 @@ class CountedEngine(BaseEngine):
         record.rows(self._phase if forward_only else "update", data)
         tokens = data["loss_mask"].sum()
         torch.distributed.all_reduce(tokens)
-        tu.assign_non_tensor(
-            data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size()
-        )
+        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=tokens.item(), dp_size=self.get_data_parallel_size())
         batches, indices = prepare_micro_batches(data, dp_group=self.get_data_parallel_group())
         self._gradient = torch.zeros(1)
         with torch.no_grad() if forward_only else nullcontext():

@@ -16,6 +16,7 @@ from typing import Any
 
 _numbers = itertools.count()
 _OF_ONE_RUN = ("uid", "metrics")  # drawn, and timings
+_OF_A_MOMENT = ("global_steps", "extra_fields", "log_probs", "old_log_probs", "ref_log_prob")  # follow the updates
 
 
 def rows(phase: str, data: Any) -> None:
@@ -82,9 +83,20 @@ class Seen:
             uid, session, _ = key.rsplit("_", 2)
             self.tags[partition, step, prompts[uid], int(session)] = tag
 
-    def of(self, phase: str) -> dict[tuple[int, int, int], dict[str, Any]]:
-        """A phase's rows."""
-        return {known_by[1:]: row for known_by, row in self.rows.items() if known_by[0] == phase}
+    def lasting(self) -> dict[tuple[str, int, int], dict[str, Any]]:
+        """The rows by phase, index and session, without what follows from when they were made."""
+        return {
+            (phase, index, session): {name: value for name, value in row.items() if name not in _OF_A_MOMENT}
+            for (phase, _, index, session), row in self.rows.items()
+        }
+
+    def trained(self, step: int | None = None) -> set[int]:
+        """The prompts that the actor was updated with, in one step or any."""
+        return {index for partition, of, index, _ in self.tags if partition == "train" and step in (None, of)}
+
+    def spans(self) -> list[int]:
+        """With how many versions of the weights each trajectory was made."""
+        return [tag["max_global_steps"] - tag["min_global_steps"] + 1 for tag in self.tags.values()]
 
 
 def _read(directory: Path, what: str) -> Any:

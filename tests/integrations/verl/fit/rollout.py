@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from verl.workers.rollout import base
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from .server import Server
 
@@ -43,10 +44,7 @@ class Adapter(base.BaseRollout):
         await self._server().sleep.remote()
 
     async def update_weights(self, weights: Any, global_steps: int | None = None, **_: Any) -> None:
-        if hasattr(weights, "__aiter__"):
-            received = {name: weight async for name, weight in weights}
-        else:
-            received = dict(weights)
+        received = {name: weight async for name, weight in ensure_async_iterator(weights)}
         await self._server().set_weights.remote(float(received["updates"]), global_steps)
 
     def _server(self) -> Any:

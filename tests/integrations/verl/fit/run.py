@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .model import CUT, LETTERS, id_of, ids
 
 ROOT = Path(__file__).parents[4]
+_WAITING = (  # for what has been cut: each step trains with the prompts that a synchronous one does
+    "trainer.v1.sampler.max_off_policy_strategy=wait",
+    "trainer.v1.sampler.max_off_policy_threshold=2",
+)
 STORES = ("SimpleStorage", "Dataplane", "module")
 
 
@@ -29,9 +33,15 @@ class Job:
     prompts: int = 4
     responses: int = 2
     ranks: int = 1
-    follow: bool = True
+    follow: bool = False
     prompt_length: int = 64
+    checkpoints: Path | None = None
     overrides: Sequence[str] = ()
+
+    def resumed(self, directory: Path, steps: int) -> Job:
+        """The job once more, from the checkpoint of this one."""
+        directory.mkdir()
+        return replace(self, directory=directory, steps=steps, checkpoints=self.directory / "checkpoints")
 
     @property
     def record(self) -> Path:
@@ -84,7 +94,8 @@ class Job:
             f"{trainer}.n_gpus_per_node={self.ranks}",
             f"{trainer}.logger=[file]",
             f"{trainer}.total_training_steps={self.steps}",
-            f"{trainer}.default_local_dir={self.directory}/checkpoints",
+            f"{trainer}.default_local_dir={self.checkpoints or self.directory / 'checkpoints'}",
+            f"{trainer}.test_freq={self.steps}",
             f"{trainer}.rollout_data_dir={self.directory}/rollouts",
             f"{trainer}.v1.trainer_mode={self.mode}",
             f"{trainer}.v1.sampler.custom_sampler.path={fit}/sampler.py",
@@ -93,6 +104,7 @@ class Job:
             "ray_kwargs.ray_init.num_cpus=24",
             "+ray_kwargs.ray_init.include_dashboard=false",
             "+ray_kwargs.ray_init.object_store_memory=200000000",
+            *(_WAITING if asynchronous else ()),
             *self._storage(),
             *self.overrides,
         ]

@@ -2,8 +2,8 @@
 so that its process is there at once.
 
 What always holds: the tokens of a response follow from those before it, so that one that was cut and resumed has the
-tokens that it would have had. A request whose prompt holds the token `cut_token` is held after `CUT_AFTER` tokens, while
-the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by
+tokens that it would have had. A request whose prompt holds the token `cut_token` is held after `CUT_AFTER` tokens,
+while the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by
 the trainer's doing, and by no clock.
 """
 
@@ -28,6 +28,7 @@ class Server:
         self._words, self._eos, self._length, self._cut_token, self._follow = words, eos, length, cut_token, follow
         self._awake, self._resumed, self._aborted = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._resumed.set()
+        self._rejecting = False
         self._steps = self._began = -1
         self._updates = 0.0
 
@@ -41,6 +42,8 @@ class Server:
         **_: Any,
     ) -> SimpleNamespace:
         """It has what a `TokenOutput` has."""
+        if self._rejecting:
+            return self._output([], "aborted")
         while not (self._awake.is_set() and self._resumed.is_set()):
             await self._awake.wait()
             await self._resumed.wait()
@@ -86,10 +89,12 @@ class Server:
         self._awake.clear()
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
+        self._rejecting = reject_request
         self._resumed.clear()
         self._aborted.set()
 
     async def resume_generation(self) -> None:
+        self._rejecting = False
         self._aborted.clear()
         self._resumed.set()
 
