@@ -140,7 +140,7 @@ class Job:
             "OMP_NUM_THREADS": "1",
         }
 
-    def run(self, timeout: float = 180) -> None:
+    def run(self, timeout: float = 300) -> None:
         """Run it to its end. Raises AssertionError with the end of its log where it fails or takes longer."""
         self.record.mkdir(parents=True, exist_ok=True)
         log = self.directory / "log"
