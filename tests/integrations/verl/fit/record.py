@@ -21,13 +21,21 @@ _OF_A_MOMENT = ("global_steps", "extra_fields", "log_probs", "old_log_probs", "r
 
 def rows(phase: str, data: Any) -> None:
     """Write the rows of a TensorDict that a phase was given."""
+    if not asked():
+        return
     columns = {name: list(_rows(data.get(name))) for name in data.keys() if _is_column(data.get(name))}  # noqa: SIM118
     _write("rows", [(phase, dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)])
 
 
 def sampled(partition: str, step: int, keys: list[str], tags: list[dict[str, Any]]) -> None:
     """Write what a replay buffer gave."""
-    _write("tags", [(partition, step, key, plain(tag)) for key, tag in zip(keys, tags, strict=True)])
+    if asked():
+        _write("tags", [(partition, step, key, plain(tag)) for key, tag in zip(keys, tags, strict=True)])
+
+
+def asked() -> bool:
+    """Whether this run is recorded."""
+    return "FIT_RECORD" in os.environ
 
 
 def _is_column(entry: Any) -> bool:
@@ -59,11 +67,8 @@ def plain(value: Any) -> Any:
 
 
 def _write(what: str, content: Any) -> None:
-    directory = os.environ.get("FIT_RECORD")
-    if directory is not None:
-        name = f"{what}_{os.getpid()}_{next(_numbers)}"
-        with Path(directory, name).open("wb") as file:
-            pickle.dump(content, file)
+    with Path(os.environ["FIT_RECORD"], f"{what}_{os.getpid()}_{next(_numbers)}").open("wb") as file:
+        pickle.dump(content, file)
 
 
 class Seen:

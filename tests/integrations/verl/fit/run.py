@@ -21,7 +21,8 @@ STORES = ("SimpleStorage", "Dataplane", "module")
 
 @dataclass(frozen=True)
 class Job:
-    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses."""
+    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses; `timed` writes times in
+    place of rows."""
 
     model: Path
     train: Path
@@ -36,6 +37,8 @@ class Job:
     follow: bool = False
     prompt_length: int = 64
     checkpoints: Path | None = None
+    memory: str = "256MiB"
+    timed: bool = False
     overrides: Sequence[str] = ()
 
     def resumed(self, directory: Path, steps: int) -> Job:
@@ -113,8 +116,8 @@ class Job:
         queue = "transfer_queue.backend"
         return {
             "SimpleStorage": [f"{queue}.SimpleStorage.num_data_storage_units=1"],
-            "Dataplane": [f"{queue}.storage_backend=Dataplane", f"+{queue}.Dataplane.memory=256MiB"],
-            "module": [f"+{queue}.Dataplane.node.memory=256MiB"],
+            "Dataplane": [f"{queue}.storage_backend=Dataplane", f"+{queue}.Dataplane.memory={self.memory}"],
+            "module": [f"+{queue}.Dataplane.node.memory={self.memory}"],
         }[self.store]
 
     def environment(self) -> dict[str, str]:
@@ -129,7 +132,7 @@ class Job:
             "VERL_USE_EXTERNAL_MODULES": "fit.cpu",
             "VERL_PLATFORM": "cpu",
             "VERL_FILE_LOGGER_PATH": str(self.directory / "metrics.jsonl"),
-            "FIT_RECORD": str(self.record),
+            ("FIT_TIMES" if self.timed else "FIT_RECORD"): str(self.record),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.directory / "hf"),
             "RAY_enable_worker_prestart": "0",

@@ -19,7 +19,7 @@ class _Recording:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         record.sampled(partition_id, global_steps, batch.keys, batch.tags)
-        if partition_id == "val":
+        if partition_id == "val" and record.asked():
             record.rows("validation", tq.kv_batch_get(keys=batch.keys, partition_id=partition_id))
         return batch, metrics
 
