@@ -51,6 +51,7 @@ def make_model(directory: Path, *, images: bool) -> None:
     from transformers import Qwen2Tokenizer
 
     numbers = ids()
+    directory.mkdir(exist_ok=True)
     Qwen2Tokenizer(
         vocab=numbers,
         merges=[],

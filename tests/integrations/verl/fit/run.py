@@ -21,8 +21,10 @@ STORES = ("SimpleStorage", "Dataplane", "module")
 
 @dataclass(frozen=True)
 class Job:
-    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses; `timed` writes times in
-    place of rows."""
+    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses.
+
+    `timed` writes times in place of rows (`timed`); `follow` lets the weights change the tokens.
+    """
 
     model: Path
     train: Path
