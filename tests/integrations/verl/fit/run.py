@@ -105,6 +105,7 @@ class Job:
             f"{trainer}.v1.trainer_mode={self.mode}",
             f"{trainer}.v1.sampler.custom_sampler.path={fit}/sampler.py",
             f"{trainer}.v1.sampler.custom_sampler.name={buffer}",
+            "+ray_kwargs.ray_init.address=local",
             "+ray_kwargs.ray_init.num_gpus=4",
             "ray_kwargs.ray_init.num_cpus=24",
             "+ray_kwargs.ray_init.include_dashboard=false",
