@@ -12,7 +12,10 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from . import rollout
 from .server import Mail
+
+rollout.register()  # a standalone replica's worker imports nothing else of ours
 
 
 @CheckpointEngineRegistry.register("mail")
