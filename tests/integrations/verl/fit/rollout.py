@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from verl.workers.rollout import base
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.replica import RolloutMode, RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from .server import Server
@@ -27,6 +27,8 @@ class Replica(RolloutReplica):
         self._server_handle = server.remote(length=self.config.response_length, **made_of)
         self._server_address = _name(self.replica_rank)
         self.servers = [self._server_handle]
+        if self.rollout_mode is RolloutMode.STANDALONE:  # nobody wakes one that shares no processor with a trainer
+            await self._server_handle.wake_up.remote()
 
 
 class Adapter(base.BaseRollout):
