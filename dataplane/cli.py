@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane import __version__
-from dataplane.config import ClusterConfig, NodeConfig, check_host, environment, format_size
+from dataplane.config import ClusterConfig, NodeConfig, environment, format_size
 from dataplane.errors import DataplaneError
 
 if TYPE_CHECKING:
@@ -109,7 +109,6 @@ def _node(chosen: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if chosen.verbose else logging.WARNING
     )
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
-    check_host(config)
     cluster = None
     if chosen.listen:
         transports = tuple(filter(None, (chosen.transports or "").split(",")))

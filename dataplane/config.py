@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dataplane.errors import Rejected
+
 PAGE = 4096
 """Bytes. Extents start and end at multiples of it, as O_DIRECT asks."""
 
@@ -280,13 +282,14 @@ def host_memory() -> int:
 
 
 def check_host(config: NodeConfig) -> None:
-    """Raises ValueError where this host has less memory than a node with these settings may use.
+    """Raises Rejected where this host has less memory than a node with these settings may use.
 
-    For the node as it starts: settings may be made on another host than that of the node.
+    For jobs that start nodes on the hosts that they get. Who starts a node by hand may give it a budget beyond the
+    host's memory: segments are as large as writers need.
     """
     there = host_memory()
     if config.memory_bytes > there:
-        raise ValueError(
+        raise Rejected(
             f"memory is {format_size(config.memory_bytes)}, and this host, or its container, has {format_size(there)}:"
             f" give at most that, or leave it out for {format_size(default_memory())}; more rows than fit go to disk"
             " (spill)"

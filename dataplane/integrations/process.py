@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from dataplane.client.sync import Plane, connect
-from dataplane.config import NodeConfig, environment
+from dataplane.config import NodeConfig, check_host, environment
 from dataplane.errors import DataplaneError, Misuse
 
 _NO_NODE = (
@@ -94,6 +94,8 @@ def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
                 dead.close()
         if _plane is None or _pid != os.getpid():
             address = _address(start=start)
+            if address is None and config is not None:
+                check_host(config)
             _plane, _pid = connect(address, config=config), os.getpid()
             _by_ray = ray_job() if address == "ray" else None
             if _by_ray is not None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.client.hosted import Hosted, new_key
 from dataplane.clock import Deadline
-from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.config import ClusterConfig, NodeConfig, check_host
 from dataplane.errors import Misuse, PeerUnavailable, Rejected
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ class _DataplaneHost:
 
     def start(self) -> tuple[str, str]:
         """Start the process; where clients and where other nodes find it. Raises DataplaneError, ValueError."""
-        self._node = Hosted(self._config or NodeConfig(), self._cluster, self._key)
+        config = self._config or NodeConfig()
+        check_host(config)
+        self._node = Hosted(config, self._cluster, self._key)
         return self._node.address, self._node.listens
 
     def seek(self, told: int, addresses: list[str]) -> None:

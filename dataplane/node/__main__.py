@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 
-from dataplane.config import ClusterConfig, NodeConfig, check_host
+from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.node.node import Node, run
 
 _MAX_REASON = 4000  # bytes: a socket takes them at once
@@ -41,7 +41,6 @@ def main() -> None:
 
     try:
         cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
-        check_host(config)
         node = Node(config, cluster=cluster)
         run(node, starter=starter, ready=say)
     except (OSError, ValueError) as error:  # a setting that this host can not meet

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import monotonic
-from dataplane.config import ClusterConfig, NodeConfig, check_host, environment
+from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.streams.homes import Homes
@@ -55,8 +55,7 @@ class Node:
 
     def __init__(self, config: NodeConfig, path: Path | None = None, cluster: ClusterConfig | None = None) -> None:
         """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Raises OSError
-        where that can not be done, ValueError for a key that is none, or more memory than this host has."""
-        check_host(config)
+        where that can not be done, ValueError for a key that is none."""
         self.id = secrets.token_bytes(8)
         self.config = config
         self._claim: Claim | None = None

@@ -7,6 +7,7 @@ of the user's own is code: it is used in the processes that are given it.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -155,6 +156,14 @@ def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
     return Settings(told["sampler"], arguments, bool(told["polling"]), bool(told["dense"]))
 
 
+def _filled(given: Any, defaults: Any) -> Any:
+    """A mapping with what it leaves out, at any depth."""
+    if not isinstance(given, Mapping) or not isinstance(defaults, Mapping):
+        return given
+    both = {name: _filled(given[name], default) for name, default in defaults.items() if name in given}
+    return {**defaults, **given, **both}
+
+
 def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any:
     """What `init` gives back: the configuration with what was left out, as an OmegaConf one where that is installed."""
     given = conf if conf is not None else {}
@@ -166,7 +175,7 @@ def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any
     try:
         from omegaconf import OmegaConf
     except ImportError:
-        return filled | dict(given)
+        return _filled(given, filled)
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
     whole = OmegaConf.merge(whole, given)
     whole.backend.storage_backend, whole.metrics.endpoint = "Dataplane", endpoint  # whatever was given

@@ -103,7 +103,8 @@ def test_init_twice_that_says_otherwise(
     code = f"""
         tq.init({first!r}, job="twice {match}")
         conf = [tq.init(), tq.init({first!r})]
-        tell([error_of(lambda: tq.init({then!r}, job="twice {match}")), [each.controller.sampler for each in conf]])
+        told = error_of(lambda: tq.init({then!r}, job="twice {match}"))
+        tell([told, [each["controller"]["sampler"] for each in conf]])
         tq.close()
     """
     with program(code, DATAPLANE_ADDRESS=node) as process:
@@ -210,7 +211,7 @@ def test_the_disk_is_full(program: Callable[..., Process]) -> None:
         from dataplane.client import sync_tables
         write = sync_tables.Table.put
         sync_tables.Table.put = lambda *args, **kwargs: write(*args, **{**kwargs, "timeout": 0.5})
-        put = lambda i: tq.kv_put(f"k{i}", "p", {"x": torch.zeros(1 << 20, dtype=torch.uint8)})
+        put = lambda i: tq.kv_put(f"k{i}", "p", {"x": torch.full((1 << 20,), i, dtype=torch.uint8)})
         tell(error_of(lambda: [put(i) for i in range(12)]))
     """
     with program(code) as process:

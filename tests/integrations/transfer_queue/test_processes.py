@@ -108,7 +108,7 @@ def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: 
         client = tq.get_client()
         meta = client.get_meta(["x"], 2, "p", task_name="train")
         none = client.get_meta(["x"], 2, "p", task_name="train")
-        tell([meta.size, none.size, client.get_data(meta)["x"].is_nested, conf.controller.sampler])
+        tell([meta.size, none.size, client.get_data(meta)["x"].is_nested, conf["controller"]["sampler"]])
     """
     with start(first, DATAPLANE_ADDRESS=address) as one:
         one.hear()

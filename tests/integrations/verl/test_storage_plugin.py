@@ -194,7 +194,7 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
     assert misspelt[0] == "Misuse"
     assert "no setting memroy: there are memory" in misspelt[1]
     assert too_large[0] == "Rejected"
-    assert "memory is 900.0 TiB, and this host has" in too_large[1]
+    assert "memory is 900.0 TiB, and this host, or its container, has" in too_large[1]
     assert "set memory to less" in too_large[1]
     assert went_on == ["on", 2.0]
     assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == 2, "it is seen"
