@@ -195,6 +195,6 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
     assert "no setting memroy: there are memory" in misspelt[1]
     assert too_large[0] == "Rejected"
     assert "memory is 900.0 TiB, and this host, or its container, has" in too_large[1]
-    assert "set memory to less" in too_large[1]
+    assert "give at most that" in too_large[1]
     assert went_on == ["on", 2.0]
     assert logged.count("dataplane: TransferQueue stores in the plane (Dataplane)") == 2, "it is seen"
