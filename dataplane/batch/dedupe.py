@@ -39,10 +39,11 @@ def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
 
 
 def digests(values: Values, each: Each = map) -> Sequence[bytes]:
-    """For each row, what equals that of another where the rows are equal. `each` applies a function that takes long to
-    several arguments, as `map` does, perhaps in several threads."""
-    if values.index is not None:  # of rows that are distinct already
-        return [place.to_bytes(8, "little") for place in values.index.tolist()]
+    """For each row, what equals that of another where the rows are equal, also of other values unless these have an
+    index: then all of their rows must be. `each` applies a function that takes long to several arguments, as `map`
+    does, perhaps in several threads."""
+    if values.index is not None:
+        return _of_indexed(values, each)
     if values.data is None:
         return _of_struct(values, each)
     rows, places = _memories(values.data, values.rows)
@@ -119,6 +120,16 @@ def _marks(values: Values) -> Index | None:
     if values.offsets is not None and not values.field.item_nbytes:
         return np.diff(values.offsets)
     return values.shapes
+
+
+def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
+    """Rows are distinct already, and mean others of the same column: their places, with what all stored rows are."""
+    assert values.data is not None
+    assert values.offsets is not None
+    assert values.index is not None
+    stored = _hashed(values, values.data, range(len(values.offsets) - 1), each)
+    content = xxhash.xxh3_128_digest(b"".join(stored))
+    return [place.to_bytes(8, "little") + content for place in values.index.tolist()]
 
 
 def _of_struct(values: Values, each: Each) -> Sequence[bytes]:

@@ -6,7 +6,7 @@ freed meanwhile is forgotten by whoever finds that out, and the value is put ane
 
 A value is a whole row of a field, as it is about to be stored. Values of `LEAST` bytes or more are looked up, tensors
 only from `TENSOR` bytes on and in puts of a few rows: those of large batches hardly ever come again, and reading them
-takes as long as storing them.
+takes as long as storing them. Columns of objects whose rows share parts are not looked up.
 
 What always holds: of equal values that several threads put at once one is stored, and the others wait for it; who waits
 has nothing that another waits for. Values are equal where their xxh3-128 is, with the field that they are stored as.
@@ -118,7 +118,7 @@ def keys_of(values: Values, *, tensors: bool, how: bytes = b"") -> list[bytes | 
     """The key of each row that is to be looked up; none of a row that is not, and None where no row is. `tensors`: each
     row is a tensor; `how`: what else makes equal rows different."""
     least = TENSOR if tensors else LEAST
-    if values.nbytes < least or (tensors and values.rows > FEW):
+    if values.nbytes < least or (tensors and values.rows > FEW) or _indexed(values):
         return None
     large = np.flatnonzero(_sizes(values) >= least)
     if not len(large):
@@ -128,6 +128,11 @@ def keys_of(values: Values, *, tensors: bool, how: bytes = b"") -> list[bytes | 
     for row, digest in zip(large.tolist(), digests(values.take(large)), strict=True):
         found[row] = kind + digest
     return found
+
+
+def _indexed(values: Values) -> bool:
+    """Whether rows share parts of this put already: a row's content is not in its own bytes then."""
+    return values.index is not None or any(map(_indexed, values.children))
 
 
 def _sizes(values: Values) -> Index:

@@ -239,7 +239,7 @@ def _nbytes(columns: Mapping[str, Any]) -> int:
 
 def _size(values: Any) -> int:
     if isinstance(values, torch.Tensor):
-        return int(values.nbytes)
+        return int(values.numel() * values.element_size())  # a sparse one has no `nbytes`, and is refused later
     if isinstance(values, list | tuple):
         return sum(map(_size, values))
     if isinstance(values, dict):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.batch import dedupe
-from dataplane.batch.columns import plan
+from dataplane.batch.columns import plan, values_of
 from tests.unit.batch.exact import column, same
 
 _ROW = np.arange(6.0)
@@ -145,3 +145,13 @@ def test_rows_that_are_all_distinct_lie_in_place() -> None:
     found = column(np.arange(5), dedupe=True)
     assert found.numpy().base is not None
     assert found.reading.run is not None
+
+
+def test_rows_that_share_parts_have_digests_of_what_they_mean() -> None:
+    """A stream knows an append that comes again by these: other images under the same keys are no such append."""
+    first, again, other = ([(row, part * 5000) for row in range(3)] for part in (b"a", b"a", b"b"))
+    columns = [values_of("x", rows) for rows in (first, again, other)]
+    assert all(each.index is not None for each in columns)
+    of_first, of_again, of_other = (list(dedupe.digests(each)) for each in columns)
+    assert of_first == of_again
+    assert len({*of_first, *of_other}) == 6

@@ -159,3 +159,12 @@ def test_a_forked_child_waits_for_no_thread_of_its_parents() -> None:
                 os._exit(0 if there == {b"b": 1} else 1)
         known._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_rows_that_share_parts_are_not_looked_up() -> None:
+    """What such a row means lies elsewhere in its put."""
+    part = bytes(LEAST)
+    values = values_of("x", [(1, part), (2, part)])
+    assert values.index is not None
+    assert keys_of(values, tensors=False) is None
+    assert keys_of(values_of("x", [{"a": (1, part)}, {"a": (2, part)}]), tensors=False) is None
