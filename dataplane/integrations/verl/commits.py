@@ -26,7 +26,7 @@ from dataplane.integrations.verl.controller import Controller
 
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
-_THREADS = 4  # one for what is small, and others for what waits
+_THREADS = 3  # for what is large, or waits for room; what is small has one of its own
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
 
@@ -47,6 +47,7 @@ class Put:
         self.how = how
         self.schema = schema
         self.done: Future[None] = Future()
+        self.done.set_running_or_notify_cancel()  # who waits may give up, and cancels nothing
         self._lock = threading.Lock()
         self._told = self._given_up = False
 
@@ -75,6 +76,7 @@ class Committer:
         """timeout: seconds that a put waits for room."""
         self._controller = controller
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-puts")
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="dataplane-small-puts")
         self._timeout = timeout
         self._waiting: deque[Put] = deque()
         self._lock = threading.Lock()
@@ -89,11 +91,12 @@ class Committer:
             self._waiting.append(put)
             begin, self._running = not self._running, True
         if begin:
-            self._pool.submit(self._run)
+            self._small.submit(self._run)
 
     def close(self) -> None:
         """Take no more. Idempotent."""
         self._pool.shutdown(wait=False)
+        self._small.shutdown(wait=False)
 
     def _run(self) -> None:
         """Take what waits, until nothing does."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, cast
 
 import pytest
 
@@ -57,3 +58,30 @@ def test_a_put_is_given_up_before_it_is_told_or_not_at_all() -> None:
     assert not early.begin_to_tell()
     assert late.begin_to_tell()
     assert not late.give_up()
+
+
+def test_what_waits_for_room_keeps_nothing_small_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many large puts wait, and although one that was small gave up."""
+    room = threading.Event()
+
+    def store(self: commits.Committer, puts: Any, timeout: float) -> None:
+        if puts[0].columns["x"][0].nbytes > commits._SMALL:
+            assert room.wait(30)
+
+    monkeypatch.setattr(commits.Committer, "_store", store)
+    committer = commits.Committer(cast(Any, None), timeout=30)
+    try:
+        large = [put(row, x=torch.zeros(commits._SMALL)) for row in range(8)]
+        gone = put(8, x=torch.ones(2))
+        assert not gone.done.cancel(), "its waiter can not end it for the others"
+        small = [gone, *(put(row, x=torch.ones(2)) for row in range(9, 12))]
+        for each in [*large, *small]:
+            committer.submit(each)
+        for each in small:
+            each.done.result(20)
+        assert not any(each.done.done() for each in large)
+    finally:
+        room.set()
+        for each in large:
+            each.done.result(20)
+        committer.close()
