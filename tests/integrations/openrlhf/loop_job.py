@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import runpy
 import sys
-from pathlib import Path
 from typing import Any
 
 import ray
-
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[3])]
 
 _COMMANDS = {"reference": "dataplane.integrations.openrlhf", "value": "openrlhf.cli.train_ppo_ray"}
 _MIB = 1 << 20
