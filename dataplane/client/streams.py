@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -33,6 +33,8 @@ from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMis
 from dataplane.stream.keys import unnamed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
+
+R = TypeVar("R", bound=m.Reply)
 
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of an append or extend that names none."""
@@ -110,6 +112,22 @@ class AsyncStream:
         nbytes = columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns)
         said = [named, groups, versions.tolist(), tagged]
         digest = await self._digest(planned or columns, said) if named else b""
+        carried = self._carried(planned)
+        if planned is not None and carried is not None:
+            inline = m.AppendInline(
+                self._connection.next_id(),
+                self._token,
+                carried,
+                named,
+                digest,
+                groups,
+                versions.tobytes(),
+                tagged,
+                _lengths(planned),
+                deadline.remaining_s,
+            )
+            reply = await self._carry(inline, m.Appended, deadline)
+            return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
         admit = m.Admit(
             self._connection.next_id(),
             self._token,
@@ -162,6 +180,19 @@ class AsyncStream:
             self._connection.handing.discard(admit.id)
             self._connection.reserved(-1)
         return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    def _carried(self, planned: Plan | None) -> m.Inline | None:
+        """The columns as they travel in one message with their rows; None where they have to be put first."""
+        return None if planned is None or self.settings.replicas > 1 else self._writer.inline(planned)
+
+    async def _carry(self, request: m.AppendInline | m.ExtendInline, kind: type[R], deadline: Deadline) -> R:
+        """Send columns with their rows. While they wait for room in the node, signs of life are due, without which
+        leave to append is given up."""
+        self._connection.reserved(+1)
+        try:
+            return await self._connection.request(request, kind, deadline.remaining_s)
+        finally:
+            self._connection.reserved(-1)
 
     def _own(self, ref: BatchRef) -> list[int]:
         """The shards of a reference that are on this plane's node."""
@@ -234,6 +265,22 @@ class AsyncStream:
                     found=f"{planned.rows} rows",
                 )
             if not planned.rows:
+                return
+            carried = self._carried(planned)
+            if carried is not None:
+                inline = m.ExtendInline(
+                    self._connection.next_id(),
+                    self._token,
+                    carried,
+                    numbers,
+                    holds,
+                    keys,
+                    _lengths(planned),
+                    bool(replace),
+                    deadline.remaining_s,
+                    origins,
+                )
+                await self._carry(inline, m.Done, deadline)
                 return
             staged = f"{self._staging}-{next(self._appends)}"
         try:

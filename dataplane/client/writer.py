@@ -98,9 +98,15 @@ class Writer:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
         return BatchRef.of(self._connection.welcome.node, planned.rows, columns)
 
+    def inline(self, planned: Plan) -> m.Inline | None:
+        """The columns as they travel in a message with what is to become of them; None where they do not."""
+        if planned.nbytes > m.MAX_INLINE or not planned.rows or self._connection.welcome.minor < 1:
+            return None
+        sizes = [column.logical_nbytes for column in planned.columns]
+        return m.Inline(_payload(planned.columns), _layout_of(planned.columns), sizes)
+
     async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float) -> int:
-        payload = b"".join([run for column in group for run in column.payload()])
-        request = m.Put(self._connection.next_id(), payload, _layout_of(group), scope, timeout)
+        request = m.Put(self._connection.next_id(), _payload(group), _layout_of(group), scope, timeout)
         return (await self._connection.request(request, m.Stored, timeout)).shard
 
     async def _put_shared(self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float) -> list[int]:
@@ -162,6 +168,11 @@ def _laid_out(group: Sequence[PlannedColumn], memory: Any, piece: int = _LEAST_P
         jobs += column.jobs(memory[base : base + column.nbytes], piece)
         base += column.nbytes
     return _layout_of(group), jobs
+
+
+def _payload(group: Sequence[PlannedColumn]) -> bytes:
+    """The bytes of columns one after another."""
+    return b"".join([run for column in group for run in column.payload()])
 
 
 def _layout_of(group: Sequence[PlannedColumn]) -> bytes:

@@ -25,6 +25,7 @@ from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, Pe
 from dataplane.node.handing import Handing
 from dataplane.node.shards.retaining import links_of
 from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
@@ -73,6 +74,7 @@ class Client:
         self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
         self._streams = streams if spread is None else spread.client(streams)
         self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
+        self._inlining = Inlining(self, node, store, self._streams)
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -194,8 +196,8 @@ class Client:
     def _answer(self, request: m.Request) -> Coroutine[Any, Any, None] | None:
         """Do what can be done at once; what has to wait is returned, to be awaited."""
         match request:
-            case m.Put():
-                return self._put(request)
+            case m.Put() | m.AppendInline() | m.ExtendInline():
+                return self._answer_inline(request)
             case m.Pin():
                 if request.others:
                     return self._pin_others(request)
@@ -276,6 +278,17 @@ class Client:
             return self._answer_later(request, answer)
         return None
 
+    def _answer_inline(self, request: Carrying) -> Coroutine[Any, Any, None] | None:
+        answer = self._inlining.answer(request, self._deadline(request.timeout_s))
+        if not isinstance(answer, m.Message):
+            return self._answer_soon(answer)
+        self._channel.send(answer)
+        return None
+
+    async def _answer_soon(self, waiting: Waiting) -> None:
+        """Send a small reply, which does not wait for room: what it tells of could not be taken back."""
+        self._channel.send(await waiting())
+
     async def _room(self) -> bool:
         return await self._channel.room()
 
@@ -340,17 +353,6 @@ class Client:
                 return
         raise Freed("the client whose pins were to be inherited has gone")
 
-    def _put(self, request: m.Put) -> Coroutine[Any, Any, None] | None:
-        self._bound("payload in a message", m.MAX_INLINE, len(request.payload))
-        self._bound("layout", m.MAX_LAYOUT, len(request.layout))
-        self._bound("scope", m.MAX_SCOPE, len(request.scope))
-        self._streams.staged(request.scope)
-        shard = self._store.put_now(self, request.payload, request.layout, scope=request.scope, holder=self.label)
-        if shard is None:
-            return self._put_later(request)
-        self._channel.send(m.Stored(request.id, shard))
-        return None
-
     def _check_pin(self, shards: list[int], *, apart: bool) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(shards))
         if len(set(shards)) < len(shards):
@@ -412,13 +414,6 @@ class Client:
         if not timeout_s >= 0:  # NaN too
             raise ProtocolMismatch(f"a timeout is seconds, not {timeout_s}")
         return Deadline.after(min(timeout_s, _MAX_TIMEOUT_S))
-
-    async def _put_later(self, request: m.Put) -> None:
-        deadline = self._deadline(request.timeout_s)
-        shard = await self._store.put(
-            self, request.payload, request.layout, deadline, scope=request.scope, holder=self.label
-        )
-        self._channel.send(m.Stored(request.id, shard))
 
     async def _prefetch(self, request: m.Prefetch) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))

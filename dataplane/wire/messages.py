@@ -17,8 +17,9 @@ from dataplane.stream.block import Block, Head
 from dataplane.stream.sampler import BuiltIn
 from dataplane.stream.settings import Settings
 
-MAJOR, MINOR = 1, 0
-"""The protocol's version. Another major is refused; the lower of two minors is spoken."""
+MAJOR, MINOR = 1, 1
+"""The protocol's version. Another major is refused; the lower of two minors is spoken. With 1 came `AppendInline` and
+`ExtendInline`."""
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest message that is read."""
@@ -283,6 +284,30 @@ class Append(Message, frozen=True, tag="append"):
     admitted: int = 0
 
 
+class Inline(msgspec.Struct, frozen=True, array_like=True):
+    """Columns that travel in a message, to become one small shard: their bytes, their encoded layout, and of each the
+    bytes of its values."""
+
+    payload: bytes
+    layout: bytes
+    nbytes: list[int]
+
+
+class AppendInline(Message, frozen=True, tag="append-inline"):
+    """`Admit`, `Put` and `Append` in one. `stream`, `keys` and what follows as in `Append`. Answered by `Appended`."""
+
+    id: int
+    stream: bytes
+    columns: Inline
+    keys: list[str]
+    digest: bytes
+    groups: list[str | int]
+    versions: bytes
+    tags: dict[str, list[str | int | float | bool | None]]
+    lengths: dict[str, bytes]
+    timeout_s: float
+
+
 class Extend(Message, frozen=True, tag="extend"):
     """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
     `origins`: of rows by number, which of them (their positions, int64) are of which stream, as deliveries named it;
@@ -299,6 +324,21 @@ class Extend(Message, frozen=True, tag="extend"):
     replace: bool
     origins: list[tuple[bytes, bytes]] = []
     spares: list[bytes] = []
+
+
+class ExtendInline(Message, frozen=True, tag="extend-inline"):
+    """`Put` and `Extend` in one: fields as there. Answered by `Done`."""
+
+    id: int
+    stream: bytes
+    columns: Inline
+    rows: bytes
+    holds: bytes
+    keys: list[str]
+    lengths: dict[str, bytes]
+    replace: bool
+    timeout_s: float
+    origins: list[tuple[bytes, bytes]] = []
 
 
 class Consume(Message, frozen=True, tag="consume"):
@@ -667,7 +707,9 @@ Request = (
     | Admit
     | GiveBack
     | Append
+    | AppendInline
     | Extend
+    | ExtendInline
     | Consume
     | Look
     | Watch
@@ -800,8 +842,9 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 
 class Appended(Message, frozen=True, tag="appended"):
-    """The number of the first row, and whether the rows are new: else they were there by an earlier call. `keys`: those
-    of the rows, where their numbers do not tell them. `changes`: those of the stream, up to this one."""
+    """The number of the first row, of rows without keys, and whether the rows are new: else they were there by an
+    earlier call. `keys`: those of the rows, where their numbers do not tell them. `changes`: those of the stream, up to
+    this one."""
 
     id: int
     first: int

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dataplane as dp
@@ -35,7 +36,7 @@ def take(stream: Any, task: str = "a", rows: int = 100, timeout: float = 0, **ho
 
 
 def stopped_producer(pipe: Any, address: str) -> None:
-    """Is admitted, and stops before it writes."""
+    """Is admitted, and stops before it writes what no message carries."""
     plane = dp.connect(address)
     stream = plane.stream("s")
     write = stream._inner._writer.write
@@ -47,7 +48,7 @@ def stopped_producer(pipe: Any, address: str) -> None:
 
     stream._inner._writer.write = written
     try:
-        stream.append({"x": [1, 2]})
+        stream.append({"x": [1, 2], "big": np.zeros((2, m.MAX_INLINE), np.uint8)})
     except dp.DataplaneError as error:
         pipe.send(type(error).__name__)
     else:

@@ -672,6 +672,8 @@ def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, 
             m.Append(i, stream, chance.randrange(40), "", encoded, keys(), b"d", groups, packed(), tags, lengths),
             m.Append(i, stream, chance.randrange(40), "", ref.encode(), [], b"", [], bytes(16), {}, {}),
             m.Extend(i, stream, "", encoded, packed(), packed(), keys(), lengths, chance.random() < 0.5),
+            m.AppendInline(i, stream, carried(chance), keys(), b"d", groups, packed(), tags, lengths, seconds),
+            m.ExtendInline(i, stream, carried(chance), packed(), packed(), keys(), lengths, True, seconds),
             consume(raw, own, stream=stream, rows=number(), sampler=sampler, chosen=packed(), timeout_s=seconds),
             consume(raw, own, columns=columns, member=who[0], replica=who[1], replicas=who[2], lease_s=seconds),
             m.Look(i, stream, "a", *who, ["x"], ["x"], ["t"], number(), number(), seconds),
@@ -692,6 +694,12 @@ def random_request(chance: random.Random, raw: Raw, own: Any, ref: dp.BatchRef, 
             m.Cancel(number()),
         ]
     )
+
+
+def carried(chance: random.Random) -> m.Inline:
+    rows = chance.choice([0, 1, 2])
+    layout = chance.choice([one_column(rows), one_column(rows, name="y"), one_column(5000), b"", chance.randbytes(20)])
+    return m.Inline(bytes(rows), layout, chance.choice([[rows], [], [1, 2], [-1], [2**63 - 1]]))
 
 
 def head(chance: random.Random) -> Head:

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.wire.messages import MAX_INLINE
 from tests.processes import StandingNode, eventually
+
+MORE_THAN_A_MESSAGE = np.zeros((1, 2 * MAX_INLINE), np.uint8)
+"""A row of which the columns are put before it is appended."""
 
 SURROGATE = "\ud800"
 
@@ -125,7 +129,7 @@ async def test_who_appends_while_the_stream_is_dropped_is_told_and_keeps_his_con
 
         theirs._writer.write = written  # type: ignore[method-assign]
         with pytest.raises(dp.Closed):
-            await theirs.append({"x": [1]})
+            await theirs.append({"x": MORE_THAN_A_MESSAGE})
         assert (await other.stats()).shards == 0, "what was written for it is freed, over the same connection"
         assert await other.streams() == {}
 
@@ -211,7 +215,7 @@ async def test_a_producer_that_takes_long_and_is_alive_keeps_its_admission(tmp_p
                 return await write(*args)
 
             slow._writer.write = slowly  # type: ignore[method-assign]
-            appended = asyncio.create_task(slow.append({"x": [1]}))
+            appended = asyncio.create_task(slow.append({"x": MORE_THAN_A_MESSAGE}))
             await written.wait()
             with pytest.raises(dp.Backpressure):
                 await stream.append({"x": [2]}, timeout=1.0)  # for more than two leases

@@ -126,7 +126,7 @@ class Streaming:
         now = stream.clock()
         match request:
             case m.Admit():
-                return partial(self._admit, request, stream, deadline)
+                return self._admit_now(request, stream) or partial(self._admit, request, stream, deadline)
             case m.Append():
                 return self._append(request, stream)
             case m.Extend():
@@ -207,12 +207,27 @@ class Streaming:
 
     # appending
 
-    async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> m.Reply:
+    def _admit_now(self, request: m.Admit, stream: Stream) -> m.Admitted | None:
+        """Leave to append, or None where it has to be waited for."""
         packed.bound("rows of an append", m.MAX_ROWS, request.rows)
         if request.rows < 1 or request.nbytes < 0:
             raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
         if request.key and stream.home.books.keys.known(request.key, request.digest) is not None:
             return m.Admitted(request.id, stream.token, 0)
+        ticket, _ = self._ticket(request.rows, request.nbytes, request.version, stream)
+        return m.Admitted(request.id, stream.token, ticket) if ticket else None
+
+    def _ticket(self, rows: int, nbytes: int, version: int, stream: Stream) -> tuple[int, str]:
+        """A ticket for an append that no limit holds back; else 0, and what does. It does not wait."""
+        tickets: list[int] = []
+        entry = Entry(self._client, rows, nbytes, version, tickets.append, lambda error: None)
+        stream.home.admit(entry)
+        if not tickets:
+            return 0, stream.home.withdraw(entry)
+        self._tickets.add((stream.token, tickets[0]))
+        return tickets[0], ""
+
+    async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> m.Reply:
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         entry = Entry(
             self._client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
@@ -274,19 +289,33 @@ class Streaming:
         return owned
 
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
-        home = stream.home
-        ref, kept = BatchRef.decode(request.ref), False
+        ref = BatchRef.decode(request.ref)
         ticket = self._let_in(request, ref, stream) if request.ticket == m.LET_IN else request.ticket
+        staged = request.staged if request.staged in self._staged else ""
+        reply = self._come(request, ref, ticket, stream, request.spares)
+        if not reply.new:
+            self._homes.free_scope(staged)
+        self.kept(staged, ref)
+        return reply
+
+    def append_stored(self, request: m.AppendInline, ref: BatchRef, ticket: int) -> m.Appended:
+        """The rows of the request come, of which `ref` says where they were stored, by a ticket of the client's. Where
+        they do not, or are not new, no row needs what `ref` means. Raises as `Home.append`, LeaseExpired."""
+        return self._come(request, ref, ticket, self._homes.find(request.stream), ())
+
+    def _come(
+        self, request: m.Append | m.AppendInline, ref: BatchRef, ticket: int, stream: Stream, spares: Sequence[bytes]
+    ) -> m.Appended:
+        home, kept = stream.home, False
         if not self._owns(stream.token, ticket):
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
-        staged = request.staged if request.staged in self._staged else ""
         try:
             arrival = Arrival(
                 packed.one_a_row("groups", request.groups, len(ref)) or None,
                 packed.numbers("versions", request.versions, len(ref)),
                 packed.tags(request.tags, len(ref)),
                 packed.lengths(request.lengths, ref),
-                request.spares,
+                spares,
             )
             packed.one_a_row("keys", request.keys, len(ref))
             self._homes.keep(ref)
@@ -299,38 +328,42 @@ class Streaming:
             raise
         if not new:
             self._homes.forget(ref)
-            self._homes.free_scope(staged)
-        self.kept(staged, ref)
         return m.Appended(request.id, first, new, changes=home.changes)
 
     def _let_in(self, request: m.Append, ref: BatchRef, stream: Stream) -> int:
         """A ticket for an append that nobody asked leave for, as no limit holds it back, or does now. Raises
         Backpressure."""
-        tickets: list[int] = []
         version = int(packed.int64("versions", request.versions).max(initial=0))
-        entry = Entry(self._client, len(ref), ref.stored_nbytes, version, tickets.append, lambda error: None)
-        stream.home.admit(entry)
-        if not tickets:
-            why = stream.home.withdraw(entry)
+        ticket, why = self._ticket(len(ref), ref.stored_nbytes, version, stream)
+        if not ticket:
             raise Backpressure(f"the stream {stream.name!r} is full ({why})", needed=ref.stored_nbytes)
-        self._tickets.add((stream.token, tickets[0]))
-        return tickets[0]
+        return ticket
 
     def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
         ref = BatchRef.decode(request.ref)
+        self._more(request, ref, stream, request.spares)
+        self.kept(request.staged, ref)
+        return m.Done(request.id)
+
+    def settled(self, request: m.ExtendInline) -> bool:
+        """Whether the rows that the request extends can be extended at once. Raises Closed."""
+        return bool(request.keys) or not self._homes.find(request.stream).has_moved
+
+    def extend_stored(self, request: m.ExtendInline, ref: BatchRef) -> None:
+        """The columns of the request come, of which `ref` says where they were stored. Where they do not, no row needs
+        what `ref` means. Raises as `Home.extend`."""
+        self._more(request, ref, self._homes.find(request.stream), ())
+
+    def _more(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream, spares: Sequence[bytes]) -> None:
         rows = packed.rows_named(stream.home, request.rows, request.keys)
         self._homes.keep(ref)
         try:
             lengths, holds = packed.lengths(request.lengths, ref), packed.int64("holds", request.holds)
             packed.one_a_row("holds", holds, len(rows))
-            stream.home.extend(
-                rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds, spares=request.spares
-            )
+            stream.home.extend(rows, ref, lengths, stream.clock(), replace=request.replace, holds=holds, spares=spares)
         except BaseException:
             self._homes.forget(ref)
             raise
-        self.kept(request.staged, ref)
-        return m.Done(request.id)
 
     def kept(self, staged: str, ref: BatchRef, again: Sequence[Index] = ()) -> None:
         """What was staged is a stream's; what it does not mean goes, and rows of it that came `again`."""

@@ -1,0 +1,242 @@
+"""Requests that carry their columns: a put, an append or an extend of a small shard, in one message.
+
+The node writes the bytes into a shard of its own, and the rows of the stream refer to that. Where there is room in the
+stream and in memory all of it is done at once, so that nothing lies between; else the request waits, with its bytes,
+within what requests may keep (`node.waits`).
+
+What always holds: rows are admitted before their columns are stored; what was stored for rows that did not come is
+freed, also when the client goes or the request is cancelled in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Hashable
+from functools import partial
+from typing import Any, Protocol
+
+from dataplane.batch.alike import one
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import ProtocolMismatch
+from dataplane.node.streams import packed
+from dataplane.node.streams.streaming import Streaming, Waiting
+from dataplane.store.arena import pages
+from dataplane.store.store import Store
+from dataplane.wire import messages as m
+
+Carrying = m.Put | m.AppendInline | m.ExtendInline
+
+
+class Streams(Protocol):
+    """The streams as one client uses them: `Streaming`, or `Spreading` over hosts."""
+
+    def staged(self, scope: str) -> None:
+        """See `Streaming.staged`."""
+
+    def free_scope(self, scope: str) -> None:
+        """See `Streaming.free_scope`."""
+
+    def answer(self, request: Any, deadline: Deadline) -> m.Reply | Waiting | None:
+        """See `Streaming.answer`."""
+
+
+class Inlining:
+    """What one client sends so."""
+
+    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams) -> None:
+        self._client = client
+        self._node = node
+        self._store = store
+        self._streams = streams
+        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+
+    def answer(self, request: Carrying, deadline: Deadline) -> m.Reply | Waiting:
+        """The reply, or what has to be called and awaited for it. Raises as `Store.put`, `Streaming.append_stored`,
+        `Streaming.extend_stored`; nothing stays of the request then."""
+        match request:
+            case m.Put():
+                _check(request.payload, request.layout)
+                packed.bound("scope", m.MAX_SCOPE, len(request.scope))
+                self._streams.staged(request.scope)
+                shard = self._put_now(request, request.scope)
+                return partial(self._put, request, deadline) if shard is None else m.Stored(request.id, shard)
+            case m.AppendInline():
+                _check(request.columns.payload, request.columns.layout)
+                return self._append(request, deadline)
+            case m.ExtendInline():
+                _check(request.columns.payload, request.columns.layout)
+                return self._extend(request, deadline)
+
+    # storing
+
+    def _put_now(self, columns: m.Put | m.Inline, scope: str = "") -> int | None:
+        """The shard that was stored, or None where it has to wait for memory."""
+        return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
+
+    async def _put_soon(self, columns: m.Put | m.Inline, deadline: Deadline, scope: str = "") -> int:
+        return await self._store.put(
+            self._client, columns.payload, columns.layout, deadline, scope=scope, holder=str(self._client)
+        )
+
+    async def _put(self, request: m.Put, deadline: Deadline) -> m.Reply:
+        return m.Stored(request.id, await self._put_soon(request, deadline, request.scope))
+
+    def _ref(self, columns: m.Inline, shard: int) -> BatchRef:
+        """All of a shard that was stored. Raises ProtocolMismatch where what was said with it is false."""
+        laid = one(columns.layout, pages(len(columns.payload)))
+        named = laid.outline.columns
+        if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
+            raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
+        sizes = zip(named, columns.nbytes, strict=True)
+        return BatchRef.of(
+            self._node, laid.rows, [(name, form.field, size, shard, i) for i, ((name, form), size) in enumerate(sizes)]
+        )
+
+    # appending
+
+    def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
+        versions = packed.int64("versions", request.versions)
+        admit = m.Admit(
+            request.id,
+            request.stream,
+            len(versions),
+            sum(request.columns.nbytes),
+            int(versions.max()) if len(versions) else 0,
+            request.keys[0] if request.keys else "",
+            request.digest,
+            deadline.remaining_s,
+            (request.groups or [*request.keys, ""])[0],
+        )
+        admitted = self._streams.answer(admit, deadline)
+        if isinstance(self._streams, Streaming) and isinstance(admitted, m.Admitted):
+            return self._append_now(request, admitted.ticket, self._streams, deadline)
+        return partial(self._append_later, request, admitted, deadline)
+
+    def _append_now(
+        self, request: m.AppendInline, ticket: int, streams: Streaming, deadline: Deadline
+    ) -> m.Reply | Waiting:
+        if not ticket:  # it was made before, by the very same call, whose answer was lost
+            return m.Appended(request.id, 0, False)
+        try:
+            shard = self._put_now(request.columns)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            raise
+        if shard is None:
+            return partial(self._append_stored, request, ticket, streams, deadline)
+        return self._appended(request, ticket, shard, streams)
+
+    async def _append_stored(
+        self, request: m.AppendInline, ticket: int, streams: Streaming, deadline: Deadline
+    ) -> m.Reply:
+        """There is room in the stream, and none in memory."""
+        try:
+            shard = await self._put_soon(request.columns, deadline)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            raise
+        return self._appended(request, ticket, shard, streams)
+
+    def _appended(self, request: m.AppendInline, ticket: int, shard: int, streams: Streaming) -> m.Reply:
+        try:
+            reply = streams.append_stored(request, self._ref(request.columns, shard), ticket)
+        except BaseException:
+            self._give_back(request.stream, ticket)
+            self._store.free([shard])
+            raise
+        if not reply.new:
+            self._store.free([shard])
+        return reply
+
+    async def _append_later(
+        self, request: m.AppendInline, admitted: m.Reply | Waiting | None, deadline: Deadline
+    ) -> m.Reply:
+        """As three requests, of which each may wait."""
+        reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
+        if not isinstance(reply, m.Admitted):
+            raise ProtocolMismatch("nothing that can be appended to")
+        if isinstance(self._streams, Streaming):
+            answer = self._append_now(request, reply.ticket, self._streams, deadline)
+            return answer if isinstance(answer, m.Message) else await answer()
+        if not reply.ticket:
+            return m.Appended(request.id, 0, False)
+        scope = self._staged()
+        try:
+            shard = await self._put_soon(request.columns, deadline, scope)
+            append = m.Append(
+                request.id,
+                request.stream,
+                reply.ticket,
+                scope,
+                self._ref(request.columns, shard).encode(),
+                request.keys,
+                request.digest,
+                request.groups,
+                request.versions,
+                request.tags,
+                request.lengths,
+            )
+            return await self._done(append, deadline)
+        except BaseException:
+            self._give_back(request.stream, reply.ticket)
+            self._streams.free_scope(scope)
+            raise
+
+    def _give_back(self, stream: bytes, ticket: int) -> None:
+        self._streams.answer(m.GiveBack(stream, ticket), Deadline.after(0.0))
+
+    # extending
+
+    def _extend(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply | Waiting:
+        if isinstance(self._streams, Streaming) and self._streams.settled(request):
+            shard = self._put_now(request.columns)
+            if shard is not None:
+                try:
+                    self._streams.extend_stored(request, self._ref(request.columns, shard))
+                except BaseException:
+                    self._store.free([shard])
+                    raise
+                return m.Done(request.id)
+        return partial(self._extend_later, request, deadline)
+
+    async def _extend_later(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply:
+        """As two requests, of which each may wait."""
+        scope = self._staged()
+        try:
+            shard = await self._put_soon(request.columns, deadline, scope)
+            extend = m.Extend(
+                request.id,
+                request.stream,
+                scope,
+                self._ref(request.columns, shard).encode(),
+                request.rows,
+                request.holds,
+                request.keys,
+                request.lengths,
+                request.replace,
+                request.origins,
+            )
+            return await self._done(extend, deadline)
+        except BaseException:
+            self._streams.free_scope(scope)
+            raise
+
+    def _staged(self) -> str:
+        """A scope that goes with the client, for what waits to be a stream's."""
+        scope = f"{self._staging}-{next(self._numbers)}"
+        self._streams.staged(scope)
+        return scope
+
+    async def _done(self, request: m.Append | m.Extend, deadline: Deadline) -> m.Reply:
+        answer = self._streams.answer(request, deadline)
+        if answer is None:
+            raise ProtocolMismatch("a request without an answer")
+        return answer if isinstance(answer, m.Message) else await answer()
+
+
+def _check(payload: bytes, layout: bytes) -> None:
+    packed.bound("payload in a message", m.MAX_INLINE, len(payload))
+    packed.bound("layout", m.MAX_LAYOUT, len(layout))

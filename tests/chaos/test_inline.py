@@ -1,0 +1,284 @@
+"""Appends and extends that carry their columns in one request: whoever waits, goes or lies leaves nothing."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.wire import messages as m
+from tests.chaos.raw import Raw, one_column
+from tests.processes import StandingNode, Worker, eventually, pattern
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, spill=0, memory="8MiB") as node:
+        yield node
+
+
+def take(stream: Any, rows: int = 100, columns: tuple[str, ...] = ("x",)) -> list[Any]:
+    with stream.consume("a", rows=rows, columns=columns, timeout=5) as delivery:
+        got = delivery.get()
+        return [got[name].to_list() for name in columns]
+
+
+def asked(stream: Any) -> list[str]:
+    """The kinds of the requests that the stream's plane makes from now on."""
+    connection = stream._inner._connection
+    kinds, original = [], connection.request
+
+    async def request(what: Any, *args: Any) -> Any:
+        kinds.append(type(what).__name__)
+        return await original(what, *args)
+
+    connection.request = request
+    return kinds
+
+
+# What travels so
+
+
+def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        kinds = asked(stream)
+        (key,) = stream.append({"x": [[1, 2, 3]], "p": np.zeros((1, 512), np.float32)}, group="g", version=7)
+        stream.extend([key], {"score": [0.5]})
+        plane.put({"x": [1]})
+        assert kinds == ["AppendInline", "ExtendInline", "Put"]
+        with stream.consume("a", rows=1, columns=["x", "p", "score"], timeout=5) as delivery:
+            got = delivery.get()
+            assert (got["x"].to_list(), got["score"].to_list()) == ([[1, 2, 3]], [0.5])
+            assert not got["p"].numpy().any()
+            assert (delivery.groups, delivery.versions, delivery.keys) == (["g"], [7], [key])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, more: int) -> None:
+    values = pattern(1, m.MAX_INLINE + 64 * more)
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        kinds = asked(stream)
+        stream.append({"x": values})
+        assert kinds == (["Admit", "Reserve", "Seal", "Append"] if more else ["AppendInline"])
+        assert take(stream) == [values.tolist()]
+
+
+def test_an_older_node_is_sent_what_it_knows(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        connection = stream._inner._connection
+        connection.welcome = m.Welcome(
+            **{f: getattr(connection.welcome, f) for f in m.Welcome.__struct_fields__} | {"minor": 0}
+        )
+        kinds = asked(stream)
+        keys = stream.append({"x": [1]})
+        stream.extend(keys, {"y": [2]})
+        assert kinds == ["Admit", "Put", "Append", "Put", "Extend"]
+        assert take(stream, columns=("x", "y")) == [[1], [2]]
+
+
+def test_an_append_made_again_is_counted_once_and_keeps_nothing(node: StandingNode) -> None:
+    """Also where the stream is full."""
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"], max_rows=2)
+        for _ in range(3):
+            assert stream.append({"x": [1, 2]}, keys=["p", "q"], timeout=5) == ["p", "q"]
+        with pytest.raises(dp.Backpressure):
+            stream.append({"x": [1]}, keys=["p"], timeout=0.05)
+        assert (plane.stats().shards, stream.stats()["rows"]) == (1, 2)
+        assert take(stream) == [[1, 2]]
+        eventually(lambda: plane.stats().memory_used == 0, "all of it is freed")
+
+
+def test_rows_that_are_refused_keep_nothing(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", ["a"])
+        stream.append({"x": [1]}, keys=["p"])
+        with pytest.raises(dp.Misuse):
+            stream.append({"x": [2]}, keys=["p"])
+        with pytest.raises(dp.Misuse):
+            stream.extend(["q"], {"y": [2]})
+        with pytest.raises(dp.Misuse):
+            stream.extend(["p"], {"x": [2]})
+        stream.close()
+        with pytest.raises(dp.Closed):
+            stream.append({"x": [2]})
+        assert plane.stats().shards == 1
+        assert stream.stats()["waiting"] == 0
+
+
+# Who waits
+
+
+def test_an_append_waits_for_room_in_the_stream_with_its_bytes(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        stream.append({"x": [1]})
+        thread = threading.Thread(target=other.stream("s").append, args=({"x": [2]},))
+        thread.start()
+        eventually(lambda: stream.stats()["waiting"] == 1, "it waits")
+        assert plane.stats().shards == 1
+        assert take(stream) == [[1]]
+        thread.join()
+        assert take(stream) == [[2]]
+
+
+@pytest.mark.parametrize("what", ["append", "extend"])
+def test_rows_wait_for_room_in_memory_with_their_bytes(node: StandingNode, what: str) -> None:
+    with dp.connect(node.address) as plane, dp.connect(node.address) as other:
+        stream = plane.stream("s", ["a"], max_rows=2)
+        keys = stream.append({"x": [1]})
+        full = fill(plane)
+        theirs = other.stream("s")
+        work = (theirs.append, {"x": [2]}) if what == "append" else (theirs.extend, keys, {"y": [3]})
+        thread = threading.Thread(target=work[0], args=work[1:])
+        thread.start()
+        eventually(lambda: plane.stats().waiting == 1, "it waits")
+        for ref in full:
+            plane.free(ref)
+        thread.join()
+        assert take(stream, columns=("x",) if what == "append" else ("x", "y")) == (
+            [[1, 2]] if what == "append" else [[1], [3]]
+        )
+
+
+def fill(plane: Any) -> list[dp.BatchRef]:
+    """All of the node's memory, but for less than a page."""
+    left = plane.stats().memory_budget - plane.stats().memory_used
+    half = left // 2 // 4096 * 4096
+    return [plane.put({"x": np.zeros(size, np.uint8)}) for size in (half, left - half)]
+
+
+@pytest.mark.parametrize("of", ["stream", "memory"])
+@pytest.mark.parametrize("how", ["timeout", "killed"])
+def test_who_waits_and_goes_leaves_nothing(node: StandingNode, of: str, how: str) -> None:
+    with dp.connect(node.address) as plane, Worker(waits, node.address, how) as worker:
+        stream = plane.stream("s", ["a"], max_rows=2)
+        stream.append({"x": [1, 2] if of == "stream" else [1]})
+        full = fill(plane) if of == "memory" else []
+        before = plane.stats()
+        worker.say()
+        if how == "timeout":
+            assert worker.hear() == "Backpressure"
+        else:
+            eventually(
+                lambda: stream.stats()["waiting"] == 1 if of == "stream" else plane.stats().waiting == 1, "it waits"
+            )
+            worker.kill()
+        eventually(lambda: stream.stats()["waiting"] == plane.stats().waiting == 0, "it waits no more")
+        assert (plane.stats().shards, plane.stats().memory_used) == (before.shards, before.memory_used)
+        for ref in full:
+            plane.free(ref)
+        if of == "memory":
+            stream.append({"x": [2]}, timeout=5)  # its place is free
+        assert take(stream) == [[1, 2]]
+
+
+def waits(pipe: Any, address: str, how: str) -> None:
+    pipe.recv()
+    plane = dp.connect(address)
+    try:
+        plane.stream("s").append({"x": [9]}, timeout=0.1 if how == "timeout" else 60)
+    except dp.DataplaneError as error:
+        pipe.send(type(error).__name__)
+
+
+def test_many_that_wait_keep_no_more_than_one_client_may(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        stream.append({"x": [1]})
+        most = m.MAX_WAITING_BYTES // m.MAX_INLINE
+        for _ in range(most + 8):
+            raw.send(appending(raw, stream, nbytes=m.MAX_INLINE, timeout_s=60.0))
+        for _ in range(8):
+            reply = raw.hear()
+            assert (reply.name, reply.fields["what"]) == ("LimitExceeded", "bytes of requests that wait")
+        assert most - 40 < stream.stats()["waiting"] <= most
+        assert plane.stats().shards == 1
+    with dp.connect(node.address) as plane:
+        eventually(lambda: plane.stream("s").stats()["waiting"] == 0, "they went with their client")
+
+
+# Who lies
+
+
+def int64s(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def token(stream: Any) -> bytes:
+    said: bytes = stream._inner._token
+    return said
+
+
+def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> m.AppendInline:
+    columns = m.Inline(bytes(nbytes), one_column(1, width=nbytes, rows=1), [nbytes])
+    said: dict[str, Any] = {
+        "id": raw.next(),
+        "stream": token(to),
+        "columns": columns,
+        "keys": [],
+        "digest": b"",
+        "groups": [],
+        "versions": int64s(0),
+        "tags": {},
+        "lengths": {},
+        "timeout_s": timeout_s,
+    }
+    return m.AppendInline(**(said | how))
+
+
+ROW = one_column(64, rows=1, width=64)
+FALSE = {
+    "no versions": {"versions": b""},
+    "versions of two rows": {"versions": int64s(0, 0)},
+    "half a version": {"versions": b"abc"},
+    "bytes of no column": {"columns": m.Inline(bytes(64), ROW, [])},
+    "bytes of two columns": {"columns": m.Inline(bytes(64), ROW, [64, 64])},
+    "fewer bytes than none": {"columns": m.Inline(bytes(64), ROW, [-1])},
+    "bytes beyond all memory": {"columns": m.Inline(bytes(64), ROW, [1 << 62])},
+    "no layout": {"columns": m.Inline(bytes(64), b"nonsense", [64])},
+    "a layout of other bytes": {"columns": m.Inline(bytes(64), one_column(1, rows=1, width=5000), [64])},
+    "no rows": {"columns": m.Inline(b"", one_column(0, rows=0), [0])},
+    "too many bytes": {"columns": m.Inline(bytes(m.MAX_INLINE + 1), ROW, [64])},
+    "groups of two rows": {"groups": ["a", "b"]},
+    "lengths of no column": {"lengths": {"z": int64s(1)}},
+    "tags of no row": {"tags": {"t": []}},
+    "no stream": {"stream": b"x" * 8},
+    "a time before now": {"timeout_s": -1.0},
+}
+
+
+@pytest.mark.parametrize("false", FALSE)
+def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: str) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = plane.stream("s", ["a"], max_rows=1)
+        request = appending(raw, stream, **FALSE[false])
+        raw.send(request)
+        reply = raw.hear()
+        while reply.id != request.id:
+            reply = raw.hear()
+        assert isinstance(reply, m.Failure)
+        with Raw(node.address) as another:
+            assert isinstance(another.ask(appending(another, stream)), m.Appended)  # the place is free
+        assert plane.stats().shards == 1
+        assert len(take(stream)[0]) == 1
+        eventually(lambda: plane.stats().memory_used == 0, "nothing else was kept")
+
+
+def test_columns_for_rows_that_are_not_there_keep_nothing(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Raw(node.address) as raw:
+        stream = plane.stream("s", ["a"])
+        columns = m.Inline(bytes(64), ROW, [64])
+        for rows, keys, holds in ((int64s(5), [], b""), (b"", ["p"], b""), (int64s(0, 1), [], b""), (b"", [], b"")):
+            said = raw.ask(m.ExtendInline(raw.next(), token(stream), columns, rows, holds, keys, {}, False, 5.0))
+            assert isinstance(said, m.Failure)
+        assert plane.stats().memory_used == 0
