@@ -189,25 +189,31 @@ class Segment:
 class HeldShard:
     """A pinned shard's bytes (`batch.Memory`): read-only in place, and writable as a private copy made page by page."""
 
-    __slots__ = ("_extent", "_pin", "_private", "_segment")
+    __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
-    def __init__(self, segment: Segment, offset: int, size: int, pin: object) -> None:
+    def __init__(self, segment: Segment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
+        """`view`: its bytes, read-only, of an array that keeps the pin; made at the first use where it is None."""
         self._segment = segment
         self._extent = (offset, size)
         self._pin = pin
         self._private: Mapping | None = None
+        self._view = view
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """`nbytes` of the shard from `offset`, read-only, in place."""
         self._check(offset, nbytes)
-        return self._segment.mapping(writable=False).array(self._extent[0] + offset, nbytes, self._pin)
+        if self._view is None:
+            self._view = self._segment.mapping(writable=False).array(*self._extent, self._pin)
+        return self._view[offset : offset + nbytes]
 
     def private(self, offset: int, nbytes: int) -> Bytes:
         """The same bytes, writable. All calls look into one copy."""
         self._check(offset, nbytes)
+        start, size = self._extent
+        before = start % mmap.PAGESIZE  # of others that share the page
         if self._private is None:
-            self._private = self._segment.private(*self._extent)
-        return self._private.array(offset, nbytes, self._pin)
+            self._private = self._segment.private(start - before, before + size)
+        return self._private.array(before + offset, nbytes, self._pin)
 
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._extent[1]:

@@ -202,6 +202,27 @@ class Arena:
         self.used += size
         return Extent(segment.number, offset, size)
 
+    def split(self, extent: Extent) -> None:
+        """Count the extent as one of each of its pages, which are released one by one."""
+        self._segments[extent.segment].extents += extent.size // PAGE - 1
+
+    def extend(self, number: int, start: int, size: int) -> bool:
+        """Take the pages from `start` of a segment, as extents of one page each; whether they were free. Raises as
+        `allocate`."""
+        segment = self._segments[number]
+        if self.used + size > self.capacity:
+            raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")
+        if not segment.free.take_at(start, size):
+            return False
+        try:
+            self._warm_up(segment, start, start + size)
+        except BaseException:
+            segment.free.give(start, size)
+            raise
+        segment.extents += size // PAGE
+        self.used += size
+        return True
+
     def _warm_up(self, segment: Segment, start: int, end: int) -> None:
         missing = end - start - segment.warm.covered(start, end)
         if missing:
@@ -265,6 +286,14 @@ class Arena:
     def view(self, extent: Extent) -> memoryview:
         """The extent's bytes, writable. Release it before the node closes the arena."""
         return memoryview(self._segments[extent.segment].memory)[extent.offset : extent.end]
+
+    def read(self, extent: Extent) -> bytes:
+        """A copy of the extent's bytes."""
+        return self._segments[extent.segment].memory[extent.offset : extent.end]
+
+    def write(self, extent: Extent, data: bytes) -> None:
+        """Put as many bytes into the extent as it has."""
+        self._segments[extent.segment].memory[extent.offset : extent.end] = data
 
     def forget(self, extent: Extent, start: int, size: int) -> None:
         """Unmap a part of the extent from this process (not from the file), so that its pages count once."""

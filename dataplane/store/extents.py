@@ -49,6 +49,16 @@ class FreeList:
             self._insert(start + size, end)
         return start
 
+    def take_at(self, start: int, size: int) -> bool:
+        """Take `size` addresses from the first of a free range on; whether they were free."""
+        end = self._end_of.get(start)
+        if end is None or end - start < size:
+            return False
+        self._remove(start)
+        if end - start > size:
+            self._insert(start + size, end)
+        return True
+
     def _find(self, size: int) -> int | None:
         own = size.bit_length()
         starts = self._bins.get(own, {})

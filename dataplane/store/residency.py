@@ -9,7 +9,9 @@ What always holds:
   needs the room: a producer seldom waits for the disk, and nothing is read back that need not have gone;
 - whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
   quota is kept for changing places;
-- a shard that moves is not touched until it has moved; freed meanwhile, it goes right after.
+- a shard that moves is not touched until it has moved; freed meanwhile, it goes right after;
+- a small shard that shares pages takes part as all others do, but its memory comes back with the last that shares it,
+  and once it was read back it has pages of its own.
 
 Rejected: least-recently-used, the worst order for a queue; taking the memory as soon as the high watermark is passed,
 which reads back up to a quarter more than had to go.
@@ -31,8 +33,9 @@ from dataplane.store.budget import Budget
 from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
+from dataplane.store.shared import SharedPages
 from dataplane.store.spill import Disk
-from dataplane.store.spillfile import SpillFile
+from dataplane.store.spillfile import SpillFile, aligned
 
 log = logging.getLogger(__name__)
 
@@ -42,19 +45,27 @@ OWN = "node"
 _RETRY_S = 0.5  # between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # written at once: enough to keep the disk busy with small shards
 _LATE_S = 1.0  # after which the next batch does not wait for a write
-_STALE = 32  # entries of a heap that may be stale before it is made anew
+_STALE = 4  # entries of a heap that may be stale before it is made anew
 
 
 class Residency:
     """Moves shards between the arena and the disk. `run` must be running for anything to be spilled."""
 
     def __init__(
-        self, config: NodeConfig, budget: Budget, arena: Arena, disk: Disk, pins: Pins, shards: Mapping[int, Shard]
+        self,
+        config: NodeConfig,
+        budget: Budget,
+        arena: Arena,
+        small: SharedPages,
+        disk: Disk,
+        pins: Pins,
+        shards: Mapping[int, Shard],
     ) -> None:
         self._high = int(config.high_watermark * budget.capacity)
         self._low = int(config.low_watermark * budget.capacity)
         self._budget = budget
         self._arena = arena
+        self._small = small
         self._disk = disk
         self._pins = pins
         self._shards = shards
@@ -90,16 +101,21 @@ class Residency:
 
     def _let_go(self, shard: Shard) -> None:
         """Take its memory, if it has any."""
-        extent, held = shard.extent, shard.held
+        extent, held, shared = shard.extent, shard.held, shard.shared
         shard.extent = shard.hollow = None
-        if extent is not None:
+        shard.shared = False
+        if extent is not None and shared:
+            gone = self._small.give(extent)
+            if gone:
+                self._budget.release(gone)
+        elif extent is not None:
             self._arena.release(extent, extent.size - held)
             self._budget.release(held)
 
     def hollow(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
         """Give these parts of a dirty shard's memory back, whole pages as (start, end) in its extent."""
         extent = shard.extent
-        if extent is None:
+        if extent is None or shard.shared:
             return
         shard.hollow = shard.hollow or RangeSet()
         for start, end in parts:
@@ -130,7 +146,7 @@ class Residency:
         """
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:
-                await self._budget.reserve(shard.size, deadline, restore=True)
+                await self._budget.reserve(shard.room, deadline, restore=True)
                 shard.moving = task = asyncio.create_task(self._read(shard))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -141,10 +157,10 @@ class Residency:
         Marks it damaged where its file is; where the system refuses, it stays as it was, and the disk says why.
         """
         try:
-            extent = self._arena.allocate(OWN, shard.size)
+            extent = self._arena.allocate(OWN, shard.room)
         except OSError as error:
             self._disk.refused("reading back", error)
-            self._budget.release(shard.size)
+            self._budget.release(shard.room)
             self._settle(shard)
             return
         try:
@@ -156,7 +172,7 @@ class Residency:
                 else:
                     await shard.file.read(view)
             shard.extent = extent
-            self._clean_bytes += shard.size
+            self._clean_bytes += shard.held
         except DataplaneError as error:
             shard.damage = error
         except OSError as error:
@@ -169,14 +185,14 @@ class Residency:
     def fill(self, shard: Shard, payload: bytes) -> None:
         """A shard that can be read again comes with its bytes, for which the budget has given room."""
         try:
-            extent = self._arena.allocate(OWN, shard.size)
+            extent = self._arena.allocate(OWN, shard.room)
         except OSError:  # it is read when it is asked for
-            self._budget.release(shard.size)
+            self._budget.release(shard.room)
             return
         with self._arena.view(extent) as view:
-            view[:] = payload
+            view[:] = payload.ljust(extent.size, b"\0")
         shard.extent = extent
-        self._clean_bytes += shard.size
+        self._clean_bytes += shard.held
         self.used(shard)
 
     def _settle(self, shard: Shard) -> None:
@@ -276,18 +292,19 @@ class Residency:
         """Dirty shards to write, the coldest first, of `need` bytes or what is worth writing at once."""
         victims: list[Shard] = []
         sizes = [] if self._budget.restoring else self._kept()
-        kept = sum(sizes)
+        freed = 0
         self.disk_full = False
-        while sum(sizes) - kept < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
+        while freed < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
             shard = self._pop(clean=False)
             if shard is None:
                 break
-            if not self._fits_on_disk([*sizes, shard.size], shard.next_use):
+            if not self._fits_on_disk([*sizes, shard.room], shard.next_use):
                 self._push(shard)
-                self.disk_full = not self._disk.fits([*sizes, shard.size], later=True)
+                self.disk_full = not self._disk.fits([*sizes, shard.room], later=True)
                 break
             victims.append(shard)
-            sizes.append(shard.size)
+            sizes.append(shard.room)
+            freed += shard.size
         return victims
 
     def _fits_on_disk(self, sizes: Sequence[int], next_use: int) -> bool:
@@ -312,7 +329,7 @@ class Residency:
         too many, and many small files."""
         if self._disk.fits([2 * self._budget.capacity]):
             return []  # far from full: spare looking at every shard
-        sizes = {shard.size for shard in self._shards.values()}
+        sizes = {shard.room for shard in self._shards.values()}
         if len(sizes) < 2:
             return list(sizes)
         return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]
@@ -329,10 +346,14 @@ class Residency:
             return
         shard.moving = moving = asyncio.get_running_loop().create_future()
         try:
-            with self._arena.view(extent) as view:
-                shard.file = await self._disk.write(
-                    shard.number, view, lambda start, size: self._arena.forget(extent, start, size)
-                )
+            if shard.shared:
+                with memoryview(aligned(self._arena.read(extent))) as view:
+                    shard.file = await self._disk.write(shard.number, view, lambda start, size: None)
+            else:
+                with self._arena.view(extent) as view:
+                    shard.file = await self._disk.write(
+                        shard.number, view, lambda start, size: self._arena.forget(extent, start, size)
+                    )
             self._clean_bytes += shard.held
         finally:
             for start, end in shard.hollow or ():  # reading them made pages there

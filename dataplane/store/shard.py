@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from dataplane.batch.alike import Laid
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
-from dataplane.store.arena import Extent
+from dataplane.store.arena import Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.extents import RangeSet
 from dataplane.store.links import Links
@@ -44,8 +44,8 @@ def check_cost(layout: Laid, encoded: bytes, size: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """A shard's place and history. `size` is its extent's bytes; `next_use` is when it will be read again, as an
-    order: of two shards the one with the greater goes to disk first."""
+    """A shard's place and history. `size` is its bytes, of a small one rounded up to 64, of others to whole pages;
+    `next_use` is when it will be read again, as an order: of two shards the one with the greater goes to disk first."""
 
     number: int
     size: int
@@ -66,11 +66,20 @@ class Shard:
     """Which bytes of its extent have gone back to the host, since the rows there were freed; they read as zeros."""
     links: Links | None = None
     """Its owners, where rows of it were retained; else it has one."""
+    shared: bool = False
+    """Whether its extent is a part of pages that it shares with others; else it has `room` bytes of its own."""
+
+    @property
+    def room(self) -> int:
+        """The bytes of whole pages that it takes by itself, on disk and once it was read back."""
+        return pages(self.size)
 
     @property
     def held(self) -> int:
         """The bytes of memory that its extent has."""
-        return self.size if self.hollow is None else self.size - self.hollow.covered(0, self.size)
+        if self.shared:
+            return self.size
+        return self.room if self.hollow is None else self.room - self.hollow.covered(0, self.room)
 
     @property
     def clean(self) -> bool:

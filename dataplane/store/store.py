@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.batch.alike import Laid, one
+from dataplane.batch.layout import aligned
 from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
@@ -40,6 +41,7 @@ from dataplane.store.live import Live
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
+from dataplane.store.shared import MOST, SharedPages
 from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spillfile import Opened, SpillFile
 
@@ -101,7 +103,8 @@ class Store:
         self.disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = Pins()
         self._shards: dict[int, Shard] = {}
-        self._residency = Residency(config, self.budget, self.arena, self.disk, self.pins, self._shards)
+        self._small = SharedPages(self.arena, OWN)
+        self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes: defaultdict[str, set[int]] = defaultdict(set)
         self._numbers = itertools.count(1)
         self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
@@ -196,15 +199,20 @@ class Store:
         extent = self._reserved[client].get(number)
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        try:
-            layout = one(encoded, extent.size)
-        except ProtocolMismatch as error:  # the message is well formed, so it fails alone
-            raise Corrupt(str(error), shard=number) from None
-        check_cost(layout, encoded, extent.size)
+        layout = self._laid(encoded, extent.size)
         with self.arena.view(extent) as view:
             layout.check_contents(np.frombuffer(view, dtype=np.uint8))
         columns = len(layout.outline.columns)
         return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
+
+    def _laid(self, encoded: bytes, size: int) -> Laid:
+        """The layout of a shard of so many bytes. Raises Corrupt, LimitExceeded."""
+        try:
+            layout = one(encoded, size)
+        except ProtocolMismatch as error:  # the message is well formed, so it fails alone
+            raise Corrupt(str(error)) from None
+        check_cost(layout, encoded, size)
+        return layout
 
     def _add(self, shard: Shard) -> None:
         self._shards[shard.number] = shard
@@ -214,24 +222,58 @@ class Store:
         self._residency.used(shard)
 
     def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
-        """A shard whose bytes came in a message, or None where it would have to wait for room."""
-        if not self.budget.try_reserve(pages(len(payload))):
+        """A shard whose bytes came in a message, or None where it would have to wait for room. Raises as `seal`."""
+        shard = self._described(payload, layout, scope, holder)
+        if not self._shares(shard):
+            if not self.budget.try_reserve(shard.room):
+                return None
+            given = shard.room
+        elif self._small.fits(shard.size):
+            given = 0
+        elif self.budget.try_reserve(shard.room):
+            given = shard.room
+        else:
             return None
-        return self._store(client, payload, layout, scope, holder)
+        return self._place(client, shard, payload, given)
 
     async def put(
         self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
     ) -> int:
         """As `put_now`, waiting until the deadline. Raises as `reserve` and `seal` do."""
-        await self.budget.reserve(pages(len(payload)), deadline)
-        return self._store(client, payload, layout, scope, holder)
+        shard = self._described(payload, layout, scope, holder)
+        await self.budget.reserve(shard.room, deadline)
+        return self._place(client, shard, payload, shard.room)
 
-    def _store(self, client: Hashable, payload: bytes, layout: bytes, scope: str, holder: str) -> int:
-        (made,) = self._allocate(client, [len(payload)], OWN)
-        with self.arena.view(made.extent) as view:
-            view[: len(payload)] = payload
-        self.seal(client, [(made.shard, layout)], scope=scope, holder=holder)
-        return made.shard
+    def _described(self, payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard:
+        """A shard of these bytes, which are what the layout says, without a number and a place."""
+        size = max(aligned(len(payload)), aligned(1))
+        layout = self._laid(encoded, size)
+        layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))
+        columns = len(layout.outline.columns)
+        return Shard(0, size, layout.rows, columns, encoded, holder, scope, 0)
+
+    def _shares(self, shard: Shard) -> bool:
+        return shard.size <= MOST
+
+    def _place(self, client: Hashable, shard: Shard, payload: bytes, given: int) -> int:
+        """Write a shard into memory, of which the budget has given so many bytes, as many as it can need. Raises
+        Backpressure where the system refuses, with the bytes given back."""
+        self.touch(client)
+        before = self.arena.used
+        try:
+            shared = self._shares(shard)
+            extent = self._small.take(shard.size) if shared else self.arena.allocate(OWN, shard.room)
+        except OSError as error:
+            self.budget.release(given)
+            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=shard.room) from None
+        self.arena.write(extent, payload.ljust(extent.size, b"\0"))
+        spare = given - (self.arena.used - before)
+        if spare:
+            self.budget.release(spare)
+        self._peak = max(self._peak, self.budget.used)
+        shard.number, shard.extent, shard.shared = next(self._numbers), extent, shared
+        self._add(shard)
+        return shard.number
 
     def adopt(
         self,
@@ -259,7 +301,7 @@ class Store:
                 raise Corrupt("a shard that is described falsely") from None
         if payload and len(payload) == size:
             described.check_contents(np.frombuffer(payload, np.uint8))
-            if self.budget.try_reserve(size):
+            if self.budget.try_reserve(shard.room):
                 self._residency.fill(shard, payload)
         self._shards[shard.number] = shard
         return shard.number
@@ -312,7 +354,7 @@ class Store:
         Raises Freed or Corrupt for a shard that is gone, LimitExceeded where they can not all be in memory at
         once, Backpressure at the deadline. Then, and when cancelled, none is held.
         """
-        total = sum(shard.size for shard in {number: self._find(number) for number in numbers}.values())
+        total = sum(shard.room for shard in {number: self._find(number) for number in numbers}.values())
         if total > self.budget.capacity:
             raise LimitExceeded(
                 f"{format_size(total)} to be read at once is more than the memory budget of"
@@ -345,8 +387,8 @@ class Store:
             raise
 
     def size(self, number: int) -> int:
-        """The bytes of a shard's extent. Raises Freed or Corrupt as `pin`."""
-        return self._find(number).size
+        """The bytes of whole pages that a shard has, or would have by itself. Raises Freed or Corrupt as `pin`."""
+        return self._find(number).room
 
     async def opened(self, number: int) -> Opened | None:
         """The file of a shard that is on disk alone, to be sent from there and closed by who asked; None where it is in
@@ -355,18 +397,17 @@ class Store:
         shard = self._find(number)
         if shard.extent is not None or not isinstance(shard.file, SpillFile):
             return None
-        return await self.disk.open(shard.file, shard.size)
+        return await self.disk.open(shard.file, shard.room)
 
     def peek(self, number: int, most: int) -> bytes:
         """The bytes of a shard that is in memory and has no more than `most`; else none."""
         shard = self._find(number)
         if shard.extent is None or shard.size > most:
             return b""
-        with self.arena.view(shard.extent) as view:
-            return bytes(view)
+        return self.arena.read(shard.extent)[: shard.size]
 
     def describe(self, numbers: Iterable[int], *, apart: bool = False) -> list[tuple[int, int, int, bytes, bytes]]:
-        """Of each shard its extent's bytes, rows, columns, encoded layout and live bits; `apart`: without those that
+        """Of each shard its bytes, rows, columns, encoded layout and live bits; `apart`: without those that
         are said apart. Raises Freed or Corrupt as `pin`."""
         shards = map(self._find, numbers)
         return [
@@ -555,6 +596,8 @@ class Store:
         """Give the memory of freed rows back. That of a shard which is on disk too can be taken whole; nobody needs to
         have it cut."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
+            return
+        if shard.shared:  # its pages go when all that lie there have gone
             return
         layout = one(shard.layout, shard.size).layout
         with self.arena.view(shard.extent) as view:
@@ -748,7 +791,7 @@ def check_described(size: int, rows: int, columns: int, layout: bytes) -> Laid:
     said with it, is false."""
     described = one(layout, size)
     check_cost(described, layout, size)
-    if pages(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
+    if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
         raise Corrupt("a shard that is described falsely")
     return described
 

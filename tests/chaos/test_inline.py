@@ -138,7 +138,7 @@ def test_rows_wait_for_room_in_memory_with_their_bytes(node: StandingNode, what:
         keys = stream.append({"x": [1]})
         full = fill(plane)
         theirs = other.stream("s")
-        work = (theirs.append, {"x": [2]}) if what == "append" else (theirs.extend, keys, {"y": [3]})
+        work = (theirs.append, {"x": [2], **PAGE}) if what == "append" else (theirs.extend, keys, {"y": [3], **PAGE})
         thread = threading.Thread(target=work[0], args=work[1:])
         thread.start()
         eventually(lambda: plane.stats().waiting == 1, "it waits")
@@ -148,6 +148,10 @@ def test_rows_wait_for_room_in_memory_with_their_bytes(node: StandingNode, what:
         assert take(stream, columns=("x",) if what == "append" else ("x", "y")) == (
             [[1, 2]] if what == "append" else [[1], [3]]
         )
+
+
+PAGE = {"page": np.zeros((1, 4096), np.uint8)}
+"""A column that needs a page of its own, whatever room others have left."""
 
 
 def fill(plane: Any) -> list[dp.BatchRef]:
@@ -178,7 +182,7 @@ def test_who_waits_and_goes_leaves_nothing(node: StandingNode, of: str, how: str
         for ref in full:
             plane.free(ref)
         if of == "memory":
-            stream.append({"x": [2]}, timeout=5)  # its place is free
+            stream.append({"x": [2], **PAGE}, timeout=5)  # its place is free
         assert take(stream) == [[1, 2]]
 
 
@@ -186,7 +190,7 @@ def waits(pipe: Any, address: str, how: str) -> None:
     pipe.recv()
     plane = dp.connect(address)
     try:
-        plane.stream("s").append({"x": [9]}, timeout=0.1 if how == "timeout" else 60)
+        plane.stream("s").append({"x": [9], **PAGE}, timeout=0.1 if how == "timeout" else 60)
     except dp.DataplaneError as error:
         pipe.send(type(error).__name__)
 

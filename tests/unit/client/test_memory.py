@@ -149,6 +149,26 @@ class TestHeldShard:
         assert other.private(5, 1).tolist() == [3]
         assert segment.mapping(writable=False).array(3 * PAGE + 5, 1).tolist() == [3]
 
+    def test_a_shard_that_shares_its_pages_is_read_and_copied_where_it_lies(self, segment: Segment) -> None:
+        held = HeldShard(segment, 4 * PAGE - 64, 128, Pin())
+        assert held.read(60, 8).tolist() == [3] * 4 + [4] * 4
+        private = held.private(60, 8)
+        assert private.tolist() == [3] * 4 + [4] * 4
+        private[:] = 9
+        assert held.private(0, 128).tolist() == [3] * 60 + [9] * 8 + [4] * 60
+        assert held.read(60, 8).tolist() == [3] * 4 + [4] * 4
+
+    def test_shards_that_share_a_pin_are_parts_of_one_array(self, segment: Segment) -> None:
+        pin = Pin()
+        whole = segment.mapping(writable=False).array(2 * PAGE, 2 * PAGE, pin)
+        held, gone = HeldShard(segment, 3 * PAGE, 64, pin, whole[PAGE : PAGE + 64]), weakref.ref(pin)
+        view = held.read(32, 8)
+        assert (view.tolist(), view.flags.writeable) == ([3] * 8, False)
+        del whole, held, pin
+        assert gone() is not None
+        del view
+        assert gone() is None
+
     @pytest.mark.parametrize("how", ["read", "private"])
     def test_views_keep_the_pin(self, segment: Segment, how: str) -> None:
         pin = Pin()

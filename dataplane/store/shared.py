@@ -1,0 +1,91 @@
+"""Pages that many small shards share, one behind another, in the node's own segments.
+
+A page belongs to the shards that have bytes in it, and goes back to the arena, warm, with the last of them; until then
+what the others had in it is not used again. So a row that stays long keeps the pages that it lies in, 4 KiB each, and
+nothing more, whatever came and went beside it. The next shard begins where the last one ended, and pages are taken
+right behind as they are needed, so that no more than the rest of one page is ever unused at the end.
+
+What always holds: each page here has bytes of a shard that was not given back; no byte of a page is written twice
+before the page has been given back.
+
+Rejected: blocks of several pages, of which a row would keep all; free lists within a page, which cost more than the
+bytes that they save where rows go in the order in which they came; a page a client, of which most would be empty.
+"""
+
+from __future__ import annotations
+
+from dataplane.batch.layout import aligned
+from dataplane.config import PAGE
+from dataplane.store.arena import Arena, Extent, pages
+
+MOST = 16 << 10
+"""Bytes of the largest shard that shares pages: of a larger one the rest of its last page is little."""
+
+
+class SharedPages:
+    """The shared pages of one arena, in segments of `owner`."""
+
+    def __init__(self, arena: Arena, owner: str) -> None:
+        self._arena = arena
+        self._owner = owner
+        self._shards: dict[int, dict[int, int]] = {}  # by segment and offset of a page, how many lie in it
+        self._segment = -1
+        self._at = self._end = 0  # where the next shard begins in that segment, and the last page there ends
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all the pages."""
+        return PAGE * sum(map(len, self._shards.values()))
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a shard of so many bytes needs no page more."""
+        return self._open and self._at + aligned(nbytes) <= self._end
+
+    @property
+    def _open(self) -> bool:
+        return self._segment in self._arena and not self._arena[self._segment].retired
+
+    def take(self, nbytes: int) -> Extent:
+        """A place for a shard, of `nbytes` and at least one rounded up to 64, which takes up to `pages` of that.
+        Raises as `Arena.allocate`; nothing was taken then."""
+        size = max(aligned(nbytes), aligned(1))
+        if not (self._open and (self._at + size <= self._end or self._grow(size))):
+            extent = self._arena.allocate(self._owner, size)
+            self._arena.split(extent)
+            self._segment, self._at, self._end = extent.segment, extent.offset, extent.end
+        taken = Extent(self._segment, self._at, size)
+        self._at += size
+        shards = self._shards.setdefault(taken.segment, {})
+        for page in _pages(taken):
+            shards[page] = shards.get(page, 0) + 1
+        return taken
+
+    def _grow(self, size: int) -> bool:
+        """Take the pages right behind, if they are free."""
+        more = pages(self._at + size - self._end)
+        if not self._arena.extend(self._segment, self._end, more):
+            return False
+        self._end += more
+        return True
+
+    def give(self, extent: Extent) -> int:
+        """A shard's place is needed no more; the bytes of the pages that went back with it."""
+        shards, gone = self._shards[extent.segment], 0
+        for page in _pages(extent):
+            left = shards[page] - 1
+            if left:
+                shards[page] = left
+                continue
+            del shards[page]
+            self._arena.release(Extent(extent.segment, page, PAGE))
+            gone += PAGE
+            if page == self._end - PAGE and extent.segment == self._segment:
+                self._segment = -1
+        if not shards:
+            del self._shards[extent.segment]
+        return gone
+
+
+def _pages(extent: Extent) -> range:
+    """The offsets of the pages that it lies in."""
+    return range(extent.offset // PAGE * PAGE, extent.end, PAGE)

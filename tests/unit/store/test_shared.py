@@ -1,0 +1,124 @@
+"""Small shards that share pages: where they lie, and when a page goes back."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from dataplane.config import PAGE
+from dataplane.store.arena import Arena, Extent
+from dataplane.store.shared import SharedPages
+
+OWN = "node"
+
+
+def made(pages: int = 64) -> tuple[Arena, SharedPages]:
+    arena = Arena(pages * PAGE)
+    return arena, SharedPages(arena, OWN)
+
+
+def test_shards_lie_one_behind_another_and_pages_are_taken_as_they_are_needed() -> None:
+    arena, shared = made()
+    places = [shared.take(1000) for _ in range(9)]
+    assert [place.offset for place in places] == [1024 * i for i in range(9)]
+    assert {place.size for place in places} == {1024}
+    assert (arena.used, shared.nbytes) == (3 * PAGE, 3 * PAGE)
+    assert [shared.fits(nbytes) for nbytes in (3 * 1024, 3 * 1024 + 1)] == [True, False]
+    arena.close()
+
+
+def test_a_page_goes_back_with_the_last_shard_that_lies_in_it() -> None:
+    arena, shared = made()
+    first, across, last = shared.take(3000), shared.take(3000), shared.take(2000)
+    assert (across.offset, arena.used) == (3008, 2 * PAGE)
+    assert (shared.give(first), arena.used) == (0, 2 * PAGE)
+    assert (shared.give(last), arena.used) == (0, 2 * PAGE)
+    assert (shared.give(across), arena.used) == (2 * PAGE, 0)
+    arena.close()
+
+
+def test_what_stays_long_keeps_its_own_page_alone() -> None:
+    arena, shared = made()
+    places = [shared.take(1024) for _ in range(64)]
+    kept = places.pop(17)
+    for place in places:
+        shared.give(place)
+    assert arena.used == shared.nbytes == PAGE
+    others = [arena.allocate("p", PAGE) for _ in range(63)]
+    assert all(
+        place.end <= kept.offset // PAGE * PAGE or place.offset >= kept.end
+        for place in others
+        if place.segment == kept.segment
+    )
+    shared.give(kept)
+    assert arena.used == 63 * PAGE
+    arena.close()
+
+
+def test_nothing_more_goes_where_a_page_went_back() -> None:
+    """Somebody else may have it by now."""
+    arena, shared = made()
+    shared.give(shared.take(64))
+    assert not shared.fits(64)
+    theirs = arena.allocate(OWN, PAGE)
+    ours = shared.take(64)
+    assert (ours.segment, ours.offset // PAGE) != (theirs.segment, theirs.offset // PAGE)
+    arena.close()
+
+
+def test_where_the_next_page_is_not_free_another_run_begins() -> None:
+    arena, shared = made()
+    first = shared.take(4000)
+    behind = arena.allocate(OWN, PAGE)
+    assert behind.offset == first.offset // PAGE * PAGE + PAGE
+    second = shared.take(4000)
+    assert second.offset >= behind.end
+    assert arena.used == 3 * PAGE
+    assert shared.give(first) == PAGE
+    arena.close()
+
+
+def test_nothing_is_taken_where_memory_is_full() -> None:
+    arena, shared = made(2)
+    shared.take(PAGE)
+    shared.take(PAGE - 64)
+    assert shared.fits(64)
+    with pytest.raises(MemoryError):
+        shared.take(128)
+    assert (arena.used, shared.nbytes) == (2 * PAGE, 2 * PAGE)
+    assert shared.take(64).size == 64
+    arena.close()
+
+
+def test_nothing_goes_into_a_segment_that_was_retired() -> None:
+    arena, shared = made()
+    first = shared.take(64)
+    arena.depart(OWN)
+    assert not shared.fits(64)
+    second = shared.take(64)
+    assert second.segment != first.segment
+    assert shared.give(first) == PAGE
+    assert first.segment not in arena
+    arena.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_places_never_overlap_and_all_comes_back(seed: int) -> None:
+    chance = random.Random(seed)
+    arena, shared = made(512)
+    there: list[Extent] = []
+    for _ in range(2000):
+        if there and chance.random() < 0.5:
+            shared.give(there.pop(chance.randrange(len(there))))
+        elif arena.used < 400 * PAGE:
+            there.append(shared.take(chance.choice([0, 1, 64, 1000, 5000, 16 << 10])))
+        assert arena.used == shared.nbytes
+    ordered = sorted(there, key=lambda place: (place.segment, place.offset))
+    for one, other in itertools.pairwise(ordered):
+        assert one.segment != other.segment or one.end <= other.offset
+    for place in there:
+        shared.give(place)
+    assert arena.used == 0
+    arena.close()

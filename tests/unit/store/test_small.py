@@ -1,0 +1,171 @@
+"""Small shards in a store: packed into shared pages, spilled, read back and freed like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.clock import Deadline
+from dataplane.config import PAGE, NodeConfig
+from dataplane.errors import Backpressure, Corrupt, LimitExceeded
+from dataplane.store.shared import MOST
+from dataplane.store.store import Pinned, Store
+
+MIB = 1 << 20
+WAIT_S = 15.0
+
+
+def layout(nbytes: int) -> bytes:
+    column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
+    return ShardLayout((("x", column),)).encode()
+
+
+def content(seed: int, nbytes: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+@asynccontextmanager
+async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
+    defaults = {"memory": MIB, "spill": 64 * MIB, "spill_dir": directory, "prewarm": 0}
+    store = Store(NodeConfig(**(defaults | settings)))
+    mover = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not mover.done(), mover.exception()
+    finally:
+        mover.cancel()
+        await asyncio.gather(mover, return_exceptions=True)
+        await store.aclose()
+
+
+async def put(store: Store, data: bytes, seconds: float = WAIT_S) -> int:
+    now = store.put_now("p", data, layout(len(data)), scope="", holder="p")
+    if now is not None:
+        return now
+    return await store.put("p", data, layout(len(data)), Deadline.after(seconds), scope="", holder="p")
+
+
+async def pin(store: Store, number: int, client: str = "r") -> Pinned:
+    (pinned,) = await store.pin(client, [number], Deadline.after(WAIT_S))
+    return pinned
+
+
+def read(store: Store, pinned: Pinned, nbytes: int) -> bytes:
+    with store.arena.view(pinned.extent) as view:
+        return bytes(view[:nbytes])
+
+
+def used(store: Store) -> int:
+    now = store.statistics()
+    assert now.budget.used == now.arena.used <= now.arena.resident
+    return now.budget.used
+
+
+async def test_rows_take_the_pages_that_their_bytes_fill(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, content(seed, 1000)) for seed in range(100)]
+        assert used(store) == 25 * PAGE
+        store.free(numbers[:50])
+        assert used(store) == 13 * PAGE  # of the page in the middle half is somebody's
+        store.free(numbers[50:])
+        assert used(store) == 0
+        assert (store.statistics().put, store.statistics().freed) == (100 * 1024, 100 * 1024)
+
+
+@pytest.mark.parametrize(("nbytes", "held"), [(MOST, MOST), (MOST + 1, MOST + PAGE)])
+async def test_larger_shards_have_pages_of_their_own(tmp_path: Path, nbytes: int, held: int) -> None:
+    async with running(tmp_path) as store:
+        await put(store, bytes(100))
+        await put(store, content(1, nbytes))
+        assert used(store) == held + PAGE
+
+
+async def test_what_is_pinned_and_freed_is_not_written_over(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        number = await put(store, content(7, 1000))
+        pinned = await pin(store, number)
+        store.free([number])
+        for seed in range(300):
+            store.free([await put(store, content(seed, 900))])
+        assert read(store, pinned, 1000) == content(7, 1000)
+        store.unpin("r", [number])
+        assert used(store) == 0
+
+
+async def test_a_full_memory_still_takes_what_fits_a_page_that_is_there(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=0) as store:
+        await store.reserve("p", [MIB - PAGE], Deadline.after(WAIT_S))
+        numbers = [await put(store, bytes(1000)) for _ in range(4)]
+        with pytest.raises(Backpressure):
+            await put(store, bytes(64), seconds=0.01)
+        assert used(store) == MIB
+        waiting = asyncio.create_task(put(store, content(3, 64)))
+        await asyncio.sleep(0)
+        store.free(numbers)
+        assert read(store, await pin(store, await waiting), 64) == content(3, 64)
+
+
+async def test_rows_of_many_times_the_memory_are_spilled_and_read_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, content(seed, 700)) for seed in range(2000)]
+        assert store.statistics().spilled_shards > 200
+        for seed, number in enumerate(numbers):
+            pinned = await pin(store, number)
+            assert read(store, pinned, 700) == content(seed, 700)
+            store.unpin("r", [number])
+        store.free(numbers)
+        async with asyncio.timeout(WAIT_S):
+            while used(store) or store.statistics().disk.used:
+                await asyncio.sleep(0.001)
+
+
+async def test_what_is_false_takes_no_page(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        for payload, said in ((bytes(64), layout(65)), (bytes(10), layout(70)), (b"", layout(65)), (bytes(64), b"?")):
+            with pytest.raises((Corrupt, LimitExceeded)):
+                store.put_now("p", payload, said, scope="", holder="p")
+        assert (used(store), store.statistics().shards) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_comes_and_goes_each_row_is_what_was_put(tmp_path: Path, seed: int) -> None:
+    """Of several sizes, in a memory that is too small, pinned by two readers."""
+    chance = random.Random(seed)
+    async with running(tmp_path, memory=MIB) as store:
+        rows: dict[int, bytes] = {}
+        pinned: list[tuple[str, int, Pinned, bytes]] = []
+        for step in range(800):
+            what = chance.choice(["put", "put", "put", "free", "pin", "unpin", "look"])
+            if what == "put":
+                data = content(step, chance.choice([1, 64, 700, 5000, 9000, MOST, MOST + 1]))
+                rows[await put(store, data)] = data
+            elif what == "free" and rows:
+                number = chance.choice(list(rows))
+                store.free([number])
+                del rows[number]
+            elif what == "pin" and rows and len(pinned) < 6:
+                number, client = chance.choice(list(rows)), chance.choice("ab")
+                pinned.append((client, number, await pin(store, number, client), rows[number]))
+            elif what == "unpin" and pinned:
+                client, number, *_ = pinned.pop(chance.randrange(len(pinned)))
+                store.unpin(client, [number])
+            for _, _, held, data in pinned:
+                assert read(store, held, len(data)) == data
+            assert used(store) <= MIB
+        for client, number, *_ in pinned:
+            store.unpin(client, [number])
+        for number, data in rows.items():
+            assert read(store, await pin(store, number), len(data)) == data
+            store.unpin("r", [number])
+        store.free(rows)
+        async with asyncio.timeout(WAIT_S):
+            while used(store) or store.statistics().disk.used:
+                await asyncio.sleep(0.001)
