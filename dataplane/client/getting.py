@@ -6,7 +6,7 @@ lives, also when the plane is closed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.client.connection import Connection
-from dataplane.client.memory import HeldShard
+from dataplane.client.memory import Bytes, HeldShard
 from dataplane.client.opening import Held, Opening
+from dataplane.client.pins import Pin
 from dataplane.errors import Freed
 from dataplane.wire import messages as m
 
@@ -44,8 +45,7 @@ class Getter:
             numbers = [number for number, *_ in reply.shards]
             try:
                 named = dict(zip(numbers, mine + others, strict=True))
-                encoded, sizes = [shard[4] for shard in reply.shards], [shard[3] for shard in reply.shards]
-                layouts = dict(zip([shard[0] for shard in reply.shards], laid(encoded, sizes), strict=True))
+                layouts = _layouts(reply.shards)
                 live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
                 if live:
                     _check_live(ref, live, {named[number]: layout for number, layout in layouts.items()})
@@ -56,11 +56,33 @@ class Getter:
                 raise
             for together in _together(reply.shards):
                 pin = self._connection.pins.hold(*[number for number, *_ in together])
+                views = self._views(together, pin)
                 for number, segment, offset, size, _, _ in together:
-                    shard = HeldShard(self._connection.segments[segment], offset, size, pin)
+                    view = views(segment, offset, size) if views is not None else None
+                    shard = HeldShard(self._connection.segments[segment], offset, size, pin, view)
                     held[named[number]] = Held(shard, size, layouts[number])
         opening = Opening(held)
         return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
+
+    def _views(self, together: Sequence[m.HeldOne], pin: Pin) -> Callable[[int, int, int], Bytes] | None:
+        """Gives the bytes of shards that share a pin, by segment, offset and size, as parts of one array for each
+        segment: an array of its own for each would take longer than reading it. None for a shard that is alone."""
+        if len(together) == 1:
+            return None
+        spans: dict[int, tuple[int, int]] = {}
+        for _, segment, offset, size, _, _ in together:
+            start, end = spans.get(segment, (offset, offset + size))
+            spans[segment] = min(start, offset), max(end, offset + size)
+        whole = {
+            segment: self._connection.segments[segment].mapping(writable=False).array(start, end - start, pin)
+            for segment, (start, end) in spans.items()
+        }
+
+        def view(segment: int, offset: int, size: int) -> Bytes:
+            start = offset - spans[segment][0]
+            return whole[segment][start : start + size]
+
+        return view
 
     async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
         """Raises Freed where a row that the reference means was freed by itself, of large shards of these numbers here:
@@ -91,6 +113,14 @@ class Getter:
         """The shards of a reference: this plane's node's own, and others'."""
         own, keys = self._connection.welcome.node, ref.shards()
         return [key for key in keys if key[0] == own], [key for key in keys if key[0] != own]
+
+
+def _layouts(shards: Sequence[m.HeldOne]) -> dict[int, Laid]:
+    """The layout of each shard, by number. Those of rows that were put alike are the same bytes, and looked at once."""
+    different = list(dict.fromkeys([(encoded, size) for _, _, _, size, encoded, _ in shards]))
+    found = laid([encoded for encoded, _ in different], [size for _, size in different])
+    known = dict(zip(different, found, strict=True))
+    return {number: known[encoded, size] for number, _, _, size, encoded, _ in shards}
 
 
 def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
