@@ -136,6 +136,24 @@ def _seconds_of(code: str) -> float:
     return float(run.stdout.split()[0])
 
 
+def many(scratch: Path) -> list[Row]:
+    """Thousands of shards of one row: got one by one, got as one reference, and freed as one."""
+    count, singles, together, freed = 3000, [], [], []
+    columns = {"x": np.zeros((1, 256), np.float32)}
+    with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
+        for _ in range(RUNS):
+            refs = [plane.put(columns) for _ in range(count)]
+            singles.append(count / timed(lambda refs=refs: [plane.get(ref) for ref in refs]))
+            ref = dp.concat(refs)
+            together.append(min(timed(lambda ref=ref: plane.get(ref)["x"].numpy()) for _ in range(3)) * 1e3)
+            freed.append(count / timed(lambda ref=ref: plane.free(ref)))
+    return [
+        row("gets of one row", singles, at_least=6000, unit="/s"),
+        row("get over 3,000 shards of a row", together, at_most=15, unit="ms"),
+        row("shards freed, 3,000 at once", freed, at_least=20000, unit="/s"),
+    ]
+
+
 def starting(scratch: Path) -> list[Row]:
     """Import and connect, each in a new interpreter, from compiled sources, as pip installs them."""
     connect = f"import dataplane as dp; p = dp.connect(config=dp.NodeConfig(memory='1GiB', spill_dir={str(scratch)!r}))"
@@ -288,6 +306,7 @@ MEASUREMENTS = [
     put_first,
     get_elsewhere,
     tiny,
+    many,
     starting,
     repeated,
     spill_write,

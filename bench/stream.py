@@ -140,6 +140,54 @@ def latency(scratch: Path) -> list[Row]:
     ]
 
 
+def single(scratch: Path) -> list[Row]:
+    """One row at a time, as agents append: 512 token ids as a list, 512 float32 and a float; and a reward for each."""
+    columns = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
+    p50, rates, extends, spent = [], [], [], []
+    with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
+        stream = plane.stream("single", tasks=["t"])
+        ours, node = psutil.Process(), psutil.Process(plane.stats().pid)
+        for _ in range(RUNS):
+            before = sum(ours.cpu_times()[:2]) + sum(node.cpu_times()[:2])
+            keys, appended, extended = [], [], []
+            for _ in range(400):
+                began = time.perf_counter()
+                keys += stream.append(columns)
+                appended.append((time.perf_counter() - began) * 1e6)
+            spent.append((sum(ours.cpu_times()[:2]) + sum(node.cpu_times()[:2]) - before) / 400 * 1e6)
+            for key in keys:
+                began = time.perf_counter()
+                stream.extend([key], {"score": np.array([1.0])})
+                extended.append((time.perf_counter() - began) * 1e6)
+            p50.append(float(np.median(appended)))
+            rates.append(1e6 * len(appended) / sum(appended))
+            extends.append(float(np.median(extended)))
+            stream.drop_rows(keys)
+        together = [asyncio.run(_in_flight(plane.address, columns)) for _ in range(RUNS)]
+    return [
+        row("append of one row, p50", p50, at_most=300, unit="us"),
+        row("processor time of it, client and node", spent, at_most=600, unit="us"),
+        row("extend of one row, p50", extends, at_most=300, unit="us"),
+        row("rows appended one at a time", rates, at_least=3000, unit="rows/s"),
+        row("the same, 32 in flight", together, at_least=8000, unit="rows/s"),
+    ]
+
+
+async def _in_flight(address: str, columns: dict[str, Any], rows: int = 1600, most: int = 32) -> float:
+    """Rows a second that one process appends, each by itself, so many at a time."""
+    async with dp.aio.connect(address) as plane:
+        stream = await plane.stream("single")
+
+        async def appending() -> list[str]:
+            return [key for _ in range(rows // most) for key in await stream.append(columns)]
+
+        began = time.perf_counter()
+        keys = await asyncio.gather(*(appending() for _ in range(most)))
+        rate = rows / (time.perf_counter() - began)
+        await stream.drop_rows([key for each in keys for key in each])
+        return rate
+
+
 def idle(scratch: Path) -> list[Row]:
     """What 64 consumers that wait on an empty stream cost the node."""
 
@@ -242,7 +290,7 @@ def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
     return rows
 
 
-SECTIONS = {f.__name__: f for f in (bookkeeping, latency, idle, balance, pipeline, checkpoint)}
+SECTIONS = {f.__name__: f for f in (bookkeeping, latency, single, idle, balance, pipeline, checkpoint)}
 
 
 def main() -> None:

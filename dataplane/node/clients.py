@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import msgspec
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.node.grants import Grants
 from dataplane.node.handing import Handing
 from dataplane.node.shards.retaining import links_of
 from dataplane.node.streams.homes import Homes
@@ -87,8 +88,7 @@ class Client:
         self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._kept = waits.client()
-        self._granted: set[tuple[int, bool]] = set()
-        self._closed_segments = store.arena.closed
+        self._grants = Grants(store.arena)
         self._channel = Channel(connected, _decoder, self._received, self._closed, refused=self._refused, halves=halves)
 
     def __str__(self) -> str:
@@ -331,7 +331,7 @@ class Client:
         descriptors: list[int] = []
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)
         if segment is not None:
-            grants, descriptors = self._grants([segment], writable=True)
+            grants, descriptors = self._grants.new([segment], writable=True)
         welcome = m.Welcome(
             id=request.id,
             major=m.MAJOR,
@@ -507,8 +507,8 @@ class Client:
 
     def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:
         extents = [(r.shard, r.extent.segment, r.extent.offset, r.extent.size) for r in made]
-        gone = self._gone_segments()
-        grants, descriptors = self._grants((r.extent.segment for r in made), writable=True)
+        gone = self._grants.gone()
+        grants, descriptors = self._grants.new((r.extent.segment for r in made), writable=True)
         self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
 
     def _send_held(self, request: m.Pin, held: list[Pinned]) -> None:
@@ -517,26 +517,6 @@ class Client:
             (p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, b"" if p.shard in apart else p.live)
             for p in held
         ]
-        gone = self._gone_segments()
-        grants, descriptors = self._grants((p.extent.segment for p in held), writable=False)
+        gone = self._grants.gone()
+        grants, descriptors = self._grants.new((p.extent.segment for p in held), writable=False)
         self._channel.send(m.Held(request.id, shards, grants, gone, list(apart)), descriptors)
-
-    def _gone_segments(self) -> list[int]:
-        """Which of the segments that were granted have been closed since this was last asked."""
-        arena = self._store.arena
-        if self._closed_segments == arena.closed:
-            return []
-        self._closed_segments = arena.closed
-        gone = {number for number, _ in self._granted if number not in arena}
-        self._granted = {grant for grant in self._granted if grant[0] not in gone}
-        return sorted(gone)
-
-    def _grants(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
-        grants, descriptors = [], []
-        for number in segments:
-            if (number, writable) not in self._granted:
-                self._granted.add((number, writable))
-                segment = self._store.arena[number]
-                grants.append(m.Grant(number, segment.size, writable))
-                descriptors.append(segment.fd if writable else segment.readonly_fd)
-        return grants, descriptors

@@ -35,13 +35,14 @@ from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitEx
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
+from dataplane.store.carried import Carried, laid_out
 from dataplane.store.hollow import dead_pages
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
-from dataplane.store.shared import MOST, SharedPages
+from dataplane.store.shared import SharedPages
 from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spillfile import Opened, SpillFile
 
@@ -107,6 +108,7 @@ class Store:
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes: defaultdict[str, set[int]] = defaultdict(set)
         self._numbers = itertools.count(1)
+        self._carried = Carried(self.budget, self.arena, self._small, self.following)
         self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
         self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
         self._seen: dict[Hashable, float] = {}
@@ -199,20 +201,11 @@ class Store:
         extent = self._reserved[client].get(number)
         if extent is None:
             raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        layout = self._laid(encoded, extent.size)
+        layout = laid_out(encoded, extent.size)
         with self.arena.view(extent) as view:
             layout.check_contents(np.frombuffer(view, dtype=np.uint8))
         columns = len(layout.outline.columns)
         return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
-
-    def _laid(self, encoded: bytes, size: int) -> Laid:
-        """The layout of a shard of so many bytes. Raises Corrupt, LimitExceeded."""
-        try:
-            layout = one(encoded, size)
-        except ProtocolMismatch as error:  # the message is well formed, so it fails alone
-            raise Corrupt(str(error)) from None
-        check_cost(layout, encoded, size)
-        return layout
 
     def _add(self, shard: Shard) -> None:
         self._shards[shard.number] = shard
@@ -222,56 +215,19 @@ class Store:
         self._residency.used(shard)
 
     def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
-        """A shard whose bytes came in a message, or None where it would have to wait for room. Raises as `seal`."""
-        shard = self._described(payload, layout, scope, holder)
-        if not self._shares(shard):
-            if not self.budget.try_reserve(shard.room):
-                return None
-            given = shard.room
-        elif self._small.fits(shard.size):
-            given = 0
-        elif self.budget.try_reserve(shard.room):
-            given = shard.room
-        else:
-            return None
-        return self._place(client, shard, payload, given)
+        """A shard whose bytes came in a message, or None where it would have to wait for room. Raises as `put`."""
+        shard = self._carried.put_now(payload, layout, scope=scope, holder=holder)
+        return None if shard is None else self._came(client, shard)
 
     async def put(
         self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
     ) -> int:
-        """As `put_now`, waiting until the deadline. Raises as `reserve` and `seal` do."""
-        shard = self._described(payload, layout, scope, holder)
-        await self.budget.reserve(shard.room, deadline)
-        return self._place(client, shard, payload, shard.room)
+        """As `put_now`, waiting until the deadline. Raises as `Carried.put`."""
+        return self._came(client, await self._carried.put(payload, layout, deadline, scope=scope, holder=holder))
 
-    def _described(self, payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard:
-        """A shard of these bytes, which are what the layout says, without a number and a place."""
-        size = max(aligned(len(payload)), aligned(1))
-        layout = self._laid(encoded, size)
-        layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))
-        columns = len(layout.outline.columns)
-        return Shard(0, size, layout.rows, columns, encoded, holder, scope, 0)
-
-    def _shares(self, shard: Shard) -> bool:
-        return shard.size <= MOST
-
-    def _place(self, client: Hashable, shard: Shard, payload: bytes, given: int) -> int:
-        """Write a shard into memory, of which the budget has given so many bytes, as many as it can need. Raises
-        Backpressure where the system refuses, with the bytes given back."""
+    def _came(self, client: Hashable, shard: Shard) -> int:
         self.touch(client)
-        before = self.arena.used
-        try:
-            shared = self._shares(shard)
-            extent = self._small.take(shard.size) if shared else self.arena.allocate(OWN, shard.room)
-        except OSError as error:
-            self.budget.release(given)
-            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=shard.room) from None
-        self.arena.write(extent, payload.ljust(extent.size, b"\0"))
-        spare = given - (self.arena.used - before)
-        if spare:
-            self.budget.release(spare)
         self._peak = max(self._peak, self.budget.used)
-        shard.number, shard.extent, shard.shared = next(self._numbers), extent, shared
         self._add(shard)
         return shard.number
 

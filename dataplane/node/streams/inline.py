@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from dataplane.batch.alike import one
-from dataplane.batch.layout import aligned
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
 from dataplane.node.streams.streaming import Streaming, Waiting
+from dataplane.store.carried import rounded
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
 
@@ -86,7 +86,7 @@ class Inlining:
 
     def _ref(self, columns: m.Inline, shard: int) -> BatchRef:
         """All of a shard that was stored. Raises ProtocolMismatch where what was said with it is false."""
-        laid = one(columns.layout, max(aligned(len(columns.payload)), aligned(1)))
+        laid = one(columns.layout, rounded(len(columns.payload)))
         named = laid.outline.columns
         if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
             raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
