@@ -6,8 +6,11 @@ row, byte by byte. What runs is said in `fit`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
+from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model
 from tests.integrations.verl.fit.record import Seen
 from tests.integrations.verl.fit.run import Job
@@ -167,3 +171,27 @@ def test_rows_are_those_of_simple_storage(runs: Runs, store: str, kind: str, mod
 @pytest.mark.parametrize("store", ["SimpleStorage", "module"])
 def test_other_storages_resume_likewise(runs: Runs, reference: Seen, store: str) -> None:
     check_resumed(runs, store, "images", Seen.lasting(reference))
+
+
+async def test_a_process_of_a_run_that_hangs_says_what_it_waits_for(tmp_path: Path) -> None:
+    """So that a run whose time is over is told of by who waits for what."""
+    never, there, done = asyncio.Event(), threading.Event(), threading.Event()
+
+    async def a_task_of_ours() -> None:
+        await never.wait()
+
+    def a_thread_of_ours() -> None:
+        there.set()
+        done.wait()
+
+    waiting, blocked = asyncio.create_task(a_task_of_ours()), threading.Thread(target=a_thread_of_ours)
+    blocked.start()
+    await asyncio.to_thread(there.wait)  # the task begins meanwhile
+    await asyncio.to_thread(hang.watch(tmp_path, time.time()).join)
+    said = hang.said(tmp_path)
+    waiting.cancel()
+    done.set()
+    await asyncio.to_thread(blocked.join)
+    assert said.startswith(f"{os.getpid()} ")
+    assert "a_task_of_ours `await never.wait()`; awaits Future" in said
+    assert "a_thread_of_ours `" in said

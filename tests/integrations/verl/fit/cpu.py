@@ -15,6 +15,10 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from . import hang
+
+hang.watch_if_asked()
+
 
 class _Module(types.ModuleType):
     """What `torch.cuda` is where there is a GPU: no memory of its own, and nothing to wait for."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from . import hang
 from .model import CUT, LETTERS, id_of, ids
 
 ROOT = Path(__file__).parents[4]
@@ -16,6 +20,7 @@ _WAITING = (  # for what has been cut: each step trains with the prompts that a 
     "trainer.v1.sampler.max_off_policy_strategy=wait",
     "trainer.v1.sampler.max_off_policy_threshold=2",
 )
+_TO_SAY = 15.0  # seconds before a run's time is over, for its processes to write where they are
 STORES = ("SimpleStorage", "Dataplane", "module")
 
 
@@ -138,6 +143,8 @@ class Job:
             ("FIT_TIMES" if self.timed else "FIT_RECORD"): str(self.record),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.directory / "hf"),
+            "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS": "20",
+            "RAY_worker_niceness": "0",  # 15 by default: none of the processor where others work
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -147,18 +154,36 @@ class Job:
         }
 
     def run(self, timeout: float = 300) -> None:
-        """Run it to its end. Raises AssertionError with the end of its log where it fails or takes longer."""
+        """Run it to its end. Raises AssertionError with the end of its log where it fails or takes longer; in that
+        case with where its processes were (`hang`) too."""
         self.record.mkdir(parents=True, exist_ok=True)
-        log = self.directory / "log"
+        log, stacks = self.directory / "log", self.directory / "stacks"
         command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *self.arguments()]
+        asked = {"FIT_HANG": str(stacks), "FIT_DEADLINE": str(time.time() + timeout - _TO_SAY)}
         with log.open("ab") as out:
             running = subprocess.Popen(
-                command, env=self.environment(), stdout=out, stderr=out, cwd=self.directory, start_new_session=True
+                command,
+                env=self.environment() | asked,
+                stdout=out,
+                stderr=out,
+                cwd=self.directory,
+                start_new_session=True,
             )
             try:
                 code = running.wait(timeout)
             except subprocess.TimeoutExpired:
-                running.terminate()
-                code = f"nothing after {timeout:.0f} s"
-                running.wait(30)
-        assert code == 0, f"{self.store}, {self.mode}: {code}:\n{log.read_text(errors='replace')[-6000:]}"
+                code = f"not done after {timeout:.0f} s:\n{hang.said(stacks)}"
+                _end(running)
+        assert code == 0, f"{self.store}, {self.mode}: {code}\n{log.read_text(errors='replace')[-6000:]}"
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """End it, and the processes of its session that outlive it."""
+    running.terminate()
+    try:
+        running.wait(30)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)

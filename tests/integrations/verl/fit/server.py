@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from . import hang
+
 CUT_AFTER = 2
+hang.watch_if_asked()
 
 
 class Server:
