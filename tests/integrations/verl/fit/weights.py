@@ -46,4 +46,5 @@ class MailEngine(CheckpointEngine):
 
 
 def _mail() -> Any:
-    return ray.remote(num_cpus=0)(Mail).options(name="mail", get_if_exists=True).remote()
+    """The actor. It ends with Ray: one that has an owner ends with its first handle, under the call of the other."""
+    return ray.remote(num_cpus=0)(Mail).options(name="mail", get_if_exists=True, lifetime="detached").remote()
