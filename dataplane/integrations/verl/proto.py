@@ -47,7 +47,7 @@ def put(
     dedupe: columns of which equal rows are stored once, as far as they are there.
     scope: a name under which they are put, and what is put of it or assigned to it later, to be freed together.
 
-    Raises SchemaMismatch for what MessagePack does not hold, such as PIL images, and as `Plane.put`.
+    Raises SchemaMismatch for what MessagePack does not hold, such as a lock, and as `Plane.put`.
     """
     if isinstance(proto, RemoteProto):
         return proto
