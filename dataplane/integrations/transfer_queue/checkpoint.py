@@ -12,6 +12,7 @@ in the order that they had. Each process of the job may save and load; a load ta
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ from dataplane.integrations.transfer_queue.manifest import Manifest
 from dataplane.integrations.transfer_queue.partition import Index, Partition
 from dataplane.integrations.transfer_queue.session import Session, session
 
+log = logging.getLogger(__name__)
+
 _PARTITIONS = "partitions"
 _PAGE_BYTES = 64 << 20
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -38,9 +41,12 @@ def save_checkpoint(
 ) -> None:
     """Write all partitions to a directory, in place of what is there. `metadata` is kept in its `metadata.json`.
 
-    What is put or consumed meanwhile is in it or not, row by row. include_storage is ignored: it always is.
-    Raises NotStarted, OSError.
+    What is put or consumed meanwhile is in it or not, row by row. Values are saved with include_storage=False too, and
+    a warning says so, as with TransferQueue's SimpleStorage: they would be lost with the node. Raises NotStarted,
+    OSError.
     """
+    if not include_storage:
+        log.warning("include_storage=False has no effect: values that are not saved are lost as the node ends")
     own, target = session(), Path(checkpoint_dir)
     fresh, old = _beside(target)
     shutil.rmtree(fresh, ignore_errors=True)

@@ -306,6 +306,18 @@ def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
+def test_a_checkpoint_without_storage_has_it_all_the_same(
+    ours: Any, pid: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with TransferQueue's own storage, whose values are in memory too."""
+    ours.kv_put("a", pid, fields={"x": torch.arange(3)}, tag={"v": 1})
+    ours.save_checkpoint(tmp_path / "here", include_storage=False)
+    assert "include_storage=False has no effect" in caplog.text
+    ours.kv_clear("a", pid)
+    ours.load_checkpoint(tmp_path / "here")
+    assert ours.kv_batch_get(["a"], pid)["x"].tolist() == [[0, 1, 2]]
+
+
 def test_a_checkpoint_whose_replacement_was_broken_off_is_found(ours: Any, pid: str, tmp_path: Path) -> None:
     ours.kv_put("a", pid, tag={"v": 1})
     ours.save_checkpoint(tmp_path / "here")
