@@ -26,7 +26,7 @@ from dataplane.client.tables import Rows
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.integrations.transfer_queue import manifest
 from dataplane.integrations.transfer_queue.manifest import Manifest
-from dataplane.integrations.transfer_queue.partition import Index, Partition
+from dataplane.integrations.transfer_queue.partition import Index, Partition, new_keys
 from dataplane.integrations.transfer_queue.session import Session, session
 
 log = logging.getLogger(__name__)
@@ -156,8 +156,8 @@ def _load(own: Session, listed: Manifest, directory: Path, name: str) -> None:
     except msgspec.MsgspecError as error:
         raise Corrupt(f"{path} is not what was saved: {error}", path=str(path)) from error
     table = own.partition(saved.name).table
-    if not saved.keys:
-        table.numbers([], create=True)
+    if not saved.keys:  # all were cleared: it is there, and has no rows
+        table.clear(table.numbers(new_keys(1), create=True))
         return
     numbers = table.write(saved.keys, tags=saved.tags)
     for number, (_, places) in enumerate(saved.files):

@@ -306,6 +306,19 @@ def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
+def test_a_checkpoint_has_partitions_whose_rows_were_cleared(ours: Any, pid: str, tmp_path: Path) -> None:
+    """As verl's of validation is when it saves."""
+    ours.kv_put("a", pid, fields={"x": torch.arange(3)}, tag={"v": 1})
+    ours.kv_clear("a", pid)
+    ours.save_checkpoint(tmp_path / "here")
+    listed, named = ours.kv_list(pid), ours.get_client().get_partition_list()
+    ours.load_checkpoint(tmp_path / "here")
+    assert ours.kv_list(pid) == listed
+    assert ours.get_client().get_partition_list() == named
+    ours.kv_put("b", pid, fields={"x": torch.arange(2)}, tag={"v": 2})
+    assert ours.kv_list(pid) == {pid: {"b": {"v": 2}}}
+
+
 def test_a_checkpoint_without_storage_has_it_all_the_same(
     ours: Any, pid: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
