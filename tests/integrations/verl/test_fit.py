@@ -1,12 +1,15 @@
 """verl's own trainer, from its command line, with each storage: what trainer and validation see is the same, row by
 row, byte by byte. What runs is said in `fit`.
 
-`DATAPLANE_FIT=all` adds those of `COMBINATIONS` that take minutes.
+All are compared with a synchronous run with TransferQueue's own storage, one of text and one of images. Those that run
+by default are few, and such that each mode, each of our ways, images, partial rollouts, checkpoints and several ranks
+are in one of them; `DATAPLANE_FIT=all` runs all. A run that hangs says who waits for what (`fit.hang`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import threading
@@ -21,15 +24,18 @@ pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model
 from tests.integrations.verl.fit.record import Seen
-from tests.integrations.verl.fit.run import Job
+from tests.integrations.verl.fit.run import STORES, Job
 
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1000),
     pytest.mark.leaks(reason="verl's data set leaves maps behind"),
     pytest.mark.filterwarnings("ignore"),  # transformers' own
 ]
 
 SIDE = 56  # of an image, in pixels: four of its patches make a token
+KINDS = ("text", "images")
+ASYNCHRONOUS = ("colocate_async", "separate_async")
+ALWAYS_RESUMED = {("Dataplane", "images", "separate_async"), ("module", "images", "colocate_async")}
 EVERY = 4  # prompts, of which one is cut in an asynchronous run
 FIRST_OF_VALIDATION = 100
 SEPARATE = (
@@ -51,6 +57,7 @@ class Runs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._made: dict[Any, Job] = {}
+        self._numbers = itertools.count()
         for kind, side in (("text", 0), ("images", SIDE)):
             model = directory / kind
             model.mkdir()
@@ -58,14 +65,15 @@ class Runs:
             make_data(directory / f"{kind}.parquet", 24, image_side=side, cut_every=EVERY)
             make_data(directory / f"{kind}_validation.parquet", 2, image_side=side, first=FIRST_OF_VALIDATION)
 
-    def job(self, store: str, kind: str, **named: Any) -> Job:
-        """A job in a directory of its own, not run."""
-        directory = self._directory / f"run_{len(self._made)}"
+    def job(self, store: str, kind: str, *, saved: bool = False, **named: Any) -> Job:
+        """A job of three steps in a directory of its own, not run. `saved`: with a checkpoint of each step."""
+        directory = self._directory / f"run_{next(self._numbers)}"
         directory.mkdir()
         data = self._directory / f"{kind}.parquet", self._directory / f"{kind}_validation.parquet"
-        job = Job(self._directory / kind, *data, directory, store, **named)
-        self._made[job] = job
-        return job
+        overrides = SEPARATE if named.get("mode") == "separate_async" else ()
+        if saved:
+            overrides += ("trainer.save_freq=1",)
+        return Job(self._directory / kind, *data, directory, store, overrides=overrides, **{"steps": 3, **named})
 
     def __call__(self, store: str, kind: str, **named: Any) -> Job:
         """One that has been run."""
@@ -82,12 +90,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("fit"))
 
 
-@pytest.fixture(scope="module")
-def reference(runs: Runs) -> Seen:
-    """What a run with TransferQueue's own storage sees: three steps of images."""
-    return Seen(runs("SimpleStorage", "images", steps=3).record)
-
-
 def metrics(job: Job) -> list[dict[str, float]]:
     """verl's own, without times and memory."""
     lines = (json.loads(line) for line in (job.directory / "metrics.jsonl").read_text().splitlines())
@@ -95,13 +97,21 @@ def metrics(job: Job) -> list[dict[str, float]]:
     return [{name: value for name, value in line["data"].items() if name.startswith(named)} for line in lines]
 
 
-@pytest.mark.parametrize(("store", "ranks"), [("Dataplane", 2), ("module", 1)])
-def test_images_reach_trainer_and_validation_as_with_simple_storage(
-    runs: Runs, reference: Seen, store: str, ranks: int
+@pytest.mark.parametrize(
+    ("store", "kind", "ranks"),
+    [
+        ("Dataplane", "images", 2),
+        pytest.param("module", "images", 2, marks=more),
+        pytest.param("Dataplane", "text", 1, marks=more),
+        pytest.param("module", "text", 1, marks=more),
+    ],
+)
+def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
+    runs: Runs, store: str, kind: str, ranks: int
 ) -> None:
-    """With two ranks of a trainer as with the one of the reference."""
-    job = runs(store, "images", steps=3, ranks=ranks)
-    seen = Seen(job.record)
+    """All of it: with two ranks of a trainer as with the one of the reference."""
+    job, other = runs(store, kind, ranks=ranks), runs("SimpleStorage", kind)
+    seen, reference = Seen(job.record), Seen(other.record)
     differing = {
         (known_by, name)
         for known_by in reference.rows.keys() & seen.rows.keys()
@@ -114,20 +124,48 @@ def test_images_reach_trainer_and_validation_as_with_simple_storage(
     phases = {phase for phase, *_ in seen.rows}
     assert phases == {"actor", "reference", "update", "validation"}
     assert len(seen.rows) == 3 * (3 * 4 * 2) + 2 * 2, "steps x prompts x responses in each phase, and validation twice"
-    expected = metrics(runs("SimpleStorage", "images", steps=3))
+    updates = {
+        step: row["extra_fields"]["updates"] for (phase, step, *_), row in seen.rows.items() if phase == "update"
+    }
+    assert updates == {1: 0, 2: 1, 3: 2}, "each step's responses are made with the weights of the step before"
+    expected = metrics(other)
     assert [line.keys() for line in metrics(job)] == [line.keys() for line in expected]
     assert all(
         line == pytest.approx(other, rel=1e-5, abs=1e-6) for line, other in zip(metrics(job), expected, strict=True)
     )
 
 
-def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(runs: Runs, reference: Seen) -> None:
-    check_resumed(runs, "Dataplane", "images", Seen.lasting(reference))
+@more
+@pytest.mark.parametrize(
+    ("store", "kind", "mode", "ranks"),
+    [
+        (store, kind, mode, 2 if (store, kind) == ("Dataplane", "images") else 1)
+        for mode in ASYNCHRONOUS
+        for kind in KINDS
+        for store in STORES
+    ],
+)
+def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
+    runs: Runs, store: str, kind: str, mode: str, ranks: int
+) -> None:
+    """But for when, and with which weights: partial rollouts are resumed where they were cut."""
+    seen = Seen(runs(store, kind, mode=mode, ranks=ranks).record)
+    assert seen.lasting() == Seen(runs("SimpleStorage", kind).record).lasting()
+    assert max(seen.spans()) > 1, "a response was cut, and resumed with other weights"
 
 
-def check_resumed(runs: Runs, store: str, kind: str, expected: dict[Any, Any]) -> None:
+@pytest.mark.parametrize(
+    ("store", "kind", "mode"),
+    [
+        pytest.param(store, kind, mode, marks=() if (store, kind, mode) in ALWAYS_RESUMED else more)
+        for mode in ASYNCHRONOUS
+        for kind in KINDS
+        for store in STORES
+    ],
+)
+def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(runs: Runs, store: str, kind: str, mode: str) -> None:
     """One step, a checkpoint, and two steps more by another trainer, in a Ray of its own."""
-    job = runs.job(store, kind, mode="colocate_async", steps=1, overrides=("trainer.save_freq=1",))
+    job = runs.job(store, kind, mode=mode, steps=1, saved=True)
     job.run()
     before = Seen(job.record)
     finished = {index for index in range(8) if index % EVERY != EVERY - 1} - before.trained()
@@ -138,39 +176,7 @@ def check_resumed(runs: Runs, store: str, kind: str, expected: dict[Any, Any]) -
     assert finished <= seen.trained(2), "what was finished comes first"
     assert not before.trained() & seen.trained(), "nothing is trained with twice"
     assert max(seen.spans()) > 1, "a response was cut, and resumed with other weights"
-    assert before.lasting() | seen.lasting() == expected
-
-
-COMBINATIONS = [
-    (store, kind, mode)
-    for mode in ("sync", "colocate_async", "separate_async")
-    for kind in ("text", "images")
-    for store in ("Dataplane", "module")
-    if (kind, mode) != ("images", "sync")  # above
-]
-
-
-@more
-@pytest.mark.parametrize(("store", "kind", "mode"), COMBINATIONS)
-def test_rows_are_those_of_simple_storage(runs: Runs, store: str, kind: str, mode: str) -> None:
-    named: dict[str, Any] = {"mode": mode, "steps": 3}
-    if mode == "sync":
-        named["follow"] = True
-    if mode == "separate_async":
-        named["overrides"] = SEPARATE
-    theirs, ours = (Seen(runs(each, kind, **named).record) for each in ("SimpleStorage", store))
-    if mode == "sync":
-        assert ours.rows == theirs.rows
-        assert ours.tags == theirs.tags
-        return
-    assert ours.lasting() == theirs.lasting()
-    assert max(ours.spans()) > 1, "a response was cut, and resumed with other weights"
-
-
-@more
-@pytest.mark.parametrize("store", ["SimpleStorage", "module"])
-def test_other_storages_resume_likewise(runs: Runs, reference: Seen, store: str) -> None:
-    check_resumed(runs, store, "images", Seen.lasting(reference))
+    assert before.lasting() | seen.lasting() == Seen(runs("SimpleStorage", kind).record).lasting()
 
 
 async def test_a_process_of_a_run_that_hangs_says_what_it_waits_for(tmp_path: Path) -> None:

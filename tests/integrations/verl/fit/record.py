@@ -16,7 +16,8 @@ from typing import Any
 
 _numbers = itertools.count()
 _OF_ONE_RUN = ("uid", "metrics")  # drawn, and timings
-_OF_A_MOMENT = ("global_steps", "extra_fields", "log_probs", "old_log_probs", "ref_log_prob")  # follow the updates
+_OF_A_MOMENT = ("global_steps", "log_probs", "old_log_probs", "ref_log_prob")  # follow the updates
+_EXTRAS = ("reward_extra_info", "turn_scores", "tool_rewards")  # of `extra_fields`, the others follow them too
 
 
 def rows(phase: str, data: Any) -> None:
@@ -90,10 +91,7 @@ class Seen:
 
     def lasting(self) -> dict[tuple[str, int, int], dict[str, Any]]:
         """The rows by phase, index and session, without what follows from when they were made."""
-        return {
-            (phase, index, session): {name: value for name, value in row.items() if name not in _OF_A_MOMENT}
-            for (phase, _, index, session), row in self.rows.items()
-        }
+        return {(phase, index, session): _lasting(row) for (phase, _, index, session), row in self.rows.items()}
 
     def trained(self, step: int | None = None) -> set[int]:
         """The prompts that the actor was updated with, in one step or any."""
@@ -102,6 +100,11 @@ class Seen:
     def spans(self) -> list[int]:
         """With how many versions of the weights each trajectory was made."""
         return [tag["max_global_steps"] - tag["min_global_steps"] + 1 for tag in self.tags.values()]
+
+
+def _lasting(row: dict[str, Any]) -> dict[str, Any]:
+    extras = {name: value for name, value in row["extra_fields"].items() if name in _EXTRAS}
+    return {name: value for name, value in row.items() if name not in _OF_A_MOMENT} | {"extra_fields": extras}
 
 
 def _read(directory: Path, what: str) -> Any:

@@ -1,6 +1,6 @@
 """The servers of made-up tokens, as a rollout of verl: `actor_rollout_ref.rollout.name=scripted`.
 
-What is said about them is in `rollout.engine_kwargs.scripted`: `words`, `eos`, `cut_token`, `follow` (`server`).
+What is said about them is in `rollout.engine_kwargs.scripted`: `words`, `eos`, `cut_token` (`server`).
 """
 
 from __future__ import annotations

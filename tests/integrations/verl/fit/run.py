@@ -28,7 +28,7 @@ STORES = ("SimpleStorage", "Dataplane", "module")
 class Job:
     """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses.
 
-    `timed` writes times in place of rows (`timed`); `follow` lets the weights change the tokens.
+    `timed` writes times in place of rows (`timed`).
     """
 
     model: Path
@@ -41,7 +41,6 @@ class Job:
     prompts: int = 4
     responses: int = 2
     ranks: int = 1
-    follow: bool = False
     prompt_length: int = 64
     checkpoints: Path | None = None
     memory: str = "256MiB"
@@ -97,7 +96,6 @@ class Job:
             f"{scripted}.words={[id_of(letter) for letter in LETTERS]}".replace(" ", ""),
             f"{scripted}.eos={ids()['<|im_end|>']}",
             f"{scripted}.cut_token={id_of(CUT) if asynchronous else 'null'}",
-            f"{scripted}.follow={self.follow}",
             "reward.num_workers=1",
             f"reward.custom_reward_function.path={fit}/reward.py",
             f"{trainer}.device=cpu",

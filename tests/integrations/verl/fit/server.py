@@ -24,11 +24,11 @@ hang.watch_if_asked()
 class Server:
     """One replica's. Requests wait while it sleeps, or while the trainer holds it.
 
-    words: the ids that a response is made of; eos: the id that ends it; follow: whether the weights change the tokens.
+    words: the ids that a response is made of; eos: the id that ends it.
     """
 
-    def __init__(self, words: Sequence[int], eos: int, length: int, cut_token: int | None, follow: bool) -> None:
-        self._words, self._eos, self._length, self._cut_token, self._follow = words, eos, length, cut_token, follow
+    def __init__(self, words: Sequence[int], eos: int, length: int, cut_token: int | None) -> None:
+        self._words, self._eos, self._length, self._cut_token = words, eos, length, cut_token
         self._awake, self._resumed, self._aborted = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._resumed.set()
         self._rejecting = False
@@ -50,7 +50,7 @@ class Server:
         while not (self._awake.is_set() and self._resumed.is_set()):
             await self._awake.wait()
             await self._resumed.wait()
-        seed = zlib.crc32(repr((sampling_params["seed"], self._updates if self._follow else 0)).encode())
+        seed = zlib.crc32(repr(sampling_params["seed"]).encode())
         for image in image_data or ():
             seed = zlib.crc32(image.tobytes(), seed)
         limit = sampling_params.get("max_tokens", self._length)
@@ -74,11 +74,11 @@ class Server:
             routed_experts=None,
             stop_reason=why,
             num_preempted=0,
-            extra_fields={"global_steps": self._steps},
+            extra_fields={"global_steps": self._steps, "updates": self._updates},
         )
 
     async def set_weights(self, updates: float, steps: int | None) -> None:
-        """The trainer's updates so far, and its step."""
+        """The trainer's updates so far, which change no tokens and are said with them, and its step."""
         self._updates = updates
         if steps is not None:
             self._began = steps if self._began < 0 else self._began
