@@ -8,6 +8,7 @@ it leaves no files.
 from __future__ import annotations
 
 import asyncio
+import gc
 import linecache
 import os
 import sys
@@ -64,7 +65,7 @@ def _threads() -> Iterator[str]:
 
 def _tasks() -> Iterator[str]:
     """What each task of each event loop awaits, from the inside."""
-    for task in list(asyncio.tasks._all_tasks):  # of all threads
+    for task in [each for each in gc.get_objects() if issubclass(type(each), asyncio.Task)]:  # asyncio tells one loop's
         awaited: Any = task.get_coro()
         stack: list[FrameType] = []
         while (frame := getattr(awaited, "cr_frame", None)) is not None:
