@@ -25,6 +25,7 @@ from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model
 from tests.integrations.verl.fit.record import Seen
 from tests.integrations.verl.fit.run import STORES, Job
+from tests.integrations.verl.fit.server import Server
 
 pytestmark = [
     pytest.mark.timeout(1000),
@@ -201,3 +202,34 @@ async def test_a_process_of_a_run_that_hangs_says_what_it_waits_for(tmp_path: Pa
     assert said.startswith(f"{os.getpid()} ")
     assert "a_task_of_ours `await never.wait()`; awaits Future" in said
     assert "a_thread_of_ours `" in said
+
+
+async def test_a_response_that_is_cut_twice_waits_for_other_weights_and_has_the_same_tokens() -> None:
+    """As one in `separate_async` may be: by a server that goes to sleep, and by the weights of the next one."""
+    words, cut, prompt = list(range(10, 30)), 0, [0, 5]
+
+    async def server() -> Server:
+        made = Server(words=words, eos=9, length=8, cut_token=cut)
+        await made.wake_up()
+        await made.set_weights(0.0, 0)
+        return made
+
+    async def asked(of: Server, tokens: list[int], seed: int, temperature: float = 1.0) -> list[int]:
+        limits = {"seed": seed, "temperature": temperature, "max_tokens": 8 - len(tokens)}
+        answer = await of.generate(request_id="one", prompt_ids=[*prompt, *tokens], sampling_params=limits)
+        return [*tokens, *answer.token_ids]
+
+    first, second = await server(), await server()
+    seeds = [seed for seed in range(20) if len(await asked(second, [], seed, temperature=0.0)) == 4]
+    assert seeds, "of four tokens: two, and two more"
+    whole = await asked(second, [], seeds[0], temperature=0.0)
+    for stops in (first, second):
+        tokens = whole[:2] if stops is second else []
+        waiting = asyncio.create_task(asked(stops, tokens, seeds[0]))
+        await asyncio.sleep(0)  # it runs until it waits
+        assert not waiting.done()
+        await stops.abort_all_requests()
+        assert await waiting == whole[:2]
+    await second.set_weights(1.0, 1)
+    await second.resume_generation()
+    assert await asked(second, whole[:2], seeds[0]) == whole

@@ -2,9 +2,10 @@
 so that its process is there at once.
 
 What always holds: the tokens of a response follow from those before it, so that one that was cut and resumed has the
-tokens that it would have had. A request whose prompt holds the token `cut_token` is held after `CUT_AFTER` tokens,
-while the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by
-the trainer's doing, and by no clock.
+tokens that it would have had. A response to a prompt with the token `cut_token` is held after `CUT_AFTER` tokens, while
+the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by the
+trainer's doing, and by no clock. One that is aborted where weights stay as they are, and resumed elsewhere, is held
+there with the tokens that it has.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class Server:
             seed = zlib.crc32(image.tobytes(), seed)
         limit = sampling_params.get("max_tokens", self._length)
         held = self._cut_token in prompt_ids and self._steps == self._began and sampling_params["temperature"] > 0
+        cut_after = 0 if prompt_ids[-1] in self._words else CUT_AFTER
         tokens: list[int] = []
         while len(tokens) < limit and self._eos not in tokens[-1:]:
-            if held and len(tokens) == CUT_AFTER:
+            if held and len(tokens) == cut_after:
                 await self._aborted.wait()
                 return self._output(tokens, "aborted")
             tokens.append(self._next([*prompt_ids, *tokens], seed, last=len(tokens) == limit - 1))
