@@ -2,15 +2,16 @@
 so that its process is there at once.
 
 What always holds: the tokens of a response follow from those before it, so that one that was cut and resumed has the
-tokens that it would have had. A response to a prompt with the token `cut_token` is held after `CUT_AFTER` tokens, while
-the server has the weights that the run began with, until the trainer aborts it: so a partial rollout happens by the
-trainer's doing, and by no clock. One that is aborted where weights stay as they are, and resumed elsewhere, is held
-there with the tokens that it has.
+tokens that it would have had. A response to a prompt with the token `cut_token` is held after `CUT_AFTER` tokens, and
+none is shorter, while the server has the weights that the run began with, until the trainer aborts it: so a partial
+rollout happens by the trainer's doing, and by no clock. One that is aborted where weights stay as they are, and resumed
+elsewhere, is held there with the tokens that it has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -56,18 +57,17 @@ class Server:
             seed = zlib.crc32(image.tobytes(), seed)
         limit = sampling_params.get("max_tokens", self._length)
         held = self._cut_token in prompt_ids and self._steps == self._began and sampling_params["temperature"] > 0
-        cut_after = 0 if prompt_ids[-1] in self._words else CUT_AFTER
+        there = len(list(itertools.takewhile(self._words.__contains__, reversed(prompt_ids))))  # of a resumed one
         tokens: list[int] = []
         while len(tokens) < limit and self._eos not in tokens[-1:]:
-            if held and len(tokens) == cut_after:
+            made = there + len(tokens)
+            if held and made >= CUT_AFTER:
                 await self._aborted.wait()
                 return self._output(tokens, "aborted")
-            tokens.append(self._next([*prompt_ids, *tokens], seed, last=len(tokens) == limit - 1))
+            drawn = zlib.crc32(repr([*prompt_ids, *tokens]).encode(), seed) >> 3
+            ends = len(tokens) == limit - 1 or (made >= CUT_AFTER and drawn % 5 == 0)
+            tokens.append(self._eos if ends else self._words[drawn % len(self._words)])
         return self._output(tokens, "completed")
-
-    def _next(self, before: list[int], seed: int, *, last: bool) -> int:
-        drawn = zlib.crc32(repr(before).encode(), seed) >> 3
-        return self._eos if last or drawn % 5 == 0 else self._words[drawn % len(self._words)]
 
     def _output(self, tokens: list[int], why: str) -> SimpleNamespace:
         return SimpleNamespace(
