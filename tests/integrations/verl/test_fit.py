@@ -102,7 +102,7 @@ def metrics(job: Job) -> list[dict[str, float]]:
     ("store", "kind", "ranks"),
     [
         ("Dataplane", "images", 2),
-        pytest.param("module", "images", 2, marks=more),
+        pytest.param("module", "images", 1, marks=more),
         pytest.param("Dataplane", "text", 1, marks=more),
         pytest.param("module", "text", 1, marks=more),
     ],
