@@ -128,6 +128,15 @@ def values_of(rows: Sequence[Row]) -> Values:
     return _column([*stored, *([contents[number]] for number in shared)], np.array(index, np.int64))
 
 
+def shared(column: str, values: Values) -> Values:
+    """Rows that mean no others, with the large parts that several have stored once; columns of other kinds as they are.
+    Raises Corrupt where a row is none."""
+    if values.field.kind != "object" or values.index is not None or values.data is None:
+        return values
+    found = values_of([taken(column, values.data.row(i), nowhere) for i in range(values.rows)])
+    return values if found.index is None else found
+
+
 def _alike(parts: Sequence[Any]) -> list[int] | None:
     """For each part, the number of what it is, equal for equal parts; None where no two are equal."""
     if len(parts) < 2:

@@ -114,11 +114,11 @@ class Known(Generic[T]):
                     del self._places[key]
 
 
-def keys_of(values: Values, *, tensors: bool, how: bytes = b"") -> list[bytes | None] | None:
+def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) -> list[bytes | None] | None:
     """The key of each row that is to be looked up; none of a row that is not, and None where no row is. `tensors`: each
-    row is a tensor; `how`: what else makes equal rows different."""
+    row is a tensor; `how`: what else makes equal rows different; `few`: rows of tensors up to which they are."""
     least = TENSOR if tensors else LEAST
-    if values.nbytes < least or (tensors and values.rows > FEW) or _indexed(values):
+    if values.nbytes < least or (tensors and values.rows > few) or _indexed(values):
         return None
     large = np.flatnonzero(_sizes(values) >= least)
     if not len(large):

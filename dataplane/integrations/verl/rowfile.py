@@ -21,7 +21,7 @@ import msgspec
 from dataplane.batch.ref import BatchRef
 from dataplane.client.checkpointfile import COLUMNS, END, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, SchemaMismatch
-from dataplane.integrations.verl import cells
+from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.planes import with_plane
 
 _PAGE_BYTES = 32 << 20
@@ -149,7 +149,6 @@ def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> N
 
 
 def _put(columns: dict[str, Any], old: Mapping[str, list[bytes]], made: dict[bytes, bytes], timeout: float) -> None:
-    ref = with_plane(lambda plane: plane.put(columns, timeout=timeout))
-    new = cells.cells(ref, {name: cells.way(own[0]) for name, own in old.items()})
+    new = sharing.restore(columns, {name: cells.way(own[0]) for name, own in old.items()}, timeout)
     for name, own in old.items():
         made.update({was: cells.given_back_as(is_, was) for was, is_ in zip(own, new[name], strict=True)})

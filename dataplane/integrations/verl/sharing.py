@@ -5,23 +5,26 @@ What always holds: each cell that is given is its row's own, to be freed by itse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dataplane.batch import parts
 from dataplane.batch.columns import values_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
 from dataplane.client.sync import Plane
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied
-from dataplane.integrations.sharing import Known, keys_of
+from dataplane.integrations.sharing import FEW, Known, keys_of
 from dataplane.integrations.verl import cells
 from dataplane.integrations.verl.planes import with_plane
 
 Cells = dict[str, list[bytes]]
+_Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]
 
 _known: Known[bytes] = Known()
 _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may be waiting for room
@@ -29,19 +32,28 @@ _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
     """Store the columns; the cells of their rows, by field. `how`: how each is given back. Raises as `Plane.put`."""
-    values = {name: values_of(name, each) for name, each in columns.items()}
+    return _shared({name: values_of(name, each) for name, each in columns.items()}, how, timeout, FEW, _stored)
+
+
+def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
+    """The same for rows of a file, which were put in other numbers than they are read in: tensors of any number of rows
+    are looked up, and rows of objects share their large parts."""
+    return _shared(columns, how, timeout, sys.maxsize, _stored_in_parts)
+
+
+def _shared(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float, few: int, store: _Store) -> Cells:
     keys = {}
     for name, each in values.items():
-        found = keys_of(each, tensors=how[name] in (cells.TENSOR, cells.DENSE), how=how[name])
+        found = keys_of(each, tensors=how[name] in (cells.TENSOR, cells.DENSE), how=how[name], few=few)
         if found is not None:
             keys[name] = found
     if not keys:
-        return _stored(values, how, timeout)
+        return store(values, how, timeout)
     wanted = [key for several in keys.values() for key in several if key is not None]
     while True:
         with _known.claim(wanted, _LONGEST_S) as known:
             try:
-                return _Put(values, how, keys, known).run(timeout)
+                return _Put(values, how, keys, known, store).run(timeout)
             except _Stale as stale:
                 _known.forget(stale.places)
 
@@ -71,11 +83,13 @@ class _Put:
         how: Mapping[str, bytes],
         keys: Mapping[str, Sequence[bytes | None]],
         known: dict[bytes, bytes],
+        store: _Store,
     ) -> None:
         self._values = values
         self._how = how
         self._keys = keys
         self._known = known
+        self._stored = store
         self._made: dict[str, list[bytes | None]] = {name: [None] * each.rows for name, each in values.items()}
 
     def run(self, timeout: float) -> Cells:
@@ -120,10 +134,10 @@ class _Put:
                 parts[name] = rows
         if whole:
             everything = {name: range(values.rows) for name, values in whole.items()}
-            self._place(_stored(whole, self._how, timeout), everything)
+            self._place(self._stored(whole, self._how, timeout), everything)
         for name, rows in parts.items():
             taken = self._values[name].take(np.array(rows, np.int64))
-            self._place(_stored({name: taken}, self._how, timeout), {name: rows})
+            self._place(self._stored({name: taken}, self._how, timeout), {name: rows})
 
     def _fresh(self, name: str, rows: int) -> list[int]:
         seen: set[bytes] = set()
@@ -155,3 +169,7 @@ def _free(ref: BatchRef, plane: Plane) -> None:
 
 def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
     return cells.cells(with_plane(lambda plane: plane.put(values, timeout=timeout)), how)
+
+
+def _stored_in_parts(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
+    return _stored({name: parts.shared(name, each) for name, each in values.items()}, how, timeout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,34 @@ def test_where_a_node_can_not_know_of_more_owners_rows_are_stored(
     put(queue, partition, ["c"], [1])
     check(queue, partition, ["a", "b", "c"], [1, 1, 1])
     assert used() >= 3 * IMAGE
+
+
+def test_a_checkpoint_is_loaded_as_it_was_shared(queue: Any, partition: str, tmp_path: Path) -> None:
+    """Whether the values are still there or not: dicts that were put one by one, tensors too, objects put together."""
+    keys = [str(number) for number in range(24)]
+    prompts = [number // 8 for number in range(24)]
+    for key, prompt in zip(keys, prompts, strict=True):
+        fields = trajectories([prompt])
+        fields["frames"] = pixels(prompt)["pixel_values"][None]
+        queue.kv_batch_put(keys=[key], fields=fields, partition_id=partition)
+    said = [{"image": bytes([prompt]) * IMAGE, "answer": key} for key, prompt in zip(keys, prompts, strict=True)]
+    messages = TensorDict({"messages": NonTensorStack(*map(NonTensorData, said))}, batch_size=[24])
+    queue.kv_batch_put(keys=keys, fields=messages, partition_id=partition)
+    before = used()
+    assert before <= 9 * IMAGE + 32 * PAGES
+    queue.save_checkpoint(tmp_path / "checkpoint")
+    for gone in (False, True):
+        if gone:
+            queue.get_client().clear_partition(partition)
+            eventually(lambda: used() == 0, "all of it is freed")
+        queue.load_checkpoint(tmp_path / "checkpoint")
+        eventually(lambda: used() <= before, "shared as before")
+        check(queue, partition, keys, prompts)
+        got = queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=["frames", "messages"])
+        assert [entry if isinstance(entry, dict) else entry.data for entry in got["messages"]] == said
+        for frames, prompt in zip(got["frames"].unbind(), prompts, strict=True):
+            assert torch.equal(frames, pixels(prompt)["pixel_values"])
+        del got, frames
 
 
 def test_cells_of_one_value_are_freed_one_by_one(queue: Any) -> None:
