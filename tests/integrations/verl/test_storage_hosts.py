@@ -118,6 +118,38 @@ def test_rows_of_two_hosts_are_read_on_both(two: Any) -> None:
     eventually(lambda: ray.get(other.call.remote("own"), timeout=60) == 0, "and there")
 
 
+def test_a_checkpoint_of_rows_on_two_hosts(two: Any, tmp_path: Path) -> None:
+    """Each host writes what it has, and reads a part of it again; wherever the values are then, both find them."""
+    other = there()
+
+    def here_and_there() -> list[tuple[int, ...]]:
+        return [
+            (own(stats()), stats().fetched_bytes),
+            tuple(ray.get([other.call.remote(of) for of in ("own", "fetched")])),
+        ]
+
+    held = torch.arange(1 << 18, dtype=torch.float32)[None]  # a mebibyte
+    for partition, number in (("c", 1.0), ("c", 2.0)):
+        tq.kv_batch_put([f"here{number}"], partition, rows(1, x=held + number))
+        fields = rows(1, x=held - number)
+        ray.get(other.call.remote("kv_batch_put", [f"there{number}"], partition, fields), timeout=90)
+    before = here_and_there()
+    tq.save_checkpoint(tmp_path / "checkpoint")
+    assert len(list((tmp_path / "checkpoint").rglob("*.rows"))) == 2
+    assert here_and_there() == before, "no host asked the other for values"
+    tq.get_client().clear_partition("c")
+    tq.load_checkpoint(tmp_path / "checkpoint")
+    assert all(shards for shards, _ in here_and_there()), "both have values"
+    for got in (
+        tq.kv_batch_get(keys=["there1.0", "here1.0", "there2.0", "here2.0"], partition_id="c"),
+        ray.get(other.call.remote("kv_batch_get", ["there1.0", "here1.0", "there2.0", "here2.0"], "c"), timeout=60),
+    ):
+        assert torch.equal(got["x"], torch.cat([held - 1, held + 1, held - 2, held + 2]))
+    del got
+    tq.get_client().clear_partition("c")
+    eventually(lambda: [shards for shards, _ in here_and_there()] == [0, 0], "all of it is free")
+
+
 def test_more_than_memory_goes_to_disk(two: Any) -> None:
     keys = [f"k{i}" for i in range(24)]
     for number, key in enumerate(keys):
