@@ -14,22 +14,17 @@ store that hands out its memory has its readers' first touch come later.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
+from bench.jobs import BACKENDS, Job, actors, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
-ROOT = Path(__file__).parents[1]
 ROWS, FIELDS, SEQUENCE = 1024, 9, 8192
 NBYTES = ROWS * FIELDS * SEQUENCE * 4
 PARTITION = "bench"
-BACKENDS = ("SimpleStorage", "Dataplane")
 
 
 class _End:
@@ -80,69 +75,28 @@ class _End:
 
 
 def _serve(backend: str) -> None:
-    """A Ray job with this backend: a round for each line that comes, answered with its times; it ends with the last."""
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
+    """A Ray job with this backend, whose rounds are answered with their times."""
+    with transfer_queue(backend, "1GiB", 256 << 20):
+        import ray
 
-    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+        writer, reader = actors(_End)
 
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
-    try:
-        settings = {"storage_backend": backend, "Dataplane": {"memory": "1GiB", "spill": 0}}
-        tq.init(OmegaConf.create({"backend": settings}))
-        writer, reader = (ray.remote(num_cpus=0)(_End).remote() for _ in range(2))
-        ray.get([writer.__ray_ready__.remote(), reader.__ray_ready__.remote()])
-        print("@ready", flush=True)
-        for _ in sys.stdin:
+        def measured(_: str) -> dict[str, float]:
             put = ray.get(writer.put.remote())
             get, touch = ray.get(reader.get.remote())
-            clear = ray.get(writer.clear.remote())
-            print("@" + json.dumps({"put": put, "get": get, "read": touch, "clear": clear}), flush=True)
-    finally:
-        tq.close()
-        ray.shutdown()
+            return {"put": put, "get": get, "read": touch, "clear": ray.get(writer.clear.remote())}
 
-
-@contextmanager
-def _served(backend: str) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("DATAPLANE_ADDRESS", None)
-    command = [sys.executable, "-m", "bench.doors", "--serve", backend]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-    try:
-        _answer(child)
-        yield child
-    finally:
-        assert child.stdin is not None
-        child.stdin.close()
-        child.wait(60)
-
-
-def _answer(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    for line in child.stdout:  # others print too
-        if line.startswith("@"):
-            return line[1:]
-    raise RuntimeError(f"the job ended with {child.wait()}: {child.args}")
-
-
-def _round(child: subprocess.Popen[str]) -> dict[str, float]:
-    assert child.stdin is not None
-    child.stdin.write("\n")
-    child.stdin.flush()
-    return dict(json.loads(_answer(child)))
+        serve(measured)
 
 
 def backend(rounds: int) -> list[Row]:
     """TransferQueue's put and get with our storage, against its own."""
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in BACKENDS}
-    with _served("SimpleStorage") as theirs, _served("Dataplane") as ours:
+    with ExitStack() as stack:
+        jobs = {name: stack.enter_context(Job("bench.doors", name)) for name in BACKENDS}
         for number in range(rounds + 1):
-            for name, child in (("SimpleStorage", theirs), ("Dataplane", ours)):
-                times = _round(child)
+            for name, job in jobs.items():
+                times = job.round()
                 if number:  # the first warms both up
                     seen[name].append(times)
     pairs = list(zip(seen["SimpleStorage"], seen["Dataplane"], strict=True))

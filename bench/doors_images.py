@@ -12,48 +12,43 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.jobs import Job, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
-ROOT = Path(__file__).parents[1]
 PROMPTS, RESPONSES, PATCHES, WIDTH, TOKENS = 64, 8, 112, 1176, 256
 PARTITION = "images"
 DOORS = ("SimpleStorage", "Dataplane", "Dataplane apart", "module", "module apart")
 BOUND = 1 / 8 + 0.05
 
 
-def _open(door: str) -> Any:
+@contextmanager
+def _opened(door: str) -> Iterator[Any]:
     """The module of TransferQueue's calls behind this door, initialised."""
     import dataplane as dp
     from dataplane.integrations import process, sharing
 
     if door.endswith("apart"):
         sharing.LEAST = sharing.TENSOR = 1 << 62
-    if door.startswith("module"):
-        from dataplane.integrations import transfer_queue as ours
+    if not door.startswith("module"):
+        with transfer_queue(door.split()[0], "1GiB", 128 << 20) as theirs:
+            yield theirs
+        return
+    from dataplane.integrations import transfer_queue as ours
 
-        process.start(dp.NodeConfig(memory="1GiB", spill=0))
-        ours.init()
-        return ours
-    import ray
-    import transfer_queue as theirs
-    from omegaconf import OmegaConf
-
-    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
-
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
-    settings = {"storage_backend": door.split()[0], "Dataplane": {"memory": "1GiB", "spill": 0}}
-    theirs.init(OmegaConf.create({"backend": settings}))
-    return theirs
+    process.start(dp.NodeConfig(memory="1GiB", spill=0))
+    ours.init()
+    try:
+        yield ours
+    finally:
+        ours.close()
 
 
 def _trajectory(prompt: int, response: int) -> tuple[Any, int]:
@@ -119,57 +114,19 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 
 def _serve(door: str) -> None:
-    """A round for each line that comes, answered with its figures; it ends with the last."""
-    queue = _open(door)
-    try:
-        print("@{}", flush=True)
-        for _ in sys.stdin:
-            print("@" + json.dumps(_round(queue, ours=door != "SimpleStorage")), flush=True)
-    finally:
-        queue.close()
-
-
-class _Child:
-    """A process behind one door."""
-
-    def __init__(self, door: str) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        environment.pop("DATAPLANE_ADDRESS", None)
-        command = [sys.executable, "-m", "bench.doors_images", "--serve", door]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
-
-    def hear(self) -> dict[str, float]:
-        """The next answer."""
-        for line in self._process.stdout:  # others print too
-            if line.startswith("@"):
-                return dict(json.loads(line[1:]))
-        raise RuntimeError(f"it ended with {self._process.wait()}: {self._process.args}")
-
-    def round(self) -> dict[str, float]:
-        """The figures of a round."""
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self.hear()
-
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
+    """Rounds by this door, answered with their figures."""
+    with _opened(door) as queue:
+        serve(lambda _: _round(queue, ours=door != "SimpleStorage"))
 
 
 def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
     """Each door by turns; the first round warms all up."""
     found: dict[str, list[dict[str, float]]] = {door: [] for door in DOORS}
     with ExitStack() as stack:
-        children = {door: stack.enter_context(_Child(door)) for door in DOORS}
-        for child in children.values():
-            child.hear()
+        jobs = {door: stack.enter_context(Job("bench.doors_images", door)) for door in DOORS}
         for number in range(rounds + 1):
-            for door, child in children.items():
-                figures = child.round()
+            for door, job in jobs.items():
+                figures = job.round()
                 if number:
                     found[door].append(figures)
     return found

@@ -1,0 +1,96 @@
+"""Jobs that a benchmark asks for rounds: programs of this package in processes of their own, one for each system that
+is compared, so that all are measured in turn in one run.
+
+A job reads a line for each round and answers with one, "@" and JSON; what others print beside is passed over. It ends
+with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BACKENDS = ("SimpleStorage", "Dataplane")
+"""TransferQueue's own storage, and ours."""
+
+
+class Job:
+    """`python -m program --serve what`, which is ready once the `with` block begins."""
+
+    def __init__(self, program: str, what: str) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        environment.pop("DATAPLANE_ADDRESS", None)
+        command = [sys.executable, "-m", program, "--serve", what]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
+
+    def round(self, how: str = "") -> Any:
+        """The figures of one. Raises RuntimeError where the job has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{how}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("@"):
+                return json.loads(line[1:])
+        raise RuntimeError(f"the job ended with {self._process.wait()}: {self._process.args}")
+
+    def __enter__(self) -> Job:
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+def serve(measured: Callable[[str], Any]) -> None:
+    """Answer each line of the input with what `measured` gives of it."""
+    print("@{}", flush=True)
+    for line in sys.stdin:
+        print("@" + json.dumps(measured(line.strip())), flush=True)
+
+
+@contextmanager
+def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
+    """TransferQueue with this backend in a Ray of its own; `objects` are the bytes of Ray's own store."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=objects, log_to_driver=False)
+    try:
+        settings = {"storage_backend": backend, "Dataplane": {"memory": memory, "spill": 0}}
+        tq.init(OmegaConf.create({"backend": settings}))
+        yield tq
+    finally:
+        tq.close()
+        ray.shutdown()
+
+
+def actors(kind: type, count: int = 2) -> list[Any]:
+    """Actors of this class, each a process of the job; all are there."""
+    import ray
+
+    made = [ray.remote(num_cpus=0)(kind).remote() for _ in range(count)]
+    ray.get([each.__ray_ready__.remote() for each in made])
+    return made
