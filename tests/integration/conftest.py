@@ -2,11 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
+import dataplane as dp
 from tests import processes
+from tests.integration.faces import FACES
+from tests.processes import StandingNode
+
+if TYPE_CHECKING:
+    from tests.integration.test_hosts import Host
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _workers() -> None:
     processes.warm()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    """A node of its own for each test."""
+    with StandingNode(tmp_path, memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture(params=list(FACES))
+def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
+    """Each face on it."""
+    with FACES[request.param](node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def empty(plane: Any) -> Iterator[None]:
+    """The test leaves no bytes in the node."""
+    yield
+    stats = plane.stats()
+    assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    """Three that know each other."""
+    from tests.integration.test_hosts import Host  # a module of tests, whose assertions pytest rewrites
+
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
+def planes(hosts: list[Host]) -> Iterator[list[Any]]:
+    """A plane on each of the three."""
+    from tests.integration.test_hosts import together
+
+    with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b, dp.connect(hosts[2].address) as c:
+        together(a, b, c)
+        yield [a, b, c]

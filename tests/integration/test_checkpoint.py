@@ -17,21 +17,8 @@ import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import TABLE, CheckpointReader
 from dataplane.wire import messages as m
-from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.unit.batch.exact import bits
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB") as node:
-        yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
 
 
 @pytest.fixture

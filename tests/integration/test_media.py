@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.integration.faces import FACES
 from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode
 from tests.unit.batch.pictures import file, is_lazy, noise, opened
@@ -22,14 +21,6 @@ PROMPTS, RESPONSES = 4, 8
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
         yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
-        stats = plane.stats()
-        assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
 
 
 def files() -> list[bytes]:
@@ -63,6 +54,7 @@ def logical() -> int:
     return 2 * RESPONSES * sum(map(len, files()))
 
 
+@pytest.mark.usefixtures("empty")
 def test_images_are_stored_once_and_come_back(plane: Any) -> None:
     columns = rollouts()
     ref = plane.put(columns)
@@ -80,6 +72,7 @@ def test_images_are_stored_once_and_come_back(plane: Any) -> None:
     plane.free(again)
 
 
+@pytest.mark.usefixtures("empty")
 def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> None:
     columns = rollouts()
     stream = plane.stream("rollouts", ["train"])
@@ -101,6 +94,7 @@ def test_images_in_a_stream_and_its_checkpoint(plane: Any, tmp_path: Path) -> No
     again.drop()
 
 
+@pytest.mark.usefixtures("empty")
 def test_images_in_a_table(plane: Any) -> None:
     columns = rollouts()
     table = plane.table("rollouts")
@@ -131,6 +125,7 @@ def test_images_of_another_host(tmp_path: Path) -> None:
         first.free(ref)
 
 
+@pytest.mark.usefixtures("empty")
 def test_a_model_answers_with_frames_and_sound(plane: Any) -> None:
     frames = [noise("RGB", (64, 48), seed) for seed in range(3)]
     sound = np.sin(np.arange(8000, dtype=np.float32))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +11,7 @@ import pytest
 import torch
 
 import dataplane as dp
-from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, eventually, pattern
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB") as node:
-        yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
 
 
 def columns(rows: int = 6) -> dict[str, Any]:

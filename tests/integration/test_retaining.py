@@ -16,23 +16,10 @@ import pytest
 import dataplane as dp
 from dataplane.batch.links import link_of, shard_of
 from dataplane.wire import messages as m
-from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
     from tests.integration.test_hosts import Host, together
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB") as node:
-        yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
 
 
 def columns(rows: int = 8) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,9 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.integration.test_hosts import Host, together
 from tests.processes import eventually
 
 GROUPS = [f"prompt-{i}" for i in range(24)]
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Host]]:
-    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
-        yield [one, two, three]
-
-
-@pytest.fixture
-def planes(hosts: list[Host]) -> Iterator[list[Any]]:
-    with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b, dp.connect(hosts[2].address) as c:
-        together(a, b, c)
-        yield [a, b, c]
 
 
 def drained(stream: Any, task: str, columns: list[str], rows: int = 64) -> list[int]:

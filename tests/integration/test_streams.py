@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="32MiB") as node:
-        yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
-
-
-@pytest.fixture
-def empty(plane: Any) -> Iterator[None]:
-    """The test leaves no bytes in the node."""
-    yield
-    stats = plane.stats()
-    assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
 
 
 def rollouts(rows: int, start: int = 0) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,6 @@ from tests.integration.test_hosts import Host, members, together
 from tests.processes import eventually
 
 DETECTED_S = 5.0  # in which the loss of a host is known, whatever was being done
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[list[Host]]:
-    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
-        yield [one, two, three]
-
-
-@pytest.fixture
-def planes(hosts: list[Host]) -> Iterator[list[Any]]:
-    with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b, dp.connect(hosts[2].address) as c:
-        together(a, b, c)
-        yield [a, b, c]
 
 
 def at(planes: list[Any], which: int) -> str:

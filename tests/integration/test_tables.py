@@ -15,7 +15,6 @@ import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire.messages import STAGED
 from tests.chaos.raw import Raw
-from tests.integration.faces import FACES
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
@@ -23,20 +22,6 @@ from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 def node(tmp_path: Path) -> Iterator[StandingNode]:
     with StandingNode(tmp_path, memory="32MiB", spill=0) as node:
         yield node
-
-
-@pytest.fixture(params=list(FACES))
-def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    with FACES[request.param](node.address) as plane:
-        yield plane
-
-
-@pytest.fixture
-def empty(plane: Any) -> Iterator[None]:
-    """The test leaves no bytes in the node."""
-    yield
-    stats = plane.stats()
-    assert (stats.shards, stats.memory_used, stats.pinned_bytes) == (0, 0, 0)
 
 
 def rows(count: int, first: int = 0) -> dict[str, Any]:

@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict", reason="needs tensordict: make test-integrations")
-from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
-
 import dataplane as dp  # noqa: E402
 from dataplane.integrations import process  # noqa: E402
+from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
@@ -21,34 +20,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-PATCHES = 112  # of 1176 float32: half a mebibyte
-IMAGE = PATCHES * 1176 * 4
-PAGES = 64 << 10  # bytes, more than all else of a row takes
-
 
 def used() -> int:
     return process.plane().stats().memory_used
-
-
-def pixels(prompt: int) -> dict[str, Any]:
-    """What the processor makes of a prompt's image: new memory each time."""
-    made = torch.randn(PATCHES, 1176, generator=torch.Generator().manual_seed(prompt))
-    return {"pixel_values": made, "image_grid_thw": torch.tensor([[1, 8, 14]])}
-
-
-def trajectories(prompts: list[int]) -> TensorDict:
-    inputs = [NonTensorData(pixels(prompt)) for prompt in prompts]
-    ids = torch.nested.as_nested_tensor([torch.arange(5 + prompt) for prompt in prompts], layout=torch.jagged)
-    return TensorDict({"multi_modal_inputs": NonTensorStack(*inputs), "input_ids": ids}, batch_size=[len(prompts)])
-
-
-def check(tq: Any, pid: str, keys: list[str], prompts: list[int]) -> None:
-    got = tq.kv_batch_get(keys=keys, partition_id=pid)
-    for entry, ids, prompt in zip(got["multi_modal_inputs"], got["input_ids"].unbind(), prompts, strict=True):
-        found = entry if isinstance(entry, dict) else entry.data
-        assert torch.equal(found["pixel_values"], pixels(prompt)["pixel_values"])
-        assert torch.equal(found["image_grid_thw"], pixels(prompt)["image_grid_thw"])
-        assert torch.equal(ids, torch.arange(5 + prompt))
 
 
 def test_what_the_responses_of_a_prompt_share_is_stored_once(ours: Any, pid: str) -> None:
