@@ -74,8 +74,9 @@ def _children() -> Counter[str]:
 
 
 def _mappings() -> Counter[str]:
-    with open("/proc/self/maps") as maps:
-        return Counter(re.findall(rf"/{MAPPING}.*", maps.read()))
+    with open("/proc/self/maps", "rb", buffering=0) as maps:
+        found = re.findall(rf"/{MAPPING}.*".encode(), maps.read())
+    return Counter(map(os.fsdecode, found))
 
 
 def _told(kind: str, what: str) -> str:

@@ -113,12 +113,13 @@ def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
     return [parts.joined(row) for row in encode(column, rows)]
 
 
-def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode: bool = True) -> Any:
+def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode: bool = True, number: int = -1) -> Any:
     """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
     "bytes" of an image file, and "path" None.
 
     What comes back is its owner's alone, but for the bytes of files. Raises Corrupt for anything that is no row, and
-    SchemaMismatch for a class of users that this process does not have.
+    SchemaMismatch for a class of users that this process does not have: with the column, the `number` of the row, the
+    class, and what to import.
     """
     try:
         tree, found = parts.split(data, lookup)
@@ -126,7 +127,8 @@ def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode
         return _Reader(found, decode).value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except classes.Absent as absent:
         missing, _, _ = str(absent).partition(":")
-        raise mismatch(column, f"a row holds {absent}", expected="a class of this process", found=missing) from absent
+        message = f"{'it' if number >= 0 else 'a row'} holds {absent}"
+        raise mismatch(column, message, row=number, expected="a class of this process", found=missing) from absent
     except (*_FALSE, msgspec.MsgspecError) as error:
         raise refuse(column, f"a row is not an encoded value: {error}") from error
 

@@ -59,8 +59,18 @@ class Values(msgspec.Struct, frozen=True, eq=False):
 
 def mismatch(column: str, message: str, *, row: int = -1, expected: str = "", found: str = "") -> SchemaMismatch:
     """The error for values that do not form a column."""
-    where = f"column {column!r}" + (f", row {row}" if row >= 0 else "")
-    return SchemaMismatch(f"{where}: {message}", column=column, row=row, expected=expected, found=found)
+    return SchemaMismatch(_where(column, row) + message, column=column, row=row, expected=expected, found=found)
+
+
+def mismatch_in(error: SchemaMismatch, column: str, rows: Sequence[int]) -> SchemaMismatch:
+    """The same error of the column that this one is a part of. `rows`: which rows of it the part has."""
+    message = str(error).removeprefix(_where(error.column, error.row))
+    row = rows[error.row] if error.row >= 0 else -1
+    return mismatch(column, message, row=row, expected=error.expected, found=error.found)
+
+
+def _where(column: str, row: int) -> str:
+    return f"column {column!r}" + (f", row {row}" if row >= 0 else "") + ": "
 
 
 def typed_field(column: str, kind: Kind, dtype: str, shape: Sequence[int | None]) -> Field:

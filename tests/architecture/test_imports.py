@@ -7,9 +7,10 @@ floors below it, never from its own floor's neighbours. Imports inside functions
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,12 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def imports_of(path: Path, *, top_level: bool = False) -> list[tuple[int, str]]:
+    """`imported`, of a module. Several tests ask for them, and to parse it takes longer than the rest."""
+    return list(imported(path.read_text(), package_of(path), top_level=top_level))
+
+
 def imported(source: str, package: str, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
     """(line, absolute name) of each import; `from a import b` gives `a.b`. `top_level`: only those run on import."""
     pending: list[ast.AST] = [ast.parse(source)]
@@ -95,7 +102,8 @@ def imported(source: str, package: str, *, top_level: bool = False) -> Iterator[
         elif top_level and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             pending.extend(node.orelse)
             continue
-        pending.extend(ast.iter_child_nodes(node))
+        if not isinstance(node, ast.expr):  # an import is a statement
+            pending.extend(ast.iter_child_nodes(node))
 
 
 def unit_of(name: str) -> str | None:
@@ -112,11 +120,11 @@ def room_of(name: str) -> str:
     return parts[2] if len(parts) > 2 and parts[2] in NODE_FLOOR else "node"
 
 
-def violations(module: str, source: str, package: str) -> list[str]:
+def violations(module: str, imports: Iterable[tuple[int, str]]) -> list[str]:
     """What the module imports and should not, a line each."""
     own = unit_of(module) or ""
     found = []
-    for line, name in imported(source, package):
+    for line, name in imports:
         unit = unit_of(name)
         if unit == own == "node":
             here, there = room_of(module), room_of(name)
@@ -135,8 +143,7 @@ def package_of(path: Path) -> str:
 
 
 def roots(path: Path, *, top_level: bool) -> set[str]:
-    names = imported(path.read_text(), package_of(path), top_level=top_level)
-    return {name.split(".")[0] for _, name in names}
+    return {name.split(".")[0] for _, name in imports_of(path, top_level=top_level)}
 
 
 each_module = pytest.mark.parametrize("path", MODULES, ids=module_name)
@@ -150,7 +157,7 @@ def test_every_module_has_its_place(path: Path) -> None:
 
 @each_module
 def test_imports_run_downward(path: Path) -> None:
-    assert not violations(module_name(path), path.read_text(), package_of(path))
+    assert not violations(module_name(path), imports_of(path))
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if module_name(p) not in INSIDE], ids=module_name)
@@ -221,7 +228,7 @@ def test_importing_the_package_is_light() -> None:
     ],
 )
 def test_an_import_upward_is_found(module: str, source: str) -> None:
-    assert len(violations(module, source, module.rpartition(".")[0])) == 1
+    assert len(violations(module, imported(source, module.rpartition(".")[0]))) == 1
 
 
 @pytest.mark.parametrize(
@@ -236,4 +243,4 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
     ],
 )
 def test_an_import_downward_is_not(module: str, source: str) -> None:
-    assert violations(module, source, module.rpartition(".")[0]) == []
+    assert violations(module, imported(source, module.rpartition(".")[0])) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ PACKAGE = Path(dataplane.__file__).parent
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime")}
 WALL |= {("datetime", name) for name in ("now", "utcnow", "today")}
 VALUES = {"batch/kinds.py"}  # dates are values there, that users put: it has no attribute of the names above
+#: Who reads one has imported it: others need not be parsed.
+IMPORTED = re.compile(r"\b(?:import|from)\b.*\b(?:time|datetime)\b")
 
 
 def readings(source: str, *, values: bool = False) -> list[str]:
     """Where the wall clock is read: the module imported, or a function of it called or imported. `values`: it may be
     imported."""
-    found = []
+    found: list[str] = []
+    if not values and not IMPORTED.search(source):
+        return found
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             found += [f"{node.lineno}: {alias.name}" for alias in node.names if (node.module, alias.name) in WALL]

@@ -6,6 +6,7 @@ import io
 import itertools
 import multiprocessing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,8 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
-    job = Job(spill_dir=str(spill), steps=40, kill_at=10, target=0.0, averaged=50)
+    small = {"memory": "16MiB", "in_flight": "24MiB", "smallest": 56, "largest": 84, "pauses": (0.0, 0.1)}
+    job = Job(spill_dir=str(spill), steps=40, kill_at=10, target=0.0, averaged=50, **small)
     console = Console(file=io.StringIO())
     with Watch(job, console) as watch:
         crew.run(job, watch)
@@ -218,7 +220,7 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
     assert books.exact
     assert books.left_out == 0
     assert books.appended == sum(books.counted.values()) >= len(steps) * job.prompts * job.responses
-    assert {"0.0", "1.0", "2.0"} <= books.counted.keys()
+    assert {"0.0", "1.0"} <= books.counted.keys()
 
     console.print(summary.table(job, watch))
     summary.plot(job, watch, tmp_path / "plot.png")
@@ -227,7 +229,10 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("_no_other_node")
-def test_a_process_that_fails_is_shown_and_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_fails_is_shown_and_ends_the_job(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("examples.multimodal_grpo.__main__.Job", partial(Job, pauses=(0.0,)))  # one rollout is enough
     assert main(["--memory", "4MiB", "--spill-dir", str(tmp_path), "--no-plot"]) == 1
     said = capfd.readouterr().out
     assert "The rollout" in said

@@ -154,6 +154,7 @@ def test_more_rows_than_a_message_names_are_refused(plane: Any) -> None:
     assert len(plane.get(mine)) == 1_999_999
 
 
+@pytest.mark.parametrize("plane", ["sync"], indirect=True)  # the other makes the same messages, by the same code
 def test_many_shards_are_retained_in_several_messages(plane: Any) -> None:
     refs = [plane.put({"x": np.array([number])}) for number in range(m.MAX_RETAINED + 10)]
     whole = dp.concat(refs)

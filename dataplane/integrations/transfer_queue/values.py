@@ -28,7 +28,7 @@ from dataplane.batch import objects, tensordicts, tensors, variants
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.infer import infer
-from dataplane.batch.values import Values, mismatch
+from dataplane.batch.values import Values, mismatch, mismatch_in
 from dataplane.errors import SchemaMismatch
 
 Part = tuple[str, variants.Flags | None, Values]
@@ -141,7 +141,10 @@ def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
     values: list[Any] = [None] * len(column)
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last
         rows = np.flatnonzero(present).tolist()
-        each = own.to_list() if own.kind in ("text", "object") else list(own.torch())
+        try:
+            each = own.to_list() if own.kind in ("text", "object") else list(own.torch())
+        except SchemaMismatch as error:  # a class that this process does not have
+            raise mismatch_in(error, column.name, rows) from error
         if name.startswith("."):
             key = name[1:].rsplit("/", 2)[0]
             for row, value in zip(rows, each, strict=True):

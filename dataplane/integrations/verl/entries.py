@@ -21,6 +21,7 @@ from tensordict import TensorDict
 
 from dataplane.batch import tensordicts, tensors
 from dataplane.batch.batch import Column
+from dataplane.batch.values import mismatch_in
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
@@ -79,7 +80,10 @@ def _is_column(rows: Sequence[Any]) -> bool:
 
 
 def entry_of(column: Column, how: bytes, *, dense: bool) -> Any:
-    """A whole field as TransferQueue gives it: a tensor, or a stack of what is none. `dense`: dense if put so."""
+    """A whole field as TransferQueue gives it: a tensor, or a stack of what is none. `dense`: dense if put so.
+
+    Raises SchemaMismatch for a row of a class whose module is not imported here, and Corrupt.
+    """
     if how not in (TENSOR, DENSE):
         return tensordicts.stacked(rows_of(column, how))
     found = column.torch()
@@ -105,11 +109,15 @@ def rows_of(column: Column, how: bytes) -> list[Any]:
 
 
 def merged(parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int) -> Any:
-    """A field whose rows are in several columns: of each, which rows of the field it has."""
+    """A field whose rows are in several columns: of each, which rows of the field it has. Raises as `entry_of`."""
     whole: list[Any] = [None] * rows
     for column, how, positions in parts:
         places = range(rows) if positions is None else positions.tolist()
-        for place, row in zip(places, rows_of(column, how), strict=True):
+        try:
+            found = rows_of(column, how)
+        except SchemaMismatch as error:
+            raise mismatch_in(error, column.name, places) from error
+        for place, row in zip(places, found, strict=True):
             whole[place] = row
     return tensordicts.stacked(whole)
 

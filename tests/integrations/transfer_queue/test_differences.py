@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import enum
+import sys
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
@@ -156,6 +159,22 @@ def test_what_can_not_be_carried_is_told(ours: Any, pid: str, value: Any) -> Non
     with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 1: cannot hold"):
         ours.kv_batch_put(["a", "b"], pid, fields=TensorDict({"x": NonTensorStack(1, value)}, batch_size=[2]))
     assert ours.kv_list(pid) == {}
+
+
+def test_a_class_that_the_reader_lacks_is_named(ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With field and row, and what to import; the rows are there, and are read once it is imported."""
+    made = types.ModuleType("users_own")
+    monkeypatch.setitem(sys.modules, "users_own", made)
+    made.Level = enum.Enum("Level", "LOW HIGH", module="users_own")  # type: ignore[attr-defined]
+    values: list[Any] = ["text", {"kept": torch.ones(2), "level": made.Level.HIGH}, 3]
+    for key, value in zip("abc", values, strict=True):
+        ours.kv_put(key, pid, fields={"x": value})
+    monkeypatch.delitem(sys.modules, "users_own")
+    with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 2: .*Level.*import users_own before") as caught:
+        ours.kv_batch_get(["c", "a", "b"], pid)
+    assert (caught.value.column, caught.value.row) == ("x", 2)
+    monkeypatch.setitem(sys.modules, "users_own", made)
+    assert ours.kv_batch_get(["c", "a", "b"], pid)["x"][2]["level"] is made.Level.HIGH
 
 
 def test_a_tag_that_can_not_be_carried_is_told(ours: Any, pid: str) -> None:

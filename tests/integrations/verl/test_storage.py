@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import gc
 import itertools
 import os
 import signal
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,6 +206,24 @@ def test_a_value_that_can_not_be_carried(partition: str) -> None:
 
 
 # Which rows and fields
+
+
+def test_a_class_that_the_reader_lacks_is_named(partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With field and row, and what to import; the rows are there, and are read once it is imported."""
+    made = types.ModuleType("users_own")
+    monkeypatch.setitem(sys.modules, "users_own", made)
+    made.Level = enum.Enum("Level", "LOW HIGH", module="users_own")  # type: ignore[attr-defined]
+    for key, value in zip("abc", ["text", {"n": 1, "level": made.Level.HIGH}, 3], strict=True):
+        tq.kv_batch_put([key], partition, rows(1, x=NonTensorStack(value)))
+    monkeypatch.delitem(sys.modules, "users_own")
+    for keys, row in ((["c", "a", "b"], 2), (["b"], 0)):
+        with pytest.raises(dp.SchemaMismatch, match=rf"column 'x', row {row}: .*Level.*import users_own") as caught:
+            tq.kv_batch_get(keys, partition)
+        assert (caught.value.column, caught.value.row) == ("x", row)
+    del caught
+    monkeypatch.setitem(sys.modules, "users_own", made)
+    assert list(tq.kv_batch_get(["c", "a", "b"], partition)["x"])[2]["level"] is made.Level.HIGH
+    gc.collect()  # a traceback, which has what was read, refers to itself
 
 
 def test_only_the_fields_that_are_asked_for_are_read(queue: Any, partition: str) -> None:
