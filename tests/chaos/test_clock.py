@@ -37,9 +37,13 @@ def readings(source: str, *, values: bool = False) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_reads_the_wall_clock(path: Path) -> None:
-    assert readings(path.read_text(), values=str(path.relative_to(PACKAGE)) in VALUES) == []
+def test_nothing_reads_the_wall_clock() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE))
+        found[name] = readings(path.read_text(), values=name in VALUES)
+    assert len(found) > 200
+    assert {name: read for name, read in found.items() if read} == {}
 
 
 @pytest.mark.parametrize(
