@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import refcodec
+from dataplane.batch import origins, refcodec
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import Cell, Frame, Part, Shard
 from dataplane.batch.links import link_of, shard_of
@@ -35,12 +35,6 @@ from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
 #: A shard as the rest of the system names it: the node that holds it and its number there.
 ShardKey = tuple[bytes, int]
-
-#: Rows that a stream is taken to have, where it stands for a shard in an origin.
-_STREAM_ROWS = 1 << 47
-
-#: Of the number that stands for a shard's in an origin: it comes from anywhere, and is to be an int64.
-_HOLD = (1 << 63) - 1
 
 #: Rows of a reference with repeated ones: a position each, 2 GiB of them.
 _MOST_REPEATED = 1 << 28
@@ -353,47 +347,25 @@ class BatchRef:
         the number `hold`."""
         if not self._rows:
             return self
-        part, order = Rows.index(rows).distinct()
-        cell = Cell(Shard(stream, hold, _STREAM_ROWS), 0, 0)
-        origin = Frame((Part((cell,), part),), None if order is None else Rows.index(order))
-        return BatchRef(self._rows, self._columns, self._frames, origin)
+        return BatchRef(self._rows, self._columns, self._frames, origins.of(stream, rows, hold))
 
     def origin(self) -> tuple[bytes, Index] | None:
         """The stream (8 bytes) and the numbers in it of the rows, in order; None where no stream delivered them.
 
         Raises Misuse where they are of several streams.
         """
-        if self._origin is None or not self._rows:
-            return None
-        streams = {part.cells[0].shard.node for part in self._origin.parts}
-        if len(streams) > 1:
-            raise Misuse("these rows come from several streams; extend each with its own")
-        listed = [part.rows.array() for part in self._origin.parts]
-        rows = np.concatenate(listed) if len(listed) > 1 else listed[0]
-        return streams.pop(), rows if self._origin.order is None else rows[self._origin.order.array()]
+        return None if self._origin is None or not self._rows else origins.one(self._origin)
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
         """As `origin`, of several streams, or parts of one that is over several hosts: of each (8 bytes) which of our
         rows (positions, ascending) are its, and their numbers in it."""
-        if self._origin is None or not self._rows:
-            return []
-        streams = [part.cells[0].shard.node for part in self._origin.parts]
-        order = None if self._origin.order is None else self._origin.order.array()
-        rows = np.concatenate([part.rows.array() for part in self._origin.parts])
-        known = list(dict.fromkeys(streams))
-        of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in self._origin.parts])
-        if order is not None:
-            rows, of = rows[order], of[order]
-        found = [(stream, np.flatnonzero(of == number)) for number, stream in enumerate(known)]
-        return [(stream, at, rows[at]) for stream, at in found]
+        return [] if self._origin is None or not self._rows else origins.each(self._origin)
 
     def holds(self) -> Index:
         """The numbers under which a stream delivered the rows, in order, int64; none where no stream did."""
         if self._origin is None or not self._rows:
             return np.empty(0, np.int64)
-        listed = [np.full(len(part.rows), part.cells[0].shard.id & _HOLD, np.int64) for part in self._origin.parts]
-        holds = np.concatenate(listed)
-        return holds if self._origin.order is None else holds[self._origin.order.array()]
+        return origins.holds(self._origin)
 
     # inside
 

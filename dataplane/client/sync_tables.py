@@ -10,7 +10,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import tables
 from dataplane.client.rownames import Named
 from dataplane.client.sync_streams import Wait
-from dataplane.client.tables import Flags, Index, Rows
+from dataplane.client.tablerows import Flags, Index, Rows
 
 
 class Table:

@@ -11,12 +11,10 @@ import itertools
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
@@ -24,34 +22,18 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
 from dataplane.client.rownames import Named, by_number, keys_of_rows, rows_named, stretches, tags_of
+from dataplane.client.tablerows import Flags, Index, Rows, joined, numbers_of, rows_of, widened
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.wire import messages as m
 
-Index = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 R = TypeVar("R", bound=m.Reply)
 
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of a write that names none."""
 
 _REF_ROWS = 1 << 14  # rows of one read
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What is known of rows of a table, a value for each. `have`: by row and column, of those asked for, whether it is
-    there. `changes`: what `look` takes as `since`."""
-
-    numbers: Index
-    keys: list[str]
-    tags: list[dict[str, Any]]
-    have: Flags
-    changes: int
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
 
 class AsyncTable:
@@ -100,7 +82,7 @@ class AsyncTable:
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
         replies = await self._write(rows, columns, tags, timeout, m.Numbered, dedupe, stored)
-        return _joined([_numbers(reply.rows) for reply in replies])
+        return joined([numbers_of(reply.rows) for reply in replies])
 
     async def put(
         self,
@@ -118,8 +100,8 @@ class AsyncTable:
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
         names = replies[-1].columns
-        seen = [msgspec.structs.replace(reply, have=_widened(reply, len(names))) for reply in replies]
-        return _rows(seen, len(names)), names
+        seen = [msgspec.structs.replace(reply, have=widened(reply, len(names))) for reply in replies]
+        return rows_of(seen, len(names)), names
 
     async def _write(
         self,
@@ -185,8 +167,8 @@ class AsyncTable:
         found = []
         for start, stop in stretches(len(named), named, []):
             asked = m.NumberRows(self._connection.next_id(), self.name, self._home, named[start:stop], bool(create))
-            found.append(_numbers((await self._ask(asked, m.Numbered)).rows))
-        return _joined(found)
+            found.append(numbers_of((await self._ask(asked, m.Numbered)).rows))
+        return joined(found)
 
     # reading
 
@@ -260,8 +242,8 @@ class AsyncTable:
             if rows is None:
                 if not reply.more:
                     break
-                after = int(_numbers(reply.rows)[-1])
-        return _rows(replies, len(names))
+                after = int(numbers_of(reply.rows)[-1])
+        return rows_of(replies, len(names))
 
     # taking
 
@@ -295,10 +277,10 @@ class AsyncTable:
                 wait_s,
             )
             reply = await self._ask(asked, m.Numbered, wait_s)
-            found.append(_numbers(reply.rows))
+            found.append(numbers_of(reply.rows))
             more = reply.more
             after = int(found[-1][-1]) if more else after
-        return _joined(found)
+        return joined(found)
 
     async def take(
         self,
@@ -327,7 +309,7 @@ class AsyncTable:
             "" if claim is None else arguments.text("a claim", claim),
         )
         reply = await self._ask(request, m.Given)
-        return _numbers(reply.rows) if reply.granted else None
+        return numbers_of(reply.rows) if reply.granted else None
 
     async def claimed(self, task: str, claim: str) -> Index | None:
         """What was given under this claim of the task; None where nobody has made it."""
@@ -342,7 +324,7 @@ class AsyncTable:
             ask=True,
         )
         reply = await self._ask(asked, m.Given)
-        return _numbers(reply.rows) if reply.granted else None
+        return numbers_of(reply.rows) if reply.granted else None
 
     async def untake(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
         """These rows, or all, are as if the task, or all tasks, had never taken them. Claims of such are forgotten."""
@@ -430,36 +412,3 @@ def _check_rows(found: int, count: int) -> None:
         raise SchemaMismatch(
             f"{found} rows of columns for {count} keys", expected=f"{count} rows", found=f"{found} rows"
         )
-
-
-def _numbers(packed: bytes) -> Index:
-    return np.frombuffer(packed, np.int64)
-
-
-def _joined(several: list[Index]) -> Index:
-    if not several:
-        return np.empty(0, np.int64)
-    return several[0] if len(several) == 1 else np.concatenate(several)
-
-
-def _widened(reply: m.Looked, columns: int) -> bytes:
-    """Its `have`, for so many columns: those that another writer has made meanwhile, it lacks."""
-    numbers, wide = len(reply.rows) // 8, (columns + 7) // 8
-    had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
-    return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
-
-
-def _rows(replies: list[m.Looked], columns: int) -> Rows:
-    numbers = _joined([_numbers(reply.rows) for reply in replies])
-    have = np.zeros((len(numbers), 0), np.bool_)
-    if columns:
-        flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
-        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also where there are no rows
-        have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
-    return Rows(
-        numbers,
-        [key for reply in replies for key in reply.keys],
-        [tags for reply in replies for tags in reply.tags],
-        have,
-        replies[0].changes,
-    )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dataplane.client.sync import Plane
 from dataplane.client.sync_tables import Table
-from dataplane.client.tables import Rows
+from dataplane.client.tablerows import Rows
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.indexes import Indexes

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataplane.client.sync import Plane
-from dataplane.client.tables import Rows
+from dataplane.client.tablerows import Rows
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import job as jobs

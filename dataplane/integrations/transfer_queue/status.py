@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.client.tables import Flags, Rows
+from dataplane.client.tablerows import Flags, Rows
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue.partition import Partition
 from dataplane.integrations.transfer_queue.session import session

@@ -1,0 +1,68 @@
+"""What a table answers of its rows, out of the messages that it takes.
+
+What always holds: the numbers and flags of a message are whole rows of it; arrays are those of the message, read-only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.wire import messages as m
+
+Index = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of rows of a table, a value for each. `have`: by row and column, of those asked for, whether it is
+    there. `changes`: what `look` takes as `since`."""
+
+    numbers: Index
+    keys: list[str]
+    tags: list[dict[str, Any]]
+    have: Flags
+    changes: int
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def numbers_of(packed: bytes) -> Index:
+    """The numbers of rows, as a message has them."""
+    return np.frombuffer(packed, np.int64)
+
+
+def joined(several: list[Index]) -> Index:
+    """All numbers, one after another."""
+    if not several:
+        return np.empty(0, np.int64)
+    return several[0] if len(several) == 1 else np.concatenate(several)
+
+
+def widened(reply: m.Looked, columns: int) -> bytes:
+    """Its `have`, for so many columns: those that another writer has made meanwhile, it lacks."""
+    numbers, wide = len(reply.rows) // 8, (columns + 7) // 8
+    had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
+    return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
+
+
+def rows_of(replies: list[m.Looked], columns: int) -> Rows:
+    """What these answers say of rows, together; `columns`: how many were asked for."""
+    numbers = joined([numbers_of(reply.rows) for reply in replies])
+    have = np.zeros((len(numbers), 0), np.bool_)
+    if columns:
+        flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
+        packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also where there are no rows
+        have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
+    return Rows(
+        numbers,
+        [key for reply in replies for key in reply.keys],
+        [tags for reply in replies for tags in reply.tags],
+        have,
+        replies[0].changes,
+    )
