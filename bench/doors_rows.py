@@ -11,23 +11,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench.jobs import BACKENDS, Job, actors, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
-ROOT = Path(__file__).parents[1]
 TRAJECTORIES = 512
 PARTITION = "bench"
-BACKENDS = ("SimpleStorage", "Dataplane")
 WAYS = ("one by one", "at once")
 
 
@@ -94,66 +89,29 @@ def _trajectory(number: int) -> dict[str, Any]:
 
 def _serve(backend: str) -> None:
     """A Ray job with this backend: a round of the way that each line names, answered with its times."""
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
+    with transfer_queue(backend, "512MiB", 128 << 20):
+        import ray
 
-    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+        writer, reader = actors(_End)
 
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=128 << 20, log_to_driver=False)
-    try:
-        settings = {"storage_backend": backend, "Dataplane": {"memory": "512MiB", "spill": 0}}
-        tq.init(OmegaConf.create({"backend": settings}))
-        writer, reader = (ray.remote(num_cpus=0)(_End).remote() for _ in range(2))
-        ray.get([writer.__ray_ready__.remote(), reader.__ray_ready__.remote()])
-        print("@ready", flush=True)
-        for line in sys.stdin:
-            put = ray.get(writer.put.remote(line.strip()))
+        def measured(way: str) -> dict[str, float]:
+            put = ray.get(writer.put.remote(way))
             get = ray.get(reader.get.remote())
             ray.get(writer.clear.remote())
-            print("@" + json.dumps({"put": put, "get": get}), flush=True)
-    finally:
-        tq.close()
-        ray.shutdown()
+            return {"put": put, "get": get}
 
-
-@contextmanager
-def _served(backend: str) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("DATAPLANE_ADDRESS", None)
-    command = [sys.executable, "-m", "bench.doors_rows", "--serve", backend]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    )
-    try:
-        _answer(child)
-        yield child
-    finally:
-        assert child.stdin is not None
-        child.stdin.close()
-        child.wait(60)
-
-
-def _answer(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    for line in child.stdout:  # others print too
-        if line.startswith("@"):
-            return line[1:]
-    raise RuntimeError(f"the job ended with {child.wait()}: {child.args}")
+        serve(measured)
 
 
 def measure(rounds: int) -> tuple[list[Row], dict[str, Any]]:
     """What TransferQueue takes with its own storage, in times of what it takes with ours."""
     seen: dict[str, dict[str, list[dict[str, float]]]] = {way: {name: [] for name in BACKENDS} for way in WAYS}
     with ExitStack() as stack:
-        jobs = {name: stack.enter_context(_served(name)) for name in BACKENDS}
+        jobs = {name: stack.enter_context(Job("bench.doors_rows", name)) for name in BACKENDS}
         for number in range(rounds + 1):
             for way in WAYS:
-                for name, child in jobs.items():
-                    assert child.stdin is not None
-                    child.stdin.write(f"{way}\n")
-                    child.stdin.flush()
-                    times = json.loads(_answer(child))
+                for name, job in jobs.items():
+                    times = job.round(way)
                     if number:  # the first warms both up
                         seen[way][name].append(times)
     rows = []
