@@ -17,13 +17,12 @@ import numpy.typing as npt
 from dataplane.batch import objects, reading, tensors
 from dataplane.batch.dtypes import decoded
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Reading
-from dataplane.batch.values import mismatch
+from dataplane.batch.values import mismatch, mismatch_in
+from dataplane.errors import SchemaMismatch
 
-#: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children. The last says
-#: which rows of the whole column they are, for errors; None: all.
-RowView = Callable[[str, Field, Reading, Index | None], list[Any]]
+#: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children.
+RowView = Callable[[str, Field, Reading], list[Any]]
 
 
 def numpy(name: str, field: Field, rows: Reading) -> Any:
@@ -39,35 +38,34 @@ def numpy(name: str, field: Field, rows: Reading) -> Any:
     return array
 
 
-def numpy_rows(name: str, field: Field, rows: Reading, numbers: Index | None = None) -> list[Any]:
+def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
     """A read-only array or NumPy scalar a row; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(reading.read_only(reading.dense(rows, field)))
     if field.kind == "ragged":
         return reading.rows_of(rows, field)
     if field.kind == "struct":
-        return _records(name, field, rows, numpy_rows, numbers)
-    return python(name, field, rows, numbers)
+        return _records(name, field, rows, numpy_rows)
+    return python(name, field, rows)
 
 
-def python(name: str, field: Field, rows: Reading, numbers: Index | None = None, *, decode: bool = True) -> list[Any]:
+def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> list[Any]:
     """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
-    dicts of bytes unless they are to be decoded. Raises Corrupt, and SchemaMismatch as `objects.decode_row`."""
+    dicts of bytes unless they are to be decoded."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, reading.dense(rows, field)).tolist()
         return values
     if field.kind == "ragged":
         return _lists(field, rows)
     if field.kind == "struct":
-        return _records(name, field, rows, partial(python, decode=decode), numbers)
+        return _records(name, field, rows, partial(python, decode=decode))
     if field.kind == "text":
         return _text(name, field, rows)
     if field.kind == "bytes":
         return [row.tobytes() for row in reading.spans(rows)]
-    own = range(rows.rows) if numbers is None else numbers.tolist()
     return [
         objects.decode_row(name, row, lookup, decode=decode, number=number)
-        for number, (row, lookup) in zip(own, reading.objects(rows), strict=True)
+        for number, (row, lookup) in enumerate(reading.objects(rows))
     ]
 
 
@@ -91,7 +89,7 @@ def packed(name: str, field: Field, rows: Reading) -> tuple[Any, Any]:
     return tensors.from_bits(name, field.dtype, values), tensors.from_bits(name, "int64", _writable(offsets))
 
 
-def torch_rows(name: str, field: Field, rows: Reading, numbers: Index | None = None) -> list[Any]:
+def torch_rows(name: str, field: Field, rows: Reading) -> list[Any]:
     """A tensor a row, 0-d for a scalar; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(torch(name, field, rows).unbind())
@@ -101,8 +99,8 @@ def torch_rows(name: str, field: Field, rows: Reading, numbers: Index | None = N
         parts = [flat[a:b] for a, b in pairwise(edges)]
         return parts if shapes is None else [p.view(s) for p, s in zip(parts, shapes.tolist(), strict=True)]
     if field.kind == "struct":
-        return _records(name, field, rows, torch_rows, numbers)
-    return python(name, field, rows, numbers)
+        return _records(name, field, rows, torch_rows)
+    return python(name, field, rows)
 
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -132,16 +130,18 @@ def _text(name: str, field: Field, rows: Reading) -> list[str]:
         raise refuse(name, f"text that is not UTF-8: {error}") from error
 
 
-def _records(name: str, field: Field, rows: Reading, view: RowView, numbers: Index | None) -> list[dict[str, Any]]:
+def _records(name: str, field: Field, rows: Reading, view: RowView) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = [{} for _ in range(rows.rows)]
     for key, child in field.children:
         present, selections, order = reading.presence(rows, key)
-        own = np.flatnonzero(present)
-        values = view(f"{name}.{key}", child, Reading(selections, order), own if numbers is None else numbers[own])
+        try:
+            values = view(f"{name}.{key}", child, Reading(selections, order))
+        except SchemaMismatch as error:
+            raise mismatch_in(error, error.column, np.flatnonzero(present).tolist()) from error
         if len(values) == len(records):
             for record, value in zip(records, values, strict=True):
                 record[key] = value
         else:
-            for i, value in zip(own.tolist(), values, strict=True):
+            for i, value in zip(np.flatnonzero(present).tolist(), values, strict=True):
                 records[i][key] = value
     return records
