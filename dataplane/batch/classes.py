@@ -28,11 +28,11 @@ class Absent(Exception):
     """A class that this process does not have: what a row holds, and what to do about it."""
 
 
-def taken(value: Any) -> tuple[str, Parts] | None:
+def parts_of(value: Any) -> tuple[str, Parts] | None:
     """The kind of the value and its parts; None where it is of none of these kinds. Raises Unfit."""
     kind: Any = type(value)
     if isinstance(value, Enum):
-        return _taken_member(value, kind)
+        return _parts_of_member(value, kind)
     base = _base(kind)
     if base is None:
         return None
@@ -66,7 +66,7 @@ def made(name: str, parts: Parts) -> Any:
     return _instance(kind, plain, content, attributes, slots)
 
 
-def _taken_member(value: Enum, kind: Any) -> tuple[str, Parts]:
+def _parts_of_member(value: Enum, kind: Any) -> tuple[str, Parts]:
     name = value._name_
     if kind._member_map_.get(name) is value:
         return "member", [*_named(kind), name]

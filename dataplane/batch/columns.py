@@ -241,7 +241,7 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
             children.append(_from_reading(f"{column}.{key}", child, Reading(selections, order)))
         return struct(keys, presence, children, rows.rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
-        return parts.values_of([parts.taken(column, row, lookup) for row, lookup in reading.objects(rows)])
+        return parts.values_of([parts.row_of(column, row, lookup) for row, lookup in reading.objects(rows)])
     if rows.run is not None:
         values, offsets, shapes, shared = reading.items(rows, field)
         if shared:

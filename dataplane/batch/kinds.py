@@ -1,8 +1,8 @@
 """Values of Python's own types beyond MessagePack's: each is a name and the parts that it is made of.
 
-`taken` gives the two for a value of exactly one of these types, `made` the value back. Parts are plain values or
+`parts_of` gives the two for a value of exactly one of these types, `made` the value back. Parts are plain values or
 values of these kinds again; whoever encodes them walks them. What always holds: `made` calls nothing but the
-constructors in the table, and what comes back equals what was taken and has its type.
+constructors in the table, and what comes back equals what was given and has its type.
 
 A value that carries what its kind does not hold (an attribute that somebody set, a default factory of their own) is
 refused with `Unfit`, not held in part.
@@ -42,7 +42,7 @@ _FACTORIES: dict[str, Any] = {
 }
 
 
-def taken(value: Any) -> tuple[str, Parts] | None:
+def parts_of(value: Any) -> tuple[str, Parts] | None:
     """The name of the value's kind and its parts; None where it is of none of these types. Raises Unfit."""
     found = _TAKE.get(type(value))
     if found is None:

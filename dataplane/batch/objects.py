@@ -166,7 +166,7 @@ class _Writer:
             return _extension(_PAIRS, [self._plain(part, depth + 1) for item in value.items() for part in item])
         if kind is tuple:
             return _extension(_TUPLE, [self._plain(item, depth + 1) for item in value])
-        if (found := kinds.taken(value)) is not None:
+        if (found := kinds.parts_of(value)) is not None:
             return self._named(_KIND, found, depth)
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, kind, depth)
@@ -174,7 +174,7 @@ class _Writer:
             return _extension(_TENSOR, self._header(value, _tensor))
         if media.is_image(value):
             return self._image(value, depth)
-        if (found := classes.taken(value)) is not None:
+        if (found := classes.parts_of(value)) is not None:
             return self._named(_CLASS, found, depth)
         raise Unfit(_name(kind), _hint(kind))
 

@@ -89,7 +89,7 @@ def whole(data: Any, lookup: Lookup) -> Any:
     return joined(Row(bytes(tree), parts))
 
 
-def taken(column: str, data: Any, lookup: Lookup) -> Row:
+def row_of(column: str, data: Any, lookup: Lookup) -> Row:
     """A stored row as one before it is stored, over the same memory. Raises Corrupt where it is no row."""
     try:
         tree, found = split(data, lookup)
@@ -133,7 +133,7 @@ def shared(column: str, values: Values) -> Values:
     Raises Corrupt where a row is none."""
     if values.field.kind != "object" or values.index is not None or values.data is None:
         return values
-    found = values_of([taken(column, values.data.row(i), nowhere) for i in range(values.rows)])
+    found = values_of([row_of(column, values.data.row(i), nowhere) for i in range(values.rows)])
     return values if found.index is None else found
 
 

@@ -58,35 +58,35 @@ class Manifest:
 def write(directory: Path, files: list[str], user_metadata: dict[str, Any]) -> None:
     """List these files of the directory, which are written."""
     listed = {name: list(_measured(directory / name)) for name in files}
-    told = {"version": _VERSION, "storage_saved": True, "user_metadata": user_metadata, "files": listed}
-    told = json.loads(json.dumps(told))  # as it will be read: JSON's keys are text
-    (directory / NAME).write_text(json.dumps(told | {"digest": _digest(told)}, indent=2))
+    content = {"version": _VERSION, "storage_saved": True, "user_metadata": user_metadata, "files": listed}
+    content = json.loads(json.dumps(content))  # as it will be read: JSON's keys are text
+    (directory / NAME).write_text(json.dumps(content | {"digest": _digest(content)}, indent=2))
 
 
 def _files(directory: Path) -> dict[str, tuple[int, str]]:
     path = directory / NAME
     try:
-        told = json.loads(path.read_bytes())
-        version, digest = told["version"], told.pop("digest", "")
+        content = json.loads(path.read_bytes())
+        version, digest = content["version"], content.pop("digest", "")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _corrupt(path, f"is none of a checkpoint: {error}") from error
-    if version == 1 and not digest and "files" not in told:
+    if version == 1 and not digest and "files" not in content:
         raise ProtocolMismatch(
             f"{directory} is a checkpoint of version 1, which does not list its files: load it with the version of "
             "dataplane that saved it, and save it again with this one",
             ours=str(_VERSION), theirs="1",
         )  # fmt: skip
-    if version != _VERSION or digest != _digest(told):
+    if version != _VERSION or digest != _digest(content):
         raise _corrupt(path, "is not what was written there")
     try:
-        return {name: (size, digest) for name, (size, digest) in told["files"].items()}
+        return {name: (size, digest) for name, (size, digest) in content["files"].items()}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise _corrupt(path, f"lists no files: {error}") from error
 
 
-def _digest(told: dict[str, Any]) -> str:
-    """Of all that is told, however it is spelled."""
-    return xxhash.xxh3_128_hexdigest(json.dumps(told, sort_keys=True).encode())
+def _digest(content: dict[str, Any]) -> str:
+    """Of the content, however it is spelled."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def _measured(path: Path) -> tuple[int, str]:

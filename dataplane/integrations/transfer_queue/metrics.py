@@ -20,7 +20,7 @@ import numpy as np
 
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import settings as told
+from dataplane.integrations.transfer_queue import settings as job_settings
 
 if TYPE_CHECKING:
     from dataplane.integrations.transfer_queue.partition import Partition
@@ -39,7 +39,7 @@ def get_metrics_endpoint() -> str | None:
         own = session()
     except NotStarted:
         return None
-    return told.endpoint(own.plane, own.job)
+    return job_settings.endpoint(own.plane, own.job)
 
 
 def serve(own: Session, port: int) -> str:

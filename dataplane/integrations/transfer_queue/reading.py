@@ -43,11 +43,8 @@ def _fields(partition: Partition, keys: list[str], fields: list[str] | None, err
     found = [name for at, name in enumerate(names) if have[:, at].all()]
     for at, name in enumerate(names):
         if fields is not None and have[:, at].any() and name not in found:
-            key, told = (
-                keys[int(np.flatnonzero(~have[:, at])[0])],
-                "the field %r of partition %r is left out: %r lacks it",
-            )
-            log.warning(told, name, partition.name, key)
+            key = keys[int(np.flatnonzero(~have[:, at])[0])]
+            log.warning("the field %r of partition %r is left out: %r lacks it", name, partition.name, key)
     if not found:
         wanted = "no field that all of them have" if fields is None else f"none of the fields {', '.join(names)}"
         there = ", ".join(partition.table.schema()) or "none"

@@ -1,7 +1,7 @@
 """This process's part in a job: its plane, the job's settings, and the sampler that it uses.
 
 What always holds: no controller; a process has one session, a forked child its own; all processes of a job are on one
-plane, or are told why not; who called `init()` first in the job clears all of it with `close()`, others only leave.
+plane, or raise; who called `init()` first in the job clears all of it with `close()`, others only leave.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import board, metrics, standing, twins
 from dataplane.integrations.transfer_queue import job as jobs
-from dataplane.integrations.transfer_queue import settings as told
+from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.conf import at
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
@@ -84,7 +84,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     With Ray initialised, a node runs on each Ray node. Without, `$DATAPLANE_ADDRESS` names one; where it does not, one
     is started for this process and its children. Of `conf`, a mapping as TransferQueue takes it, what is used is
     `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane`: `dense`, `job` and `node`. What
-    the first `init()` of the job was told holds for all, but for samplers of the user's own.
+    the first `init()` of the job was given holds for all, but for samplers of the user's own.
 
     job: its name, as `backend.Dataplane.job`: processes that name the same share keys, all others do not. None:
         $DATAPLANE_JOB, or that of the Ray job; where there is neither, a job of this process and its children.
@@ -93,22 +93,22 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     second job without a name, PeerUnavailable, Rejected (the host can not meet `node`).
     """
     global _session, _pid
-    wanted, own = told.read(conf, dense=standing.dense())
+    wanted, own = job_settings.read(conf, dense=standing.dense())
     name = job if job is not None else at(conf, "backend.Dataplane.job")
     with _lock:
         posted = board.read()
-        plane = _plane(told.node_config(conf), posted)
+        plane = _plane(job_settings.node_config(conf), posted)
         chosen = jobs.named(name) if name is not None else _job(posted) or jobs.new()
         before = _session if _session is not None and _pid == os.getpid() and _session.job == chosen else None
-        settings, first = told.agree(plane, chosen, wanted)
-        told.compare(conf, wanted, settings)
+        settings, first = job_settings.agree(plane, chosen, wanted)
+        job_settings.compare(conf, wanted, settings)
         chosen.export()
         sampler = own or (before.sampler if before is not None and settings == before.settings else None)
         first = first or (before is not None and before.first)
         _session, _pid = Session(plane, chosen, settings, sampler, first=first), os.getpid()
         if at(conf, "metrics.enabled"):
-            told.tell_endpoint(plane, chosen, metrics.serve(_session, int(at(conf, "metrics.port") or 0)))
-        agreed = told.merged(conf, settings, chosen, told.endpoint(plane, chosen))
+            job_settings.tell_endpoint(plane, chosen, metrics.serve(_session, int(at(conf, "metrics.port") or 0)))
+        agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
             board.post(chosen, agreed)
     return agreed
@@ -153,7 +153,7 @@ def session() -> Session:
                 raise NotStarted(f"{_NOT_STARTED} ({error})") from error
             if job is None:
                 raise NotStarted(_NO_JOB)
-            settings = told.find(plane, job) or Settings(dense=standing.dense())
+            settings = job_settings.find(plane, job) or Settings(dense=standing.dense())
             sampler = _session.sampler if _session is not None else None  # the parent's, in a forked child
             _session, _pid = Session(plane, job, settings, sampler, first=False), os.getpid()
         return _session
@@ -175,7 +175,7 @@ def close() -> None:
         for name in left.partitions():
             left.partition(name).table.drop()
         left.plane.table(blocks(left.job.name)).drop()
-        told.forget(left.plane, left.job)
+        job_settings.forget(left.plane, left.job)
         board.clear()
 
 

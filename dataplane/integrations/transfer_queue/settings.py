@@ -1,4 +1,4 @@
-"""What `init()` is told, as plain values that every process of the job reads from the plane.
+"""What `init()` is given, as plain values that every process of the job reads from the plane.
 
 The first `init()` writes them; later ones take them over, as TransferQueue's do, and may not say otherwise. A sampler
 of the user's own is code: it is used in the processes that are given it.
@@ -75,15 +75,15 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, samplers.BaseSampler | No
             )
     elif own is not None:
         raise ValueError(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
-    told = at(conf, "backend.Dataplane.dense")
+    given = at(conf, "backend.Dataplane.dense")
     polling = bool(at(conf, "controller.polling_mode") or False)
-    return Settings(name, arguments, polling, dense if told is None else bool(told)), own
+    return Settings(name, arguments, polling, dense if given is None else bool(given)), own
 
 
 def node_config(conf: Any) -> NodeConfig | None:
     """The settings of a node that is started: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
-    told = at(conf, "backend.Dataplane.node")
-    return None if told is None else NodeConfig(**{str(name): told[name] for name in told})
+    given = at(conf, "backend.Dataplane.node")
+    return None if given is None else NodeConfig(**{str(name): given[name] for name in given})
 
 
 def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
@@ -147,13 +147,13 @@ def _table(job: Job) -> str:
 
 
 def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
-    told = rows.tags[0].get(_TAG)
-    if not isinstance(told, dict) or told.get("sampler") not in _SAMPLERS:
+    given = rows.tags[0].get(_TAG)
+    if not isinstance(given, dict) or given.get("sampler") not in _SAMPLERS:
         raise Misuse("the settings of this job are of another version: use one version of dataplane in all processes")
     if job.token and rows.tags[0].get(_TOKEN) != job.token:
         raise jobs.refuse(job, plane.address)
-    arguments = tuple((str(name), value) for name, value in told["arguments"])
-    return Settings(told["sampler"], arguments, bool(told["polling"]), bool(told["dense"]))
+    arguments = tuple((str(name), value) for name, value in given["arguments"])
+    return Settings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]))
 
 
 def _filled(given: Any, defaults: Any) -> Any:

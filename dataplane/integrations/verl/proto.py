@@ -159,10 +159,10 @@ class RemoteProto(Reading):
         self._require(batch_keys or (), tensors=True)
         self._require(non_tensor_batch_keys or (), tensors=False)
         names = [*(batch_keys or ()), *(non_tensor_batch_keys or ())]
-        taken = self._columns.select(names)
+        chosen = self._columns.select(names)
         self._columns = self._columns.drop(names)
         meta_info = {key: self.meta_info.pop(key) for key in meta_info_keys or ()}
-        columns = Columns(taken.ref, taken.kinds, taken.rows if names else 0, bool(batch_keys))
+        columns = Columns(chosen.ref, chosen.kinds, chosen.rows if names else 0, bool(batch_keys))
         return RemoteProto(columns, meta_info, self._scope)
 
     def rename(self, old_keys: Any = None, new_keys: Any = None) -> RemoteProto:

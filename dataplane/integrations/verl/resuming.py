@@ -5,7 +5,8 @@
     dataplane/<n>.rows         rows with their values (`rowfile`)
 
 TransferQueue has a storage manager save its part, and restore it before the controller restores its own. The cells in
-the controller's state are those of the run before; so once it has that state, it is told where each value is by now.
+the controller's state are those of the run before; so once it has that state, it gets the cells that the values have by
+now.
 
 What always holds: nothing is changed where a file is not the one that was written; a row of the restored state has its
 values, all of them, or is cleared, and a warning says how many were; what was in the plane before the load is freed
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _OURS = "dataplane"
 _STATE = "controller_state.pkl"
 _SUFFIX = ".rows"
-_TOLD = 4096  # rows of a message
+_MESSAGE_ROWS = 4096
 
 #: All cells, by partition and row.
 Indexes = Mapping[str, Index]
@@ -103,20 +104,20 @@ def settle(controller: Controller, before: Indexes, restored: Restored | None) -
         return
     kept, cleared = set(), 0
     for partition, index in after.items():
-        found, gone = {}, []
+        found, missing = {}, []
         for row, own in index.items():
             if all(cell in restored.cells for cell in own.values()):
                 found[row] = {name: restored.cells[cell] for name, cell in own.items()}
                 kept.update(found[row].values())
             else:
-                gone.append(row)
+                missing.append(row)
         rows = [row for row, own in found.items() if own]
-        for start in range(0, len(rows), _TOLD):
-            part = rows[start : start + _TOLD]
+        for start in range(0, len(rows), _MESSAGE_ROWS):
+            part = rows[start : start + _MESSAGE_ROWS]
             controller.tell(partition, part, {}, {row: found[row] for row in part})
-        if gone:
-            controller.clear(partition, gone)
-            cleared += len(gone)
+        if missing:
+            controller.clear(partition, missing)
+            cleared += len(missing)
     if cleared:
         log.warning("%d rows of the checkpoint were cleared: they have no values in it", cleared)
     restored.free(kept)

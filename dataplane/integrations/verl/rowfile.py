@@ -100,7 +100,7 @@ class Restored:
 
 
 def free(several: Sequence[bytes]) -> None:
-    """Free the values of these cells. Those of a node that has died are gone. Raises PeerUnavailable, Corrupt."""
+    """Free the values of these cells. A node that has died has none. Raises PeerUnavailable, Corrupt."""
     for found in cells.find({"": several}) if several else ():
         with_plane(lambda plane, ref=found.ref: plane.free(ref))  # type: ignore[misc]  # mypy knows no such lambda
 
