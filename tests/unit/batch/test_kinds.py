@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.kinds import Unfit, taken
+from dataplane.batch.kinds import Unfit, parts_of
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.unit.batch.exact import same
@@ -156,10 +156,10 @@ def test_what_can_not_be_held_whole_is_refused(value: Any, match: str) -> None:
 
 
 def test_a_value_of_another_type_is_of_no_kind() -> None:
-    assert taken([1]) is None
-    assert taken(type("Own", (set,), {})()) is None
+    assert parts_of([1]) is None
+    assert parts_of(type("Own", (set,), {})()) is None
     with pytest.raises(Unfit):
-        taken(defaultdict(print))
+        parts_of(defaultdict(print))
 
 
 _KIND = 6  # the extension
