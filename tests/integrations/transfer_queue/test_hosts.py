@@ -19,6 +19,8 @@ import dataplane as dp  # noqa: E402
 from dataplane.cluster.placement import Placement  # noqa: E402
 from dataplane.integrations import process  # noqa: E402
 from dataplane.integrations import transfer_queue as tq  # noqa: E402
+from dataplane.integrations.transfer_queue import job  # noqa: E402
+from dataplane.integrations.transfer_queue.partition import prefix  # noqa: E402
 from tests.integration.test_hosts import Host, members, together  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
@@ -52,12 +54,14 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host
 
 
 def far_partition(hosts: list[Host]) -> str:
-    """A partition whose home is the second host."""
+    """A partition of this process's job whose home is the second host."""
+    own_job = job.known()
+    assert own_job is not None
     with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b:
         own, far = (bytes.fromhex(plane.stats().node) for plane in (a, b))
     placement = Placement([own, far])
     names = (f"partition {number}" for number in range(1000))
-    return next(name for name in names if placement.home("table", f"transfer_queue/{name}") == far)
+    return next(name for name in names if placement.home("table", prefix(own_job.name) + name) == far)
 
 
 def batch() -> Any:
