@@ -1,0 +1,115 @@
+"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from dataplane.coordinator.base import Coordinator, Registration, Unavailable
+from dataplane.coordinator.registry import Registry
+
+
+class _ProcessRegistration(Registration):
+    def __init__(self, registry: Registry, clock: Callable[[], float], member: str, number: int) -> None:
+        self._registry, self._clock, self._member, self._number = registry, clock, member, number
+
+    @property
+    def member(self) -> str:
+        return self._member
+
+    async def renew(self) -> bool:
+        return self._registry.renew(self._member, self._number, self._clock())
+
+    async def leave(self) -> None:
+        self._registry.leave(self._member, self._number, self._clock())
+
+
+class ProcessCoordinator(Coordinator):
+    """See the module. Every client in the process uses the same one; closing it is for all of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = Registry()
+        self._registry.members_changed = lambda: self._wake("")
+        self._registry.value_changed = self._wake
+        self._clock = clock
+        self._watches: dict[asyncio.Event, str] = {}  # "": the members
+        self._closed = False
+
+    def _wake(self, key: str) -> None:
+        for event, watched in self._watches.items():
+            if watched == key:
+                event.set()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable("this coordinator was closed")
+
+    async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
+        self._check()
+        number = self._registry.register(member, value, lease_s, self._clock())
+        return _ProcessRegistration(self._registry, self._clock, member, number)
+
+    async def members(self) -> Mapping[str, bytes]:
+        self._check()
+        return self._registry.members(self._clock())
+
+    async def watch_members(self) -> AsyncGenerator[Mapping[str, bytes], None]:
+        event = self._watched("")
+        try:
+            last: Mapping[str, bytes] | None = None
+            while True:
+                event.clear()
+                members = await self.members()
+                if members != last:
+                    last = members
+                    yield members
+                    continue
+                expiry = self._registry.next_expiry()
+                try:
+                    async with asyncio.timeout(None if expiry is None else max(0.0, expiry - self._clock())):
+                        await event.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            del self._watches[event]
+
+    async def read(self, key: str) -> bytes | None:
+        self._check()
+        return self._registry.read(_checked(key))
+
+    async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
+        self._check()
+        return self._registry.swap(_checked(key), expected, value)
+
+    async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
+        event = self._watched(_checked(key))
+        try:
+            last: bytes | None = None
+            first = True
+            while True:
+                event.clear()
+                value = await self.read(key)
+                if first or value != last:
+                    first, last = False, value
+                    yield value
+                    continue
+                await event.wait()
+        finally:
+            del self._watches[event]
+
+    def _watched(self, key: str) -> asyncio.Event:
+        event = asyncio.Event()
+        self._watches[event] = key
+        return event
+
+    async def aclose(self) -> None:
+        self._closed = True
+        for event in self._watches:
+            event.set()
+
+
+def _checked(key: str) -> str:
+    if not key:
+        raise ValueError("a key has at least one character")
+    return key

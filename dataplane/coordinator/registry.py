@@ -1,0 +1,82 @@
+"""The coordinator's state, without I/O or a clock: each call is one moment of it.
+
+`process` puts an asyncio interface before it, the simulator a network. Time is handed in, and never goes back; leases
+that have run out by then are gone before anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+
+class _Member(msgspec.Struct):
+    value: bytes
+    lease_s: float
+    until_s: float
+    registration: int
+
+
+class Registry:
+    """Members and values. `members_changed()` and `value_changed(key)` are called within the call that changes them."""
+
+    __slots__ = ("_members", "_registration", "_values", "members_changed", "value_changed")
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._values: dict[str, bytes] = {}
+        self._registration = 0
+        self.members_changed: Callable[[], None] = lambda: None
+        self.value_changed: Callable[[str], None] = lambda key: None
+
+    def register(self, member: str, value: bytes, lease_s: float, now: float) -> int:
+        """The number of the registration, which renews it."""
+        self.expire(now)
+        self._registration += 1
+        self._members[member] = _Member(value, lease_s, now + lease_s, self._registration)
+        self.members_changed()
+        return self._registration
+
+    def renew(self, member: str, registration: int, now: float) -> bool:
+        """Whether that registration is still there, and is kept."""
+        self.expire(now)
+        found = self._members.get(member)
+        if found is None or found.registration != registration:
+            return False
+        found.until_s = now + found.lease_s
+        return True
+
+    def leave(self, member: str, registration: int, now: float) -> None:
+        if self.renew(member, registration, now):
+            del self._members[member]
+            self.members_changed()
+
+    def expire(self, now: float) -> None:
+        """Drop members whose leases have run out."""
+        gone = [name for name, member in self._members.items() if member.until_s <= now]
+        for name in gone:
+            del self._members[name]
+        if gone:
+            self.members_changed()
+
+    def next_expiry(self) -> float | None:
+        """When the next lease runs out."""
+        return min((member.until_s for member in self._members.values()), default=None)
+
+    def members(self, now: float) -> Mapping[str, bytes]:
+        self.expire(now)
+        return {name: member.value for name, member in self._members.items()}
+
+    def read(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
+        """See `Coordinator.swap`."""
+        if self._values.get(key) == expected and expected != value:
+            if value is None:
+                del self._values[key]
+            else:
+                self._values[key] = value
+            self.value_changed(key)
+        return self._values.get(key)

@@ -1,0 +1,62 @@
+"""Who replicates a partition, as the coordinator has it (PacificA, section 2.2).
+
+A configuration changes by compare-and-set at the coordinator and in no other way, and each change adds one to the epoch.
+So an epoch has one configuration for ever, one leader at most, and whoever has seen a configuration may tell others of
+it: it needs no proof. For the same reason the compare-and-set can compare the value itself; no value comes back.
+
+A replica is one life of one log: a node that has lost its log comes back under another incarnation, so as another
+replica, and nothing that the configuration says of the first is true of the second.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+ReplicaId = tuple[str, int]
+"""(node, incarnation of the log that the node keeps)."""
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
+    """The leader and the in-sync followers of a partition in one epoch (from 1)."""
+
+    epoch: int
+    leader: ReplicaId
+    followers: tuple[ReplicaId, ...] = ()
+
+    def holds(self, replica: ReplicaId) -> bool:
+        """Whether the replica has, for sure, every command that was committed by this epoch."""
+        return replica == self.leader or replica in self.followers
+
+    def restarted(self) -> Configuration:
+        """The next epoch with the same replicas: a leader that starts again has forgotten what it proposed in this."""
+        return Configuration(self.epoch + 1, self.leader, self.followers)
+
+    def without(self, replicas: frozenset[ReplicaId]) -> Configuration:
+        """The next epoch, in which followers that do not answer are none."""
+        return Configuration(self.epoch + 1, self.leader, tuple(f for f in self.followers if f not in replicas))
+
+    def joined_by(self, replica: ReplicaId) -> Configuration:
+        """The next epoch, in which a recruit is an in-sync follower."""
+        return Configuration(self.epoch + 1, self.leader, (*self.followers, replica))
+
+    def deposed_by(self, follower: ReplicaId) -> Configuration:
+        """The next epoch, led by a follower, without the leader that it has not heard from (section 2.4)."""
+        return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
+
+    def handed_to(self, follower: ReplicaId) -> Configuration:
+        """The next epoch, in which leader and follower have changed places."""
+        others = tuple(f for f in self.followers if f != follower)
+        return Configuration(self.epoch + 1, follower, (*others, self.leader))
+
+
+def encode(configuration: Configuration) -> bytes:
+    """The value that the coordinator keeps. Equal configurations have equal values."""
+    return msgspec.msgpack.encode(configuration)
+
+
+_decoder = msgspec.msgpack.Decoder(Configuration)
+
+
+def decode(value: bytes) -> Configuration:
+    """Raises msgspec.MsgspecError for a value that no replica wrote."""
+    return _decoder.decode(value)

@@ -1,0 +1,92 @@
+"""A replica that does not lead: it takes what the leader of its epoch sends, and takes its place if that falls silent.
+
+Also the role of one that is no member: a recruit that catches up, or one that was dropped and may be recruited again. It
+acknowledges as a follower does, but no configuration names it, so it can't ask for the lead.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataplane.replication.configuration import Configuration
+from dataplane.replication.messages import Append, Appended, Install, Missing
+from dataplane.replication.state import State
+
+_NONE: dict[int, int] = {}
+
+
+class Follower:
+    """The role of a follower, over a replica's state."""
+
+    __slots__ = ("_acknowledged", "_matched", "_sent_s", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch: nothing is known of how its leader's log compares with this one."""
+        self._matched = 0  # the log is the leader's up to here
+        self._acknowledged = 0
+        self._sent_s = -math.inf  # of the newest message of this leader
+
+    def append(self, message: Append, now: float) -> None:
+        """Append what follows the entries that both logs have, and acknowledge it once it is on disk (section 2.1)."""
+        self._hear(message.sent_s, now)
+        state, log = self._state, self._state.log
+        if not log.has(message.previous, message.previous_epoch):
+            missing = Missing(message.configuration.epoch, message.sent_s, state.committed)
+            state.send(message.configuration.leader, missing)
+            return
+        if message.entries:
+            log.merge(message.previous, message.entries, state.committed)
+        self._match(message.previous + len(message.entries))
+        state.commit(min(message.committed, self._matched), _NONE)
+        self._acknowledge()
+
+    def install(self, message: Install, now: float) -> None:
+        """Take the leader's snapshot, unless this log has got as far in the meantime."""
+        self._hear(message.sent_s, now)
+        if message.snapshot.index > self._state.committed:
+            self._state.install(message.snapshot)
+            self._matched = 0
+        self._match(message.snapshot.index)
+        self._acknowledge()
+
+    def stored(self) -> None:
+        """More of the log is on disk: acknowledge it."""
+        if min(self._matched, self._state.log.persisted) > self._acknowledged:
+            self._acknowledge()
+
+    def wanted(self, now: float) -> Configuration | None:
+        """The configuration to ask for, if this replica should lead: its leader has been silent for `grace_s`."""
+        state = self._state
+        configuration = state.configuration
+        if configuration.leader == state.me:
+            return configuration.restarted()  # this life of the replica did not begin this epoch
+        if state.me in configuration.followers and state.promise.over(now):
+            return configuration.deposed_by(state.me)
+        return None
+
+    def deadline(self, now: float) -> float:
+        """When there is something to do without a message, by this replica's clock."""
+        state = self._state
+        configuration = state.configuration
+        if configuration.leader == state.me:
+            return now + state.settings.retry_s
+        if state.me in configuration.followers:
+            return max(state.promise.until, now + state.settings.beat_s)
+        return math.inf
+
+    def _hear(self, sent_s: float, now: float) -> None:
+        self._state.promise.hear(now)
+        self._sent_s = max(self._sent_s, sent_s)
+
+    def _match(self, index: int) -> None:
+        self._matched = max(self._matched, index)
+
+    def _acknowledge(self) -> None:
+        state = self._state
+        self._acknowledged = min(self._matched, state.log.persisted)
+        configuration = state.configuration
+        state.send(configuration.leader, Appended(configuration.epoch, self._sent_s, self._acknowledged))

@@ -1,0 +1,201 @@
+"""The replica that leads: it orders commands, sends them, and answers when every in-sync follower has them.
+
+What always holds (PacificA, sections 2.1 and 2.4):
+
+- A command is committed once it is on every replica that the coordinator may have as in-sync, this one too. So whoever
+  leads next, having been in-sync, has it; `reconfiguration` says why "may".
+- A new leader first proposes again all that it has, behind an entry of its own epoch. Once that is committed it knows
+  all that any leader ever answered (reconciliation), and what other replicas have beyond it is gone.
+- It answers only while it holds the lease of each of them, and once its own promise to earlier leaders is over (`lease`).
+  The outcome of a command needs neither: committed is committed, whoever leads by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dataplane.errors import DataplaneError
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.effects import Answer, Refuse
+from dataplane.replication.errors import NotLeader, OutcomeUnknown
+from dataplane.replication.handoff import Handoff
+from dataplane.replication.lease import Lease
+from dataplane.replication.messages import Appended, Entry, Missing
+from dataplane.replication.progress import Progress
+from dataplane.replication.recruitment import Recruitment
+from dataplane.replication.state import State
+
+
+class Leader:
+    """The role of a leader, over a replica's state, from the epoch `term` on until somebody else leads."""
+
+    __slots__ = ("_handoff", "_lease", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
+
+    def __init__(self, state: State, now: float) -> None:
+        self._state = state
+        self.term = state.configuration.epoch
+        self._lease = Lease(state.settings.lease_s)
+        self._peers: dict[ReplicaId, Progress] = {}
+        self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
+        self._recruitment = Recruitment(self._peers, self._lease)
+        self._handoff = Handoff()
+        state.machine.forget()
+        for follower in state.configuration.followers:
+            self._peers[follower] = Progress(state, follower, now)
+        state.log.append((Entry(self.term, b""),))
+        self._start = state.log.last
+        self._send(now)
+        self._commit(now)
+
+    # Requests
+
+    def serves(self, now: float) -> bool:
+        """Whether this replica may answer: nobody else can, and it knows all that was ever answered."""
+        state = self._state
+        return (
+            state.committed >= self._start
+            and state.promise.over(now)
+            and self._lease.holds(self._followers(), now)
+            and state.reconfiguration.passed_on(state.me) is None
+        )
+
+    def request(self, number: int, request: bytes, now: float) -> None:
+        """Answer a request, now or when its commands are committed, or refuse it."""
+        state = self._state
+        if not self.serves(now) or self._handoff.to is not None:
+            self.refuse(number)
+            return
+        try:
+            decision = state.machine.decide(request, self.term, now)
+        except DataplaneError as error:
+            state.effects.append(Refuse(number, error))
+            return
+        if not decision.commands:
+            state.effects.append(Answer(number, decision.result))
+            return
+        epoch = state.configuration.epoch
+        state.log.append(tuple(Entry(epoch, command) for command in decision.commands))
+        self._requests[state.log.last] = number
+        self._send(now)
+        self._commit(now)
+
+    def refuse(self, number: int) -> None:
+        node, epoch = self._state.me[0], self._state.configuration.epoch
+        error = NotLeader(f"node {node} leads the partition, and has to wait", leader=node, epoch=epoch)
+        self._state.effects.append(Refuse(number, error))
+
+    # Answers of peers
+
+    def appended(self, sender: ReplicaId, message: Appended, now: float) -> None:
+        peer = self._peers.get(sender)
+        if peer is None:
+            return
+        self._lease.renew(sender, message.sent_s)
+        peer.appended(message)
+        self._commit(now)
+        peer.flow(self._state.configuration, now)
+
+    def missing(self, sender: ReplicaId, message: Missing, now: float) -> None:
+        peer = self._peers.get(sender)
+        if peer is None:
+            return
+        self._lease.renew(sender, message.sent_s)
+        peer.missing(message)
+        peer.flow(self._state.configuration, now)
+
+    def stored(self, now: float) -> None:
+        """More of the leader's own log is on disk."""
+        self._commit(now)
+
+    # Time, and the configuration
+
+    def tick(self, now: float) -> None:
+        """Beat, and give up recruits that do not answer."""
+        self._recruitment.give_up(self._followers(), now)
+        self._handoff.give_up(now)
+        for peer in self._peers.values():
+            peer.beat(self._state.configuration, now)
+
+    def wanted(self, now: float) -> Configuration | None:
+        """The configuration to ask for, if another is due: without followers that do not answer, handed over, or with
+        a recruit that has caught up."""
+        state = self._state
+        configuration, reconfiguration = state.configuration, state.reconfiguration
+        passed_on = reconfiguration.passed_on(state.me)
+        if passed_on is not None:
+            return passed_on  # nobody answers until that is settled
+        silent = self._silent(configuration.followers, now)
+        if silent:
+            return configuration.without(silent)
+        if reconfiguration.followers(configuration) != configuration.followers:
+            return next(w for w in reconfiguration.asked if len(w.followers) > len(configuration.followers))
+        if not self.serves(now):
+            return None
+        heir = self._handoff.ready(configuration, self._peers, state.committed, state.log.last)
+        if heir is not None:
+            return configuration.handed_to(heir)
+        recruit = self._recruitment.ready(configuration, state, now)
+        return None if recruit is None else configuration.joined_by(recruit)
+
+    def reconfigured(self, now: float) -> None:
+        """A configuration in which this replica leads on: tell everybody, and count anew who has to have a command."""
+        state = self._state
+        followers = state.configuration.followers
+        for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
+            del self._peers[replica]
+            self._lease.forget(replica)
+        for replica in followers:
+            self._recruitment.joined(replica)
+            if replica not in self._peers:
+                self._peers[replica] = Progress(state, replica, now)
+        for peer in self._peers.values():
+            peer.send_batch(state.configuration, now)
+        self._commit(now)
+
+    def recruit(self, replica: ReplicaId, now: float) -> None:
+        """Bring a replica's log up to this one, then ask for it as a follower."""
+        state = self._state
+        if replica == state.me or replica in self._peers:
+            return
+        self._recruitment.begin(replica, Progress(state, replica, now))
+        self._peers[replica].send_batch(state.configuration, now)
+
+    def hand_off(self, to: ReplicaId, now: float) -> None:
+        """Take no more requests, and pass the lead on once those that wait are answered, if that is soon."""
+        state = self._state
+        if self._handoff.to is None and to in state.configuration.followers and self.serves(now):
+            self._handoff.begin(to, now + state.settings.lease_s)
+
+    def step_down(self) -> None:
+        """Somebody else leads: the outcome of what is not committed is the new leader's to say."""
+        epoch = self._state.configuration.epoch
+        for number in self._requests.values():
+            error = OutcomeUnknown(
+                "the partition has another leader since; ask it under the same sequence", epoch=epoch
+            )
+            self._state.effects.append(Refuse(number, error))
+        self._requests.clear()
+        self._state.machine.forget()
+
+    # Inside
+
+    def _followers(self) -> tuple[ReplicaId, ...]:
+        state = self._state
+        return state.reconfiguration.followers(state.configuration)
+
+    def _silent(self, followers: Iterable[ReplicaId], now: float) -> frozenset[ReplicaId]:
+        return frozenset(f for f in followers if self._lease.silent(f, self._peers[f].since, now))
+
+    def _send(self, now: float) -> None:
+        for peer in self._peers.values():
+            peer.flow(self._state.configuration, now)
+
+    def _commit(self, now: float) -> None:
+        """Commit what this replica's disk and all followers have, and may have to have."""
+        state, peers = self._state, self._peers
+        to = state.log.persisted
+        for follower in self._followers():
+            to = min(to, peers[follower].match)
+        if to > state.committed:
+            state.commit(to, self._requests)
+            state.compact(self._recruitment.lag(state))

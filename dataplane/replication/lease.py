@@ -1,0 +1,72 @@
+"""Why two leaders never answer at once (PacificA, section 2.3).
+
+The two halves of one bargain. A leader holds a **lease** of every follower: it answers for `lease_s` after it *sent* the
+last message that the follower has acknowledged. A follower keeps a **promise** with whoever led it: it answers as a
+leader only `grace_s` after it *heard* the last one. Sending is before hearing, and `grace_s` is longer than `lease_s` by
+more than clocks drift, so the old leader has stopped before a new one begins; neither reads the other's clock.
+
+The promise binds however the new leader came to be one: by its own asking, by a compare-and-set that it sent before it
+heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging while it
+asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: a leader that hands over
+has stopped already, and no one before it can hold a lease, or it would not have answered itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from dataplane.replication.configuration import ReplicaId
+
+
+class Lease:
+    """A leader's half: when the message was sent that each peer acknowledged last. Seconds of the leader's clock."""
+
+    __slots__ = ("_lease_s", "_renewed")
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._renewed: dict[ReplicaId, float] = {}
+
+    def renew(self, peer: ReplicaId, sent_s: float) -> None:
+        """The peer has acknowledged a message that was sent then."""
+        if sent_s > self._renewed.get(peer, -math.inf):
+            self._renewed[peer] = sent_s
+
+    def holds(self, peers: Iterable[ReplicaId], now: float) -> bool:
+        """Whether none of the peers can answer as a leader yet."""
+        oldest = now - self._lease_s
+        renewed = self._renewed
+        return all(renewed.get(peer, -math.inf) > oldest for peer in peers)
+
+    def silent(self, peer: ReplicaId, since: float, now: float) -> bool:
+        """Whether a peer from which an acknowledgement was due since then has given none for `lease_s`."""
+        return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
+
+    def forget(self, peer: ReplicaId) -> None:
+        self._renewed.pop(peer, None)
+
+
+class Promise:
+    """A follower's half: when it last heard a leader. A replica that has just started may have heard one just before."""
+
+    __slots__ = ("_grace_s", "heard_s")
+
+    def __init__(self, grace_s: float, now: float) -> None:
+        self._grace_s = grace_s
+        self.heard_s = now
+
+    def hear(self, now: float) -> None:
+        self.heard_s = now
+
+    def release(self) -> None:
+        """Whom it was given answers no more."""
+        self.heard_s = -math.inf
+
+    def over(self, now: float) -> bool:
+        """Whether no one that this replica acknowledged can hold a lease."""
+        return now - self.heard_s >= self._grace_s
+
+    @property
+    def until(self) -> float:
+        return self.heard_s + self._grace_s

@@ -1,0 +1,112 @@
+"""The log of one replica: a snapshot, the entries after it, and how far they are on disk.
+
+What always holds: two logs that have an entry of one epoch at one index are equal up to it. An epoch has one leader,
+which never changes what it proposed, and an entry is taken only after the one before it (`has`). So a pair of numbers
+says whether two logs agree, and `Append` need not carry more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dataplane.errors import Corrupt
+from dataplane.replication.messages import Entry, Snapshot
+from dataplane.replication.storage import Extend, Operation, Rebase, Stored, Truncate
+
+
+class Log:
+    """`changes` collects (ticket, operation) for the disk; the replica takes them. Indices begin at 1."""
+
+    __slots__ = ("_entries", "_pending", "_ticket", "base", "changes", "durable", "last", "persisted", "snapshot")
+
+    def __init__(self, stored: Stored, *, durable: bool) -> None:
+        self.snapshot = stored.snapshot
+        self._entries = stored.entries
+        self.base = stored.snapshot.index
+        """The index that the snapshot ends at."""
+        self.last = self.base + len(stored.entries)
+        """The index of the last entry, or `base`."""
+        self.persisted = self.last
+        """Entries up to here survive a crash; if not durable, as if they did."""
+        self.durable = durable
+        self.changes: list[tuple[int, Operation]] = []
+        self._ticket = 0
+        self._pending: deque[list[int]] = deque()  # [ticket, last index once it is stored]
+
+    def epoch_at(self, index: int) -> int:
+        """The epoch of the entry at an index from `base` to `last`."""
+        return self.snapshot.epoch if index == self.base else self._entries[index - self.base - 1].epoch
+
+    def command(self, index: int) -> bytes:
+        return self._entries[index - self.base - 1].command
+
+    def has(self, index: int, epoch: int) -> bool:
+        """Whether this log agrees with one that has an entry of `epoch` at `index`, up to there."""
+        if index < self.base:
+            return True  # the snapshot holds committed commands only, and all logs agree on those
+        return index <= self.last and self.epoch_at(index) == epoch
+
+    def after(self, index: int, most: int) -> tuple[Entry, ...]:
+        """At most so many entries after an index, which is `base` or more."""
+        start = index - self.base
+        return tuple(self._entries[start : start + most])
+
+    def append(self, entries: tuple[Entry, ...]) -> None:
+        first = self.last + 1
+        self._entries.extend(entries)
+        self.last += len(entries)
+        self._change(Extend(first, entries))
+
+    def merge(self, previous: int, entries: tuple[Entry, ...], committed: int) -> None:
+        """Take entries that follow `previous`, where this log `has` the sender's. From the first one that differs on,
+        this log's own go: they were proposed in an epoch that is over, and never committed (PacificA, section 2.4).
+
+        Raises Corrupt where that would take a committed one: somebody's log or message is not what it was."""
+        skip = max(0, self.base - previous)
+        for i in range(skip, len(entries)):
+            index = previous + 1 + i
+            if index > self.last:
+                self.append(entries[i:])
+                return
+            if self.epoch_at(index) != entries[i].epoch:
+                if index <= committed:
+                    raise Corrupt(f"the command at {index} was committed, and another is to take its place")
+                self._truncate(index - 1)
+                self.append(entries[i:])
+                return
+
+    def _truncate(self, last: int) -> None:
+        del self._entries[last - self.base :]
+        self.last = last
+        self.persisted = min(self.persisted, last)
+        for pending in self._pending:
+            pending[1] = min(pending[1], last)
+        self._change(Truncate(last))
+
+    def compact(self, snapshot: Snapshot) -> None:
+        """Let a snapshot of committed commands take the place of their entries."""
+        del self._entries[: snapshot.index - self.base]
+        self.snapshot, self.base = snapshot, snapshot.index
+        self._change(Rebase(snapshot, True))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Let the leader's snapshot take the place of the whole log."""
+        self._entries = []
+        self.snapshot, self.base, self.last = snapshot, snapshot.index, snapshot.index
+        self.persisted = 0
+        for pending in self._pending:
+            pending[1] = 0
+        self._change(Rebase(snapshot, False))
+
+    def stored(self, ticket: int) -> None:
+        """The disk has the operations up to a ticket."""
+        while self._pending and self._pending[0][0] <= ticket:
+            self.persisted = max(self.persisted, self._pending.popleft()[1])
+
+    def _change(self, operation: Operation) -> None:
+        if not self.durable:
+            self.persisted = self.last
+            return
+        self._ticket += 1
+        self._pending.append([self._ticket, self.last])
+        self.changes.append((self._ticket, operation))

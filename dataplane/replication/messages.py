@@ -1,0 +1,79 @@
+"""What replicas of a partition say to each other.
+
+A leader sends `Append`, `Install` and `Release`; the rest are answers. Each carries its epoch: an older one is refused
+by `Outdated`, which shows the newer configuration, and an answer of another epoch than the leader's own is passed over.
+
+Indices of a log begin at 1. `sent_s` is by the leader's clock and comes back as it was: a follower's acknowledgement
+renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from dataplane.replication.configuration import Configuration
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A command of the log, with the epoch that it was first proposed in. No command: a leader began its epoch here."""
+
+    epoch: int
+    command: bytes
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The state after the commands up to `index`, of which the last was proposed in `epoch`."""
+
+    index: int
+    epoch: int
+    state: bytes
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The entries after `previous`, where the leader's log has an entry of `previous_epoch`. None: a beacon."""
+
+    configuration: Configuration
+    sent_s: float
+    previous: int
+    previous_epoch: int
+    entries: tuple[Entry, ...]
+    committed: int
+
+
+class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A snapshot for a replica whose log ends before the leader's begins."""
+
+    configuration: Configuration
+    sent_s: float
+    snapshot: Snapshot
+
+
+class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The follower's log is the leader's up to `match`, and stays so through a crash if the partition is durable."""
+
+    epoch: int
+    sent_s: float
+    match: int
+
+
+class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The follower lacks the entry before those of the message. What it knows to be committed is as at the leader."""
+
+    epoch: int
+    sent_s: float
+    committed: int
+
+
+class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """The sender's epoch is over: this is a newer configuration."""
+
+    configuration: Configuration
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The sender led until it handed over to this configuration's leader, and answers no more."""
+
+    configuration: Configuration
+
+
+Message = Append | Install | Appended | Missing | Outdated | Release

@@ -1,0 +1,82 @@
+"""How far one peer's log follows the leader's, and what is on its way there.
+
+One batch is on its way to a peer at a time; commands that come meanwhile gather for the next. So messages grow with load
+and with distance, and no window has to be tuned.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.messages import Append, Appended, Install, Missing
+from dataplane.replication.state import State
+
+
+class Progress:
+    """One peer: a follower, or a recruit. `match` is the last index that it is known to have, 0 for none."""
+
+    __slots__ = ("_batch_s", "_next", "_on_its_way", "_peer", "_sent_s", "_state", "_target", "match", "since")
+
+    def __init__(self, state: State, peer: ReplicaId, now: float) -> None:
+        self._state = state
+        self._peer = peer
+        self.match = 0
+        self.since = now
+        """An acknowledgement is due from here on."""
+        self._next = state.log.last + 1  # the first entry to send; the peer is taken to have what is before it
+        self._target = 0  # what the peer will have when the batch on its way has come
+        self._on_its_way = False
+        self._batch_s = self._sent_s = -math.inf
+
+    def appended(self, message: Appended) -> None:
+        """The peer has so much of the log. A match that this log lacks is not true, and passed over."""
+        if message.match > self._state.log.last:
+            return
+        if message.match > self.match:
+            self.match = message.match
+        if self.match >= self._target:
+            self._on_its_way = False
+            self._next = self.match + 1
+
+    def missing(self, message: Missing) -> None:
+        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have."""
+        self._on_its_way = False
+        self._next = min(max(message.committed, self.match), self._state.log.last) + 1
+
+    def flow(self, configuration: Configuration, now: float) -> None:
+        """Send the next batch, if there is one and none is on its way."""
+        if not self._on_its_way and self._next <= self._state.log.last:
+            self.send_batch(configuration, now)
+
+    def beat(self, configuration: Configuration, now: float) -> None:
+        """Send a batch again that was not acknowledged in time; a beacon where nothing was sent for a beat."""
+        settings = self._state.settings
+        if self._on_its_way and now - self._batch_s >= settings.retry_s:
+            self._next = max(self._next, self.match + 1)
+            self.send_batch(configuration, now)
+        elif now - self._sent_s >= settings.beat_s:
+            if self.match >= self._state.log.base:
+                self._send(configuration, self.match, 0, now)
+            elif not self._on_its_way:
+                self.send_batch(configuration, now)
+
+    def send_batch(self, configuration: Configuration, now: float) -> None:
+        """Send what comes next, or nothing but the leader's word where there is nothing, and expect to hear of it."""
+        self._batch_s = now
+        self._on_its_way = True
+        self._target = self._send(configuration, self._next - 1, self._state.settings.max_batch, now)
+
+    def _send(self, configuration: Configuration, previous: int, most: int, now: float) -> int:
+        """Send at most so many entries after `previous`, or the snapshot; the index that they end at."""
+        state, log = self._state, self._state.log
+        self._sent_s = now
+        if previous < log.base:
+            state.send(self._peer, Install(configuration, now, log.snapshot))
+            return log.base
+        entries = log.after(previous, most)
+        state.send(
+            self._peer,
+            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
+        )
+        return previous + len(entries)

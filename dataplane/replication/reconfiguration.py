@@ -1,0 +1,57 @@
+"""Changes that were asked of the coordinator and may have happened already (PacificA, sections 2.2 and 2.4).
+
+The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after the replica
+that sent it was started again. So what was asked *may be true* from when it is asked until another configuration is seen:
+all changes asked of one configuration compare with it, so at most one of them happens, and seeing the next epoch, whoever
+made it, rules out the others. Nothing is ever taken back; asking again is always safe.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.effects import Effect, Swap
+
+
+class Reconfiguration:
+    """What one replica has asked for in place of the configuration that it knows."""
+
+    __slots__ = ("_asked_s", "_followers", "_retry_s", "asked")
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._asked_s = -math.inf
+        self._followers: tuple[ReplicaId, ...] | None = None
+        self.asked: list[Configuration] = []
+        """Those that may be the partition's configuration already, in the order asked."""
+
+    def ask(self, current: Configuration, wanted: Configuration, now: float, effects: list[Effect]) -> None:
+        """Ask for a change, or again for one that was not answered for `retry_s`."""
+        if wanted in self.asked:
+            if now - self._asked_s < self._retry_s:
+                return
+        else:
+            self.asked.append(wanted)
+            self._followers = None
+        self._asked_s = now
+        effects.append(Swap(current, wanted))
+
+    def settled(self) -> None:
+        """A newer configuration was seen: none of what was asked of the last can happen any more."""
+        self.asked.clear()
+        self._followers = None
+
+    def followers(self, current: Configuration) -> tuple[ReplicaId, ...]:
+        """All who are followers, or may be: any of them could take the leader's place, so each has to have what is
+        committed, and to renew the lease."""
+        if not self.asked:
+            return current.followers
+        if self._followers is None:
+            extra = {f for wanted in self.asked for f in wanted.followers} - {*current.followers, current.leader}
+            self._followers = (*current.followers, *sorted(extra))
+        return self._followers
+
+    def passed_on(self, leader: ReplicaId) -> Configuration | None:
+        """The change asked for by which somebody else may be the leader."""
+        return next((wanted for wanted in self.asked if wanted.leader != leader), None)

@@ -1,0 +1,76 @@
+"""New followers: a snapshot, then the log's tail, then in-sync (PacificA, section 2.4).
+
+A recruit gets all that followers get, and nobody waits for it. Once it has every committed command, and the rest of the
+log within one batch, the leader asks for the configuration in which it follows; from the asking on, nothing is committed
+without it. A recruit that falls silent is given up. Who is to be recruited is for others to say: `choose` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.lease import Lease
+from dataplane.replication.progress import Progress
+from dataplane.replication.state import State
+
+
+def choose(
+    partition: str, configuration: Configuration, candidates: Iterable[ReplicaId], wanted: int
+) -> tuple[ReplicaId, ...]:
+    """The candidates to recruit for `wanted` followers in all: those of the highest rendezvous hash on other nodes."""
+    lack = wanted - len(configuration.followers)
+    if lack <= 0:
+        return ()
+    nodes = {configuration.leader[0], *(follower[0] for follower in configuration.followers)}
+
+    def weight(candidate: ReplicaId) -> bytes:
+        return hashlib.blake2b(f"{partition}\0{candidate[0]}".encode(), digest_size=8).digest()
+
+    return tuple(sorted((c for c in candidates if c[0] not in nodes), key=weight, reverse=True)[:lack])
+
+
+class Recruitment:
+    """The recruits of one leader. Their progress is among its peers'."""
+
+    __slots__ = ("_lease", "_peers", "_recruits")
+
+    def __init__(self, peers: dict[ReplicaId, Progress], lease: Lease) -> None:
+        self._peers = peers
+        self._lease = lease
+        self._recruits: dict[ReplicaId, Progress] = {}
+
+    def recruits(self, replica: ReplicaId) -> bool:
+        return replica in self._recruits
+
+    def begin(self, replica: ReplicaId, progress: Progress) -> None:
+        self._peers[replica] = self._recruits[replica] = progress
+
+    def joined(self, replica: ReplicaId) -> None:
+        self._recruits.pop(replica, None)
+
+    def give_up(self, followers: tuple[ReplicaId, ...], now: float) -> None:
+        """Forget recruits that are silent, but for those that may be followers already."""
+        for replica, progress in [*self._recruits.items()]:
+            if replica not in followers and self._lease.silent(replica, progress.since, now):
+                del self._recruits[replica], self._peers[replica]
+                self._lease.forget(replica)
+
+    def ready(self, configuration: Configuration, state: State, now: float) -> ReplicaId | None:
+        """A recruit that has all that is committed, nearly all of the rest, and answers."""
+        for replica, progress in self._recruits.items():
+            if self.in_sync(progress, state) and self._lease.holds((replica,), now):
+                return replica
+        return None
+
+    def in_sync(self, progress: Progress, state: State) -> bool:
+        return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
+
+    def lag(self, state: State) -> int:
+        """How many more entries to keep before a snapshot takes their place: those that recruits are about to get, or
+        they would be sent snapshot after snapshot; at most three times as many as there are kept anyway."""
+        if not self._recruits:
+            return 0
+        slowest = min(progress.match for progress in self._recruits.values())
+        return min(state.committed - slowest, 3 * state.settings.snapshot_every)

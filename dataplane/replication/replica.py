@@ -1,0 +1,189 @@
+"""One replica of one partition: events go in with the time, effects come out. It does nothing else.
+
+Each method is an event, `now` is by a clock of this replica that never goes back, and the effects returned are to be
+carried out in their order. The replica that asks (`Swap`) and the driver that watches the partition's value tell it of
+configurations by the same event, `configured`; a message of a newer epoch tells it too. Which of them comes first makes
+no difference.
+
+A replica that has just been started does not lead before it has asked for a new epoch, even if it is the leader in the
+coordinator's: it has forgotten what it proposed in that one, and answers to that may still be on their way. For this, and
+for the promise that it may have made (`lease`), restarting is the same with an old log as with a new one. Until it was told
+what the coordinator has, by a read that began after it was started, it hears no message: an old one could show it an
+epoch before that one, and it would take that one for new.
+"""
+
+from __future__ import annotations
+
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.effects import Effect, Refuse, Store
+from dataplane.replication.errors import NotLeader
+from dataplane.replication.follower import Follower
+from dataplane.replication.leader import Leader
+from dataplane.replication.machine import StateMachine
+from dataplane.replication.messages import Append, Appended, Install, Message, Missing, Outdated, Release
+from dataplane.replication.settings import Settings
+from dataplane.replication.state import State
+from dataplane.replication.storage import Stored
+
+
+class Replica:
+    """See the module. `stored` is what its log was on disk; a new one's is `Stored()`."""
+
+    __slots__ = ("_follower", "_leader", "_state", "_ticked_s")
+
+    def __init__(self, me: ReplicaId, settings: Settings, machine: StateMachine, stored: Stored, now: float) -> None:
+        self._state = State(me, settings, machine, stored, now)
+        self._follower = Follower(self._state)
+        self._leader: Leader | None = None
+        self._ticked_s = now
+
+    # What it is
+
+    @property
+    def configuration(self) -> Configuration:
+        """The newest that this replica knows; of epoch 0 if none."""
+        return self._state.configuration
+
+    @property
+    def committed(self) -> int:
+        """The index up to which commands are known to be committed here, and applied."""
+        return self._state.committed
+
+    @property
+    def leads(self) -> bool:
+        return self._leader is not None
+
+    def serves(self, now: float) -> bool:
+        """Whether it would answer a request."""
+        return self._leader is not None and self._leader.serves(now)
+
+    @property
+    def deadline(self) -> float:
+        """When `tick` is due next, by this replica's clock."""
+        if self._leader is not None:
+            return self._ticked_s + self._state.settings.beat_s
+        return self._follower.deadline(self._ticked_s)
+
+    # Events
+
+    def configured(self, configuration: Configuration, now: float) -> list[Effect]:
+        """The coordinator has, or had, this configuration. The first has to be read after the replica was made."""
+        self._adopt(configuration, now)
+        return self._effects(now)
+
+    def request(self, number: int, request: bytes, now: float) -> list[Effect]:
+        """A request of a client; `number` comes back with the answer."""
+        if self._leader is None:
+            configuration = self._state.configuration
+            error = NotLeader(
+                f"node {self._state.me[0]} does not lead the partition",
+                leader=configuration.leader[0],
+                epoch=configuration.epoch,
+            )
+            self._state.effects.append(Refuse(number, error))
+        else:
+            self._leader.request(number, request, now)
+        return self._effects(now)
+
+    def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
+        """A message of another replica. Raises Corrupt where its log can not be one of this partition."""
+        if not self._state.configuration.epoch:
+            return []
+        if isinstance(message, Append | Install):
+            if self._current(sender, message.configuration, now):
+                if isinstance(message, Append):
+                    self._follower.append(message, now)
+                else:
+                    self._follower.install(message, now)
+        elif isinstance(message, Outdated):
+            self._adopt(message.configuration, now)
+        elif isinstance(message, Release):
+            self._adopt(message.configuration, now)
+            if self._state.configuration == message.configuration and self._leader is not None:
+                self._state.promise.release()
+        elif self._leader is not None and message.epoch == self._state.configuration.epoch:
+            if isinstance(message, Appended):
+                self._leader.appended(sender, message, now)
+            elif isinstance(message, Missing):
+                self._leader.missing(sender, message, now)
+        return self._effects(now)
+
+    def stored(self, ticket: int, now: float) -> list[Effect]:
+        """The operations of `Store` up to this ticket will be there after a crash."""
+        self._state.log.stored(ticket)
+        if self._leader is not None:
+            self._leader.stored(now)
+        else:
+            self._follower.stored()
+        return self._effects(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """`deadline` has come."""
+        self._ticked_s = now
+        if self._leader is not None:
+            self._leader.tick(now)
+        return self._effects(now)
+
+    def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
+        """Make a replica a follower, if this one leads; it may have any log of this partition, or none."""
+        if self._leader is not None and self._leader.serves(now):
+            self._leader.recruit(replica, now)
+        return self._effects(now)
+
+    def hand_off(self, to: ReplicaId, now: float) -> list[Effect]:
+        """Pass the lead on to a follower, if this replica leads."""
+        if self._leader is not None:
+            self._leader.hand_off(to, now)
+        return self._effects(now)
+
+    # Inside
+
+    def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
+        """Whether a leader's message is of this replica's epoch, after it has learnt of a newer one."""
+        state = self._state
+        if configuration.epoch < state.configuration.epoch:
+            state.send(sender, Outdated(state.configuration))
+            return False
+        self._adopt(configuration, now)
+        return self._leader is None and sender == state.configuration.leader
+
+    def _adopt(self, configuration: Configuration, now: float) -> None:
+        """Take the role that a newer configuration gives this replica."""
+        state = self._state
+        before = state.configuration
+        if configuration.epoch <= before.epoch:
+            return
+        handed_over = configuration == state.reconfiguration.passed_on(state.me)
+        state.configuration = configuration
+        state.reconfiguration.settled()
+        leader = self._leader
+        if configuration.leader == state.me:
+            if leader is not None:
+                leader.reconfigured(now)
+            elif before.epoch:
+                self._leader = Leader(state, now)
+            return
+        self._follower.begin()
+        if leader is not None:
+            leader.step_down()
+            if handed_over:
+                state.send(configuration.leader, Release(configuration))
+            self._leader = None
+        if before.leader != configuration.leader:
+            state.promise.hear(now)
+
+    def _effects(self, now: float) -> list[Effect]:
+        """Ask for the configuration that is due, and return what is to be done: the disk first."""
+        state = self._state
+        role = self._follower if self._leader is None else self._leader
+        wanted = role.wanted(now)
+        if wanted is not None:
+            state.reconfiguration.ask(state.configuration, wanted, now, state.effects)
+        if self._leader is None:
+            state.compact(0)
+        effects, state.effects = state.effects, []
+        changes = state.log.changes
+        if changes:
+            state.log.changes = []
+            effects[:0] = [Store(ticket, operation) for ticket, operation in changes]
+        return effects

@@ -1,0 +1,65 @@
+"""Producer sequences: a command that is sent again is answered as it was the first time.
+
+A producer numbers its commands 1, 2, 3, … and has at most `WINDOW` of them unanswered at once. The table keeps the
+results of each producer's last `WINDOW` numbers, so commands may overtake each other on the way, and any retry within
+the window finds its result. A lower number was answered before, since the producer has gone on; its result is gone, and
+it is refused rather than done again. Kafka keeps five batches a producer for the same reason, and refuses gaps besides.
+
+The table is part of a state machine's state, so of its snapshots; the order of its entries is that of the log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+WINDOW = 16
+"""Numbers of a producer whose results are kept."""
+
+
+class _Session(msgspec.Struct, array_like=True):
+    last: int = 0
+    results: dict[int, bytes] = {}
+
+
+class Settled(Exception):
+    """The sequence is below the window: it was answered, and the result is no longer kept."""
+
+
+class Sessions:
+    """The table of one partition."""
+
+    __slots__ = ("_sessions",)
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Session] = {}
+
+    def result(self, producer: str, sequence: int) -> bytes | None:
+        """The result of a command that was applied, or None for one that was not. Raises Settled."""
+        session = self._sessions.get(producer)
+        if session is None:
+            return None
+        if sequence <= session.last - WINDOW:
+            raise Settled
+        return session.results.get(sequence)
+
+    def keep(self, producer: str, sequence: int, result: bytes) -> None:
+        """Remember the result of a command that has been applied just now."""
+        session = self._sessions.get(producer)
+        if session is None:
+            session = self._sessions[producer] = _Session()
+        session.results[sequence] = result
+        if sequence > session.last:
+            session.last = sequence
+            for number in [n for n in session.results if n <= sequence - WINDOW]:
+                del session.results[number]
+
+    def drop(self, producer: str) -> None:
+        """Forget a producer that is known to have ended. To be called by commands only."""
+        self._sessions.pop(producer, None)
+
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode(self._sessions)
+
+    def restore(self, state: bytes) -> None:
+        """Raises msgspec.MsgspecError for what is no snapshot."""
+        self._sessions = msgspec.msgpack.decode(state, type=dict[str, _Session])

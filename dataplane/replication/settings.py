@@ -1,0 +1,39 @@
+"""The times and sizes of a partition's replication, validated once."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All seconds are of the clock of the replica that counts them; clocks may run fast or slow by `drift` at most."""
+
+    lease_s: float = 3.0
+    """A leader answers for so long after it sent the oldest message that each follower has acknowledged since."""
+    grace_s: float = 4.0
+    """A follower takes its leader's place, or answers as a leader, only after so long without a word of another."""
+    drift: float = 0.01
+    """The most by which a second of any clock differs from a true one, as a fraction."""
+    beat_s: float = 0.5
+    """Every peer gets a message so often, if only to renew the lease."""
+    retry_s: float = 1.0
+    """A batch that is not acknowledged goes out again, and the coordinator is asked again, after so long."""
+    max_batch: int = 512
+    """Commands in one message."""
+    snapshot_every: int = 4096
+    """Commands of a log before a snapshot takes their place."""
+    durable: bool = False
+    """Commands count only once they are on disk (`storage`)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drift < 1:
+            raise ValueError(f"drift is {self.drift}; it is a fraction of a second a second, below 1")
+        if not 0 < self.beat_s < self.lease_s:
+            raise ValueError(f"beat_s is {self.beat_s}; it has to be less than lease_s, {self.lease_s}")
+        if self.grace_s * (1 - self.drift) <= self.lease_s * (1 + self.drift):
+            raise ValueError(
+                f"grace_s is {self.grace_s}; with clocks that drift by {self.drift} it has to be more than "
+                f"{self.lease_s * (1 + self.drift) / (1 - self.drift):.3f}, or two leaders could answer at once"
+            )
+        if self.retry_s <= 0 or self.max_batch < 1 or self.snapshot_every < 1:
+            raise ValueError("retry_s, max_batch and snapshot_every have to be more than 0")

@@ -1,0 +1,75 @@
+"""What a replica is in either role: its log, how much of it is committed, and the state that has been applied.
+
+Committed and applied are one number here: what is known to be committed is applied at once.
+"""
+
+from __future__ import annotations
+
+from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.effects import Answer, Effect, Send
+from dataplane.replication.lease import Promise
+from dataplane.replication.log import Log
+from dataplane.replication.machine import StateMachine
+from dataplane.replication.messages import Message, Snapshot
+from dataplane.replication.reconfiguration import Reconfiguration
+from dataplane.replication.settings import Settings
+from dataplane.replication.storage import Stored
+
+
+class State:
+    """Shared by the two roles of one replica."""
+
+    __slots__ = (
+        "committed",
+        "configuration",
+        "effects",
+        "log",
+        "machine",
+        "me",
+        "promise",
+        "reconfiguration",
+        "settings",
+    )
+
+    def __init__(self, me: ReplicaId, settings: Settings, machine: StateMachine, stored: Stored, now: float) -> None:
+        self.me = me
+        self.settings = settings
+        self.machine = machine
+        self.log = Log(stored, durable=settings.durable)
+        self.committed = self.log.base
+        self.promise = Promise(settings.grace_s, now)
+        self.reconfiguration = Reconfiguration(settings.retry_s)
+        self.configuration = Configuration(0, ("", 0))
+        """The newest that was seen. Epoch 0 has no leader: none was seen yet."""
+        self.effects: list[Effect] = []
+        machine.restore(stored.snapshot.state)
+
+    def send(self, to: ReplicaId, message: Message) -> None:
+        self.effects.append(Send(to, message))
+
+    def commit(self, to: int, requests: dict[int, int]) -> None:
+        """Apply commands up to an index that every in-sync replica has, and answer the requests that wait for them.
+
+        `requests`: index -> request."""
+        log, machine = self.log, self.machine
+        while self.committed < to:
+            index = self.committed + 1
+            command = log.command(index)
+            result = machine.apply(command) if command else b""
+            self.committed = index
+            request = requests.pop(index, None)
+            if request is not None:
+                self.effects.append(Answer(request, result))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Go on from the leader's snapshot, with its log."""
+        self.machine.restore(snapshot.state)
+        self.log.install(snapshot)
+        self.committed = snapshot.index
+
+    def compact(self, spare: int) -> None:
+        """Let a snapshot take the place of committed commands once there are `snapshot_every`, and `spare` more."""
+        if self.committed - self.log.base < self.settings.snapshot_every + spare:
+            return
+        epoch = self.log.epoch_at(self.committed)
+        self.log.compact(Snapshot(self.committed, epoch, self.machine.snapshot()))

@@ -1,0 +1,32 @@
+"""Which replicas that the configuration names are there. With none, a partition in memory is lost, and nobody's fault."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.coordinator import SimulatedCoordinator
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+
+
+class Census:
+    """Of partitions in memory. One on disk comes back, whoever is down."""
+
+    def __init__(self, coordinator: SimulatedCoordinator, durable: bool) -> None:
+        self._coordinator = coordinator
+        self.nodes: list[Node] = []
+        self._durable = durable
+
+    def members(self) -> list[Node]:
+        """Those that the configuration names, and that run."""
+        configuration = self._coordinator.configuration
+        return [node for node in self.nodes if node.up and configuration.holds(node.me)]
+
+    def last(self, node: Node) -> bool:
+        """Whether without this node nobody would have what is committed."""
+        return not self._durable and self.members() == [node]
+
+    def lost(self) -> bool:
+        """Whether nobody has it: a replica that died had asked, before, that the others be dropped."""
+        return not self._durable and not self.members()

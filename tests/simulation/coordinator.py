@@ -1,0 +1,79 @@
+"""The coordinator of a run: the registry, behind a network, with lapses of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dataplane.coordinator.registry import Registry
+from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
+from tests.simulation.world import COORDINATOR, World
+
+KEY = "partition"
+MEMBER_LEASE_S = 1.0
+
+
+class SimulatedCoordinator:
+    """What nodes ask arrives late, or never; so do its answers. What it does, it does at one moment."""
+
+    def __init__(self, world: World, first: Configuration, changed: Callable[[Configuration], None]) -> None:
+        self._world = world
+        self._registry = Registry()
+        self._registry.swap(KEY, None, encode(first))
+        self.configuration = first
+        self._changed = changed
+        self.watches: dict[int, Callable[[Configuration], None]] = {}
+        self.away = 0
+        self.slow = 0
+        self.mute = 0.0
+        self.late = 0.0
+
+    def swap(
+        self, node: int, expected: Configuration, wanted: Configuration, told: Callable[[Configuration], None]
+    ) -> None:
+        self._ask(node, self._swap, node, expected, wanted, told)
+
+    def check_in(
+        self, node: int, replica: ReplicaId, told: Callable[[Configuration, Mapping[str, bytes]], None]
+    ) -> None:
+        """Be a member for a while, and read the configuration and the members."""
+        self._ask(node, self._check_in, node, replica, told)
+
+    def _ask(self, node: int, call: Callable[..., None], *arguments: object) -> None:
+        world = self._world
+        if world.cuts and world.cuts.get((node, COORDINATOR)):
+            return
+        delay = 0.001 + 0.005 * world.rng.random()
+        if self.slow:
+            delay += 0.3 * world.rng.random()
+        if self.late and world.rng.random() < self.late:
+            delay += 1.5 * world.rng.random()  # asked again meanwhile, and nobody expects it any more
+        world.after(delay, self._arrive, call, arguments)
+
+    def _arrive(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if not self.away:
+            call(*arguments)
+
+    def _swap(
+        self, node: int, expected: Configuration, wanted: Configuration, told: Callable[[Configuration], None]
+    ) -> None:
+        value = self._registry.swap(KEY, encode(expected), encode(wanted))
+        assert value is not None
+        now = decode(value)
+        if now != self.configuration:
+            self.configuration = now
+            self._changed(now)
+            for watcher, seen in self.watches.items():
+                self._answer(watcher, seen, now)
+        self._answer(node, told, now)
+
+    def _check_in(
+        self, node: int, replica: ReplicaId, told: Callable[[Configuration, Mapping[str, bytes]], None]
+    ) -> None:
+        self._registry.register(replica[0], str(replica[1]).encode(), MEMBER_LEASE_S, self._world.now)
+        members = self._registry.members(self._world.now)
+        self._answer(node, told, self.configuration, members)
+
+    def _answer(self, node: int, told: Callable[..., None], *arguments: object) -> None:
+        if self.away or (self.mute and self._world.rng.random() < self.mute):
+            return
+        self._world.send(COORDINATOR, node, told, *arguments)

@@ -1,0 +1,146 @@
+"""Does the faults of a plan to a run. Each kind is a method of that name, which returns what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.simulation.census import Census
+from tests.simulation.coordinator import SimulatedCoordinator
+from tests.simulation.faults import FOLLOWER, LEADER, Fault
+from tests.simulation.node import Node
+from tests.simulation.world import COORDINATOR, World
+
+End = Callable[[], None] | None
+
+
+class Injector:
+    """Faults of one kind may overlap; each undoes what it did itself."""
+
+    def __init__(
+        self, world: World, nodes: Sequence[Node], coordinator: SimulatedCoordinator, census: Census, durable: bool
+    ) -> None:
+        self._world = world
+        self._nodes = nodes
+        self._coordinator = coordinator
+        self._census = census
+        self._durable = durable
+
+    def schedule(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._world.at(fault.start_s, self._begin, fault)
+
+    def _begin(self, fault: Fault) -> None:
+        end = getattr(self, fault.kind)(fault)
+        if end is not None:
+            self._world.after(fault.duration_s, end)
+
+    def _node(self, which: int) -> Node:
+        configuration = self._coordinator.configuration
+        if which == LEADER:
+            return self._named(configuration.leader[0])
+        if which == FOLLOWER:
+            followers = configuration.followers or (configuration.leader,)
+            return self._named(followers[0][0])
+        return self._nodes[which]
+
+    def _named(self, name: str) -> Node:
+        return self._nodes[int(name[1:])]
+
+    # The network
+
+    def _cut(self, links: list[tuple[int, int]]) -> End:
+        cuts = self._world.cuts
+        for link in links:
+            cuts[link] = cuts.get(link, 0) + 1
+
+        def heal() -> None:
+            for link in links:
+                cuts[link] -= 1
+
+        return heal
+
+    def cut(self, fault: Fault) -> End:
+        a, b = self._node(fault.a).number, self._node(fault.b).number
+        return self._cut([(a, b), (b, a)])
+
+    def cut_one_way(self, fault: Fault) -> End:
+        a, b = self._node(fault.a).number, self._node(fault.b).number
+        return self._cut([(a, b) if fault.amount < 0.5 else (b, a)])
+
+    def isolate(self, fault: Fault) -> End:
+        """From all other nodes, and now and then from the coordinator; clients reach it."""
+        a = self._node(fault.a).number
+        others = [node.number for node in self._nodes if node.number != a]
+        if fault.amount < 0.4:
+            others.append(COORDINATOR)
+        return self._cut([link for other in others for link in ((a, other), (other, a))])
+
+    def cut_from_coordinator(self, fault: Fault) -> End:
+        a = self._node(fault.a).number
+        return self._cut([(a, COORDINATOR)] * (fault.amount < 0.7) + [(COORDINATOR, a)] * (fault.amount > 0.3))
+
+    def _raise(self, of: object, attribute: str, by: float) -> End:
+        setattr(of, attribute, getattr(of, attribute) + by)
+        return lambda: setattr(of, attribute, getattr(of, attribute) - by)
+
+    def lossy(self, fault: Fault) -> End:
+        return self._raise(self._world, "lossy", 0.5 * fault.amount)
+
+    def duplicating(self, fault: Fault) -> End:
+        return self._raise(self._world, "duplicating", 0.5 * fault.amount)
+
+    def reordering(self, fault: Fault) -> End:
+        return self._raise(self._world, "reordering", fault.amount)
+
+    # Nodes
+
+    def crash(self, fault: Fault) -> None:
+        node = self._node(fault.a)
+        if not self._census.last(node):
+            node.crash(fault.duration_s)
+
+    def crash_between_effects(self, fault: Fault) -> None:
+        """In the next step that has effects, after the first few."""
+        node = self._node(fault.a)
+        if node.up:
+            node.restart_s = fault.duration_s
+            node.doomed_after = int(4 * fault.amount)
+
+    def crash_all(self, fault: Fault) -> None:
+        if self._durable:
+            for node in self._nodes:
+                node.crash(fault.duration_s * (1 + node.number * fault.amount))
+
+    def pause(self, fault: Fault) -> None:
+        """The process is stopped; its clock is not."""
+        node = self._node(fault.a)
+        node.paused_until = max(node.paused_until, self._world.now + fault.duration_s)
+
+    def slow_disk(self, fault: Fault) -> End:
+        return self._raise(self._node(fault.a), "slow_disk", 1)
+
+    # The coordinator
+
+    def coordinator_away(self, fault: Fault) -> End:
+        return self._raise(self._coordinator, "away", 1)
+
+    def coordinator_slow(self, fault: Fault) -> End:
+        return self._raise(self._coordinator, "slow", 1)
+
+    def coordinator_mute(self, fault: Fault) -> End:
+        return self._raise(self._coordinator, "mute", fault.amount)
+
+    def coordinator_late(self, fault: Fault) -> End:
+        return self._raise(self._coordinator, "late", fault.amount)
+
+    # What others ask of the partition
+
+    def hand_off(self, fault: Fault) -> None:
+        followers = self._coordinator.configuration.followers
+        if followers:
+            self._node(LEADER).hand_off(followers[int(fault.amount * len(followers))])
+
+    def recruit(self, fault: Fault) -> None:
+        """Recruit some node, whether it is wanted or not."""
+        node = self._node(fault.b)
+        self._node(LEADER).recruit(node.me)

@@ -1,0 +1,140 @@
+"""One run of a plan, from nothing to the end of its faults and the quiet after it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from dataplane.replication.configuration import Configuration
+from dataplane.replication.settings import Settings
+from tests.simulation.census import Census
+from tests.simulation.checker import Checker, Violation
+from tests.simulation.clients import Call, Consumer, Producer
+from tests.simulation.coordinator import SimulatedCoordinator
+from tests.simulation.faults import Plan
+from tests.simulation.injector import Injector
+from tests.simulation.node import Node
+from tests.simulation.world import CLIENTS, World
+
+DRIFT = 0.05
+SETTINGS = Settings(lease_s=0.30, grace_s=0.36, drift=DRIFT, beat_s=0.08, retry_s=0.12, max_batch=8, snapshot_every=12)
+CALM_S = 8.0
+"""With faults over, everything that waits goes on, and all is consumed, within so long: some twenty times `grace_s`."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a run. `broken` is None where every invariant held."""
+
+    plan: Plan
+    broken: str | None
+    lost: bool
+    """Every replica of a partition in memory has died."""
+    ended_s: float
+    events: int
+    epochs: int
+    commands: int
+    rows: int
+
+
+class Run:
+    """The parts of a run, for `run` and for who looks into one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        self.checker = Checker(self.world)
+        rng = Random(f"run {plan.seed}")
+        settings = msgspec.structs.replace(SETTINGS, durable=plan.durable)
+        incarnation = 0 if plan.durable else 1
+        first = Configuration(1, ("n0", incarnation))
+        self.coordinator = SimulatedCoordinator(self.world, first, self.checker.configurations.append)
+        peers: dict[str, Node] = {}
+        self.census = Census(self.coordinator, plan.durable)
+        self.nodes = [
+            Node(
+                number,
+                self.world,
+                self.coordinator,
+                self.checker,
+                self.census,
+                settings,
+                plan.followers,
+                rng.choice((1 - DRIFT, 1.0, 1 + DRIFT, rng.uniform(1 - DRIFT, 1 + DRIFT))),
+                peers,
+            )
+            for number in range(plan.nodes)
+        ]
+        self.census.nodes.extend(self.nodes)
+        peers.update((node.name, node) for node in self.nodes)
+        self.producers = [Producer(self.world, f"p{i}", plan.nodes, self._ask) for i in range(2)]
+        self.consumers = [Consumer(self.world, f"c{i}", plan.nodes, self._ask) for i in range(3)]
+
+    def _ask(self, node: int, call: Call) -> None:
+        self.world.send(CLIENTS, node, self.nodes[node].request, call)
+
+    def go(self) -> None:
+        """Raises Violation where an invariant is broken."""
+        world, plan = self.world, self.plan
+        for node in self.nodes:
+            world.after(0.001 * node.number, node.start)
+        for client in (*self.producers, *self.consumers):
+            world.after(0.02, client.run)
+        Injector(world, self.nodes, self.coordinator, self.census, plan.durable).schedule(plan.faults)
+        world.run(plan.duration_s)
+        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
+        for client in (*self.producers, *self.consumers):
+            client.ending = True
+        world.at(calm_s, self._calm)
+        world.run(calm_s + CALM_S)
+        if not world.stopped:
+            raise Violation(f"6: {CALM_S} s after the last fault {self._waiting()}")
+        if not self.census.lost():
+            self._finish()
+
+    def _calm(self) -> None:
+        """Look, now and then, whether all is done."""
+        if self.census.lost() or self._settled():
+            self.world.stopped = True
+        else:
+            self.world.after(0.05, self._calm)
+
+    def _settled(self) -> bool:
+        configuration = self.coordinator.configuration
+        lack = min(self.plan.followers, self.plan.nodes - 1) - len(configuration.followers)
+        return lack <= 0 and not any(p.calls for p in self.producers) and self.checker.drained()
+
+    def _waiting(self) -> str:
+        calls = [client.name for client in self.producers if client.calls]
+        return f"{calls} wait, rows {self.checker.missing()} were not acked, {self.coordinator.configuration} leads"
+
+    def _finish(self) -> None:
+        """Every in-sync replica has the same state after the same commands, and what was answered is in it."""
+        states: dict[int, bytes] = {}
+        members = sorted(self.census.members(), key=lambda node: node.machine.state.applied)
+        for node in members:
+            applied, state = node.machine.state.applied, node.machine.snapshot()
+            if states.setdefault(applied, state) != state:
+                raise Violation(f"4: the state of {node.name} after {applied} commands is not the others'")
+        self.checker.final(members[-1].machine.state.rows)
+
+
+def run(plan: Plan) -> Outcome:
+    """Run a plan. An error in what is simulated is a broken run too."""
+    it = Run(plan)
+    broken: str | None = None
+    try:
+        it.go()
+    except Exception as error:  # whatever it is, the seed has found it
+        broken = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+    world, checker = it.world, it.checker
+    return Outcome(
+        plan,
+        broken,
+        it.census.lost(),
+        world.now,
+        world.events,
+        len(checker.configurations),
+        len(checker.log),
+        len(checker.labels),
+    )
