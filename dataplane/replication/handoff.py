@@ -1,8 +1,8 @@
 """A leader passes the lead on, with nothing in doubt: a planned change costs no wait and no unknown outcome.
 
 It takes no more requests, waits until all that it proposed is committed, and asks for the configuration in which the
-follower leads. From then on it does not answer, whatever becomes of the asking. When it sees the new epoch it says
-`Release`, and the follower need not wait until its promise is over.
+follower leads. When it sees the new epoch it has stopped, and says `Release`: the follower need not wait until its
+promise is over. If the answer is long in coming it leads on; should the change come true later, the promise binds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Handoff:
         self.to, self._until_s = to, until_s
 
     def give_up(self, now: float) -> None:
-        """Lead on, if it takes longer than to lose a follower. Nothing was asked for, or it is asked for again."""
+        """Lead on, if it takes longer than to lose a follower."""
         if now >= self._until_s:
             self.to, self._until_s = None, math.inf
 

@@ -52,12 +52,7 @@ class Leader:
     def serves(self, now: float) -> bool:
         """Whether this replica may answer: nobody else can, and it knows all that was ever answered."""
         state = self._state
-        return (
-            state.committed >= self._start
-            and state.promise.over(now)
-            and self._lease.holds(self._followers(), now)
-            and state.reconfiguration.passed_on(state.me) is None
-        )
+        return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
     def request(self, number: int, request: bytes, now: float) -> None:
         """Answer a request, now or when its commands are committed, or refuse it."""
@@ -121,9 +116,6 @@ class Leader:
         a recruit that has caught up."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
-        passed_on = reconfiguration.passed_on(state.me)
-        if passed_on is not None:
-            return passed_on  # nobody answers until that is settled
         silent = self._silent(configuration.followers, now)
         if silent:
             return configuration.without(silent)

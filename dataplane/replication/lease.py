@@ -7,8 +7,8 @@ more than clocks drift, so the old leader has stopped before a new one begins; n
 
 The promise binds however the new leader came to be one: by its own asking, by a compare-and-set that it sent before it
 heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging while it
-asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: a leader that hands over
-has stopped already, and no one before it can hold a lease, or it would not have answered itself.
+asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: the leader that handed
+over has stopped, and no one before it can hold a lease, or it would not have answered itself.
 """
 
 from __future__ import annotations

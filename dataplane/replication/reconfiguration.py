@@ -51,7 +51,3 @@ class Reconfiguration:
             extra = {f for wanted in self.asked for f in wanted.followers} - {*current.followers, current.leader}
             self._followers = (*current.followers, *sorted(extra))
         return self._followers
-
-    def passed_on(self, leader: ReplicaId) -> Configuration | None:
-        """The change asked for by which somebody else may be the leader."""
-        return next((wanted for wanted in self.asked if wanted.leader != leader), None)

@@ -153,7 +153,7 @@ class Replica:
         before = state.configuration
         if configuration.epoch <= before.epoch:
             return
-        handed_over = configuration == state.reconfiguration.passed_on(state.me)
+        handed_over = configuration in state.reconfiguration.asked
         state.configuration = configuration
         state.reconfiguration.settled()
         leader = self._leader

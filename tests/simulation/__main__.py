@@ -1,7 +1,7 @@
 """`make simulate`: run many seeds, or one again.
 
-    python -m tests.simulation --seeds 10000 --first 0
-    python -m tests.simulation --seed 17 [--keep 2,5]
+python -m tests.simulation --seeds 10000 --first 0
+python -m tests.simulation --seed 17 [--keep 2,5]
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from dataplane.replication.configuration import Configuration
 from tests.simulation.machine import (
     TASKS,
@@ -16,6 +19,9 @@ from tests.simulation.machine import (
     decode_result,
 )
 from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
 
 
 class Violation(Exception):
@@ -54,6 +60,13 @@ class Checker:
             for offset, lease in asked.rows:
                 if self._granted.get((asked.task, offset), (None, 0.0))[0] == lease:
                     del self._granted[asked.task, offset]
+
+    def leading(self, nodes: Sequence[Node]) -> None:
+        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
+        leaders = [node for node in nodes if node.up and node.replica.leads]
+        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
+            epochs = {node.name: node.replica.configuration.epoch for node in serving}
+            raise Violation(f"4: {epochs} would answer at once")
 
     def answering(self, request: Request, outcome: bytes, node: str, epoch: int, rate: float) -> None:
         """A leader is about to answer a client."""

@@ -196,6 +196,7 @@ class Node:
         if self._disk.unsynced and not self._syncing:
             self._sync()
         self._schedule()
+        self._checker.leading(self._census.nodes)
 
     def _reply(self, request: int, outcome: bytes | DataplaneError) -> None:
         call = self._requests.pop(request)

@@ -123,8 +123,17 @@ def a_change_that_may_have_happened_is_not_counted(plant: Plant) -> None:
     plant(Reconfiguration, "followers", lambda self, current: current.followers)
 
 
-def a_leader_that_handed_over_answers_on(plant: Plant) -> None:
-    plant(Reconfiguration, "passed_on", lambda self, leader: None)
+def a_leader_releases_whoever_follows_it(plant: Plant) -> None:
+    """And not only the one that it handed over to, when it has stopped."""
+    tick = Leader.tick
+
+    def release(self: Any, now: float) -> None:
+        tick(self, now)
+        configuration = self._state.configuration
+        for follower in configuration.followers:
+            self._state.send(follower, m.Release(configuration.deposed_by(follower)))
+
+    plant(Leader, "tick", release)
 
 
 def a_restarted_leader_keeps_its_epoch(plant: Plant) -> None:
