@@ -5,8 +5,8 @@ when something changes hands, never on the path of rows; while it is away, what 
 
 A compare-and-set compares the value itself. Values here never come back (a configuration carries its epoch, a placement
 table its version), so that is as good as a revision, and a value may come to its users by other ways than from here. In
-etcd it is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a key that is not there); members are keys
-on a lease.
+etcd it is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a key that is not there); members are
+keys on a lease.
 
 What always holds, of each implementation (`tests/conformance/coordinators.py`):
 
@@ -29,7 +29,8 @@ class Unavailable(Retryable):
 
 
 class OutcomeUnknown(DataplaneError):
-    """The coordinator did not say whether it did what was asked. A read settles it, but for what is still on its way."""
+    """The coordinator did not say whether it did what was asked. A read settles it, but for what is still on its
+    way."""
 
 
 class Registration(ABC):

@@ -1,8 +1,9 @@
 """Who replicates a partition, as the coordinator has it (PacificA, section 2.2).
 
-A configuration changes by compare-and-set at the coordinator and in no other way, and each change adds one to the epoch.
-So an epoch has one configuration for ever, one leader at most, and whoever has seen a configuration may tell others of
-it: it needs no proof. For the same reason the compare-and-set can compare the value itself; no value comes back.
+A configuration changes by compare-and-set at the coordinator and in no other way, and each change adds one to the
+epoch. So an epoch has one configuration for ever, one leader at most, and whoever has seen a configuration may tell
+others of it: it needs no proof. For the same reason the compare-and-set can compare the value itself; no value comes
+back.
 
 A replica is one life of one log: a node that has lost its log comes back under another incarnation, so as another
 replica, and nothing that the configuration says of the first is true of the second.

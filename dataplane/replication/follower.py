@@ -1,7 +1,7 @@
 """A replica that does not lead: it takes what the leader of its epoch sends, and takes its place if that falls silent.
 
-Also the role of one that is no member: a recruit that catches up, or one that was dropped and may be recruited again. It
-acknowledges as a follower does, but no configuration names it, so it can't ask for the lead.
+Also the role of one that is no member: a recruit that catches up, or one that was dropped and may be recruited again.
+It acknowledges as a follower does, but no configuration names it, so it can't ask for the lead.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ What always holds (PacificA, sections 2.1 and 2.4):
   leads next, having been in-sync, has it; `reconfiguration` says why "may".
 - A new leader first proposes again all that it has, behind an entry of its own epoch. Once that is committed it knows
   all that any leader ever answered (reconciliation), and what other replicas have beyond it is gone.
-- It answers only while it holds the lease of each of them, and once its own promise to earlier leaders is over (`lease`).
-  The outcome of a command needs neither: committed is committed, whoever leads by then.
+- It answers only while it holds the lease of each of them, and once its own promise to earlier leaders is over
+  (`lease`). The outcome of a command needs neither: committed is committed, whoever leads by then.
 """
 
 from __future__ import annotations

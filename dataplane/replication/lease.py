@@ -1,14 +1,15 @@
 """Why two leaders never answer at once (PacificA, section 2.3).
 
-The two halves of one bargain. A leader holds a **lease** of every follower: it answers for `lease_s` after it *sent* the
-last message that the follower has acknowledged. A follower keeps a **promise** with whoever led it: it answers as a
-leader only `grace_s` after it *heard* the last one. Sending is before hearing, and `grace_s` is longer than `lease_s` by
-more than clocks drift, so the old leader has stopped before a new one begins; neither reads the other's clock.
+The two halves of one bargain. A leader holds a **lease** of every follower: it answers for `lease_s` after it *sent*
+the last message that the follower has acknowledged. A follower keeps a **promise** with whoever led it: it answers as
+a leader only `grace_s` after it *heard* the last one. Sending is before hearing, and `grace_s` is longer than
+`lease_s` by more than clocks drift, so the old leader has stopped before a new one begins; neither reads the other's
+clock.
 
 The promise binds however the new leader came to be one: by its own asking, by a compare-and-set that it sent before it
-heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging while it
-asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: the leader that handed
-over has stopped, and no one before it can hold a lease, or it would not have answered itself.
+heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging
+while it asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: the leader
+that handed over has stopped, and no one before it can hold a lease, or it would not have answered itself.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Lease:
 
 
 class Promise:
-    """A follower's half: when it last heard a leader. A replica that has just started may have heard one just before."""
+    """A follower's half: when it last heard a leader. A replica that has just started may have heard one just
+    before."""
 
     __slots__ = ("_grace_s", "heard_s")
 

@@ -41,8 +41,8 @@ class StateMachine(ABC):
 
     @abstractmethod
     def restore(self, state: bytes) -> None:
-        """Take the place of the state by what `snapshot` gave; b"" is the state before the first command. Raises Corrupt
-        for anything else."""
+        """Take the place of the state by what `snapshot` gave; b"" is the state before the first command. Raises
+        Corrupt for anything else."""
 
     @abstractmethod
     def forget(self) -> None:

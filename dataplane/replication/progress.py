@@ -1,7 +1,7 @@
 """How far one peer's log follows the leader's, and what is on its way there.
 
-One batch is on its way to a peer at a time; commands that come meanwhile gather for the next. So messages grow with load
-and with distance, and no window has to be tuned.
+One batch is on its way to a peer at a time; commands that come meanwhile gather for the next. So messages grow with
+load and with distance, and no window has to be tuned.
 """
 
 from __future__ import annotations

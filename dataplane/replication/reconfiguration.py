@@ -1,9 +1,9 @@
 """Changes that were asked of the coordinator and may have happened already (PacificA, sections 2.2 and 2.4).
 
-The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after the replica
-that sent it was started again. So what was asked *may be true* from when it is asked until another configuration is seen:
-all changes asked of one configuration compare with it, so at most one of them happens, and seeing the next epoch, whoever
-made it, rules out the others. Nothing is ever taken back; asking again is always safe.
+The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after the
+replica that sent it was started again. So what was asked *may be true* from when it is asked until another
+configuration is seen: all changes asked of one configuration compare with it, so at most one of them happens, and
+seeing the next epoch, whoever made it, rules out the others. Nothing is ever taken back; asking again is always safe.
 """
 
 from __future__ import annotations

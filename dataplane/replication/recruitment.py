@@ -1,8 +1,9 @@
 """New followers: a snapshot, then the log's tail, then in-sync (PacificA, section 2.4).
 
 A recruit gets all that followers get, and nobody waits for it. Once it has every committed command, and the rest of the
-log within one batch, the leader asks for the configuration in which it follows; from the asking on, nothing is committed
-without it. A recruit that falls silent is given up. Who is to be recruited is for others to say: `choose` does.
+log within one batch, the leader asks for the configuration in which it follows; from the asking on, nothing is
+committed without it. A recruit that falls silent is given up. Who is to be recruited is for others to say: `choose`
+does.
 """
 
 from __future__ import annotations

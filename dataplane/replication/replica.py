@@ -6,10 +6,10 @@ configurations by the same event, `configured`; a message of a newer epoch tells
 no difference.
 
 A replica that has just been started does not lead before it has asked for a new epoch, even if it is the leader in the
-coordinator's: it has forgotten what it proposed in that one, and answers to that may still be on their way. For this, and
-for the promise that it may have made (`lease`), restarting is the same with an old log as with a new one. Until it was told
-what the coordinator has, by a read that began after it was started, it hears no message: an old one could show it an
-epoch before that one, and it would take that one for new.
+coordinator's: it has forgotten what it proposed in that one, and answers to that may still be on their way. For this,
+and for the promise that it may have made (`lease`), restarting is the same with an old log as with a new one. Until
+it was told what the coordinator has, by a read that began after it was started, it hears no message: an old one could
+show it an epoch before that one, and it would take that one for new.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 FLOORS = [
     {"errors"},
     {"config", "clock", "threads", "workers"},
-    {"batch", "workloads"},
+    {"batch", "workloads", "replication", "coordinator"},
     {"store", "stream"},
     {"wire"},
     {"transport"},
@@ -43,8 +43,11 @@ NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room 
 #: Doors into other systems stand on the client alone.
 NARROWER = {"integrations": {"client", "batch", "errors", "config", "clock", "aio", "dataplane"}}
 
-#: A batch is a value, and so is a workload: these would let it reach out of the process.
-PURE = {"batch", "workloads"}
+#: A batch is a value, and so is a workload; a replica is handed its events and the time: these would let them reach out
+#: of the process.
+PURE = {"batch", "workloads", "replication"}
+#: A replica reads no clock and draws nothing either, so a run of many is a seed.
+DRAWN = {"time", "random", "secrets", "uuid", "datetime"}
 IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
 
 #: Optional, heavy, or both: imported where they are used, never where a module is.
@@ -63,7 +66,7 @@ INSIDE = {
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 #: What a node runs on is free of Arrow: it moves bytes and never looks into them.
-ARROWLESS = ["store", "wire", "node", "stream", "errors", "config", "clock"]
+ARROWLESS = ["store", "wire", "node", "stream", "replication", "coordinator", "errors", "config", "clock"]
 ARROWLESS_MODULES = [
     "dataplane.batch.field",
     "dataplane.batch.layout",
@@ -176,6 +179,11 @@ def test_values_are_pure() -> None:
     assert found_in([path for path in MODULES if unit_of(module_name(path)) in PURE], IMPURE) == {}
 
 
+@pytest.mark.parametrize("path", [p for p in MODULES if unit_of(module_name(p)) == "replication"], ids=module_name)
+def test_replicas_are_handed_the_time(path: Path) -> None:
+    assert not roots(path, top_level=False) & DRAWN
+
+
 def arrowless() -> list[str]:
     names = [module_name(path) for path in MODULES]
     return [name for name in names if name in ARROWLESS_MODULES or unit_of(name) in ARROWLESS]
@@ -214,6 +222,9 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.store.arena", "from dataplane import stream"),
         ("dataplane.workloads.trace", "from dataplane.batch import rows"),
         ("dataplane.stream.home", "import dataplane.store"),
+        ("dataplane.replication.replica", "from dataplane.coordinator.base import Coordinator"),
+        ("dataplane.replication.storage", "from dataplane.store import spill"),
+        ("dataplane.coordinator.process", "from dataplane.wire import peer"),
         ("dataplane.store.spill", "from dataplane.wire.framing import Frame"),
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),

@@ -11,37 +11,41 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from tests.simulation.faults import plan
-from tests.simulation.run import Outcome, run
+from tests.simulation.run import Outcome, run, run_seed
 from tests.simulation.shrink import only, report
 
 CHUNK = 100
 
 
-def one(seed: int) -> Outcome:
-    return run(plan(seed))
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def campaign(first: int, seeds: int, jobs: int) -> int:
     """Run seeds, and say which break an invariant. How many do."""
     began = time.monotonic()
     done = broken = lost = events = 0
-    with multiprocessing.get_context("forkserver").Pool(jobs) as pool:
-        outcomes: Iterator[Outcome] = pool.imap(one, range(first, first + seeds), CHUNK)
+    with ExitStack() as stack:
+        outcomes: Iterator[Outcome] = map(run_seed, range(first, first + seeds))
+        if jobs > 1:
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs))
+            outcomes = pool.imap(run_seed, range(first, first + seeds), CHUNK)
         for outcome in outcomes:
             done += 1
             lost += outcome.lost
             events += outcome.events
             if outcome.broken is not None:
                 broken += 1
-                print(report(outcome), flush=True)
+                say(report(outcome))
             if done % 10_000 == 0 or done == seeds:
                 took = time.monotonic() - began
-                print(
+                say(
                     f"seeds {first} to {first + done - 1}: {broken} break an invariant; {lost} lost a partition in "
-                    f"memory with all its replicas; {events} events, {took:.0f} s",
-                    flush=True,
+                    f"memory with all its replicas; {events} events, {took:.0f} s"
                 )
     return broken
 
@@ -51,11 +55,11 @@ def again(seed: int, keep: str | None) -> int:
     it = plan(seed)
     if keep is not None:
         it = only(it, [] if keep == "none" else [int(i) for i in keep.split(",")])
-    print(f"{it.nodes} nodes, {it.followers} wanted followers, {'durable' if it.durable else 'in memory'}")
+    say(f"{it.nodes} nodes, {it.followers} wanted followers, {'durable' if it.durable else 'in memory'}")
     for fault in it.faults:
-        print(f"  {fault}")
+        say(f"  {fault}")
     outcome = run(it)
-    print(outcome.broken or "every invariant holds", f"({outcome.events} events, {outcome.ended_s:.3f} s)")
+    say(f"{outcome.broken or 'every invariant holds'} ({outcome.events} events, {outcome.ended_s:.3f} s)")
     return outcome.broken is not None
 
 

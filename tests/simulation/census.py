@@ -1,4 +1,5 @@
-"""Which replicas that the configuration names are there. With none, a partition in memory is lost, and nobody's fault."""
+"""Which replicas that the configuration names are there. With none, a partition in memory is lost, and nobody's
+fault."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.simulation.machine import (
     decode_result,
     encode,
 )
-from tests.simulation.world import CLIENTS, World
+from tests.simulation.world import World
 
 ROW_LEASE_S = 0.5
 TIMEOUT_S = 0.25

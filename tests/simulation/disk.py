@@ -1,4 +1,5 @@
-"""A disk that loses at a crash what was not synced: all of it, or but for a first part, of which the last may be torn."""
+"""A disk that loses at a crash what was not synced: all of it, or but for a first part, of which the last may be
+torn."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Faults in the protocol itself, each of which the simulator has to find: one rule broken, the rest as it is.
 
-A checker that finds nothing is not trusted. Each function here takes `plant(owner, name, value)`, which sets an attribute
-for as long as the test runs.
+A checker that finds nothing is not trusted. Each function here takes `plant(owner, name, value)`, which sets an
+attribute for as long as the test runs.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tests.simulation.census import Census
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.clients import Call, Consumer, Producer
 from tests.simulation.coordinator import SimulatedCoordinator
-from tests.simulation.faults import Plan
+from tests.simulation.faults import Plan, plan
 from tests.simulation.injector import Injector
 from tests.simulation.node import Node
 from tests.simulation.world import CLIENTS, World
@@ -119,9 +119,9 @@ class Run:
         self.checker.final(members[-1].machine.state.rows)
 
 
-def run(plan: Plan) -> Outcome:
+def run(given: Plan) -> Outcome:
     """Run a plan. An error in what is simulated is a broken run too."""
-    it = Run(plan)
+    it = Run(given)
     broken: str | None = None
     try:
         it.go()
@@ -129,7 +129,7 @@ def run(plan: Plan) -> Outcome:
         broken = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
     world, checker = it.world, it.checker
     return Outcome(
-        plan,
+        given,
         broken,
         it.census.lost(),
         world.now,
@@ -138,3 +138,8 @@ def run(plan: Plan) -> Outcome:
         len(checker.log),
         len(checker.labels),
     )
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run the plan of a seed."""
+    return run(plan(seed))

@@ -9,7 +9,8 @@ from tests.simulation.run import Outcome, run
 
 
 def shrink(outcome: Outcome) -> Outcome:
-    """A run of the same seed that breaks as this one did, from which no fault can be left out. Some hundred runs at most."""
+    """A run of the same seed that breaks as this one did, from which no fault can be left out. Some hundred runs at
+    most."""
     assert outcome.broken is not None
     number = outcome.broken.split(":")[0]
     smallest = outcome

@@ -1,0 +1,34 @@
+"""Each fault that is planted in the protocol is found within a thousand seeds."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from tests.simulation.planted import FAULTS
+from tests.simulation.run import run_seed
+
+SEEDS = 1000
+
+#: Where to begin looking, for those that few seeds find.
+NEAR = {
+    "a_follower_acks_more_than_it_compared": 250,
+    "a_new_leader_does_not_keep_its_promise": 380,
+    "a_change_that_may_have_happened_is_not_counted": 240,
+    "an_old_epoch_is_accepted": 300,
+    "reconciliation_is_skipped": 570,
+}
+
+
+@pytest.mark.timeout(300)  # of a machine with much else to do; a thousand seeds are 15 s of its processor
+@pytest.mark.parametrize("name", FAULTS)
+def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[name](monkeypatch.setattr)
+    near = NEAR.get(name, 0)
+    found = (seed for seed in chain(range(near, SEEDS), range(near)) if run_seed(seed).broken is not None)
+    assert next(found, None) is not None
+
+
+def test_none_is_left_behind() -> None:
+    assert run_seed(0).broken is None

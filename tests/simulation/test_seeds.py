@@ -1,0 +1,35 @@
+"""The first thousand seeds: every invariant holds in each, in the time that there is for them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.simulation.run import run_seed
+from tests.simulation.shrink import report
+
+CHUNK = 100
+SEEDS = 1000
+SEED_S = 0.12
+"""Processor seconds of a seed: 1,000 of them in 60 s on two cores."""
+
+
+@pytest.mark.timeout(300)  # of a machine with much else to do; alone, a chunk takes 1.5 s
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_invariant_holds(first: int) -> None:
+    began = time.process_time()
+    outcomes = [run_seed(seed) for seed in range(first, first + CHUNK)]
+    took = time.process_time() - began
+    broken = [outcome for outcome in outcomes if outcome.broken is not None]
+    assert not broken, "\n".join(report(outcome) for outcome in broken[:3])
+    assert took < SEED_S * CHUNK
+
+
+def test_runs_are_dense() -> None:
+    """Most seeds change leaders and fill logs; few lose a partition in memory with all its replicas."""
+    outcomes = [run_seed(seed) for seed in range(CHUNK)]
+    assert sum(outcome.epochs for outcome in outcomes) > 4 * CHUNK
+    assert sum(outcome.commands for outcome in outcomes) > 50 * CHUNK
+    assert sum(outcome.lost for outcome in outcomes) < 0.05 * CHUNK
+    assert {outcome.plan.durable for outcome in outcomes} == {True, False}

@@ -1,0 +1,106 @@
+"""The simulator itself: a run is its seed, a broken one can be had again, and with fewer faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from dataplane.replication.messages import Entry
+from dataplane.replication.storage import Extend, Truncate
+from tests.simulation import __main__ as command
+from tests.simulation.disk import Disk
+from tests.simulation.faults import KINDS, Fault, plan
+from tests.simulation.injector import Injector
+from tests.simulation.planted import FAULTS
+from tests.simulation.run import run, run_seed
+from tests.simulation.shrink import kept, only, report, shrink
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("seed", [3, 17, 2001])
+def test_a_run_is_its_seed(seed: int) -> None:
+    assert run_seed(seed) == run_seed(seed)
+
+
+def test_a_plan_can_be_run_with_fewer_faults() -> None:
+    whole = plan(5)
+    assert only(whole, [0, 2]).faults == (whole.faults[0], whole.faults[2])
+    assert run(only(whole, [])).broken is None
+
+
+def test_without_faults_nothing_changes_but_by_recruiting() -> None:
+    outcome = run(msgspec.structs.replace(plan(8), faults=()))
+    assert outcome.broken is None
+    assert outcome.epochs == 1 + min(outcome.plan.followers, outcome.plan.nodes - 1)  # restarted, and recruited
+
+
+def broken(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A seed that finds a fault, which is planted."""
+    FAULTS["a_sync_is_skipped"](monkeypatch.setattr)
+    return next(seed for seed in range(1000) if run_seed(seed).broken is not None)
+
+
+def test_a_broken_run_is_shrunk_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = run_seed(broken(monkeypatch))
+    smallest = shrink(outcome)
+    faults = kept(outcome.plan, smallest.plan)
+    assert 0 < len(faults) < len(outcome.plan.faults)
+    assert run(only(outcome.plan, faults)) == smallest
+    for one in faults:  # none of them can be left out
+        assert run(only(outcome.plan, [fault for fault in faults if fault != one])).broken is None
+
+
+def test_what_is_printed_runs_it_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = broken(monkeypatch)
+    outcome = run_seed(seed)
+    text = report(outcome)
+    assert f"seed {seed} breaks" in text
+    assert outcome.broken in text
+    keep = text.rpartition("KEEP=")[2]
+    assert command.again(seed, keep) == 1
+    assert "every invariant holds" not in capsys.readouterr().out
+    assert "simulate:" in (ROOT / "Makefile").read_text()
+
+
+def test_a_campaign_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.campaign(4000, 12, jobs=1) == 0
+    assert "seeds 4000 to 4011: 0 break an invariant" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(120)
+def test_the_command_runs_in_two_processes() -> None:
+    asked = [sys.executable, "-m", "tests.simulation", "--seeds", "12", "--first", "7000", "--jobs", "2"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "seeds 7000 to 7011: 0 break an invariant" in done.stdout
+
+
+@pytest.mark.parametrize("kind", [kind[0] for kind in KINDS])
+def test_each_kind_of_fault_ends(kind: str) -> None:
+    """One of it alone, in a run on disk and in one in memory; all goes on after it."""
+    assert callable(getattr(Injector, kind))
+    for seed in (1, 2, 3, 4):
+        whole = plan(seed)
+        fault = Fault(1.0, 0.4, kind, -1, -2, 0.5)
+        assert run(msgspec.structs.replace(whole, faults=(fault,))).broken is None
+
+
+def test_a_disk_keeps_what_was_synced_and_a_first_part_of_the_rest() -> None:
+    lengths = set()
+    for seed in range(60):
+        disk = Disk()
+        disk.write(1, Extend(1, (Entry(1, b"a"), Entry(1, b"b"))))
+        assert disk.sync(1) == 1
+        disk.write(2, Extend(3, (Entry(1, b"c"), Entry(1, b"d"), Entry(1, b"e"))))
+        disk.write(3, Truncate(1))
+        disk.crash(Random(seed))
+        commands = [entry.command for entry in disk.load().entries]
+        assert commands == [b"a", b"b", b"c", b"d", b"e"][: len(commands)]
+        lengths.add(len(commands))
+    assert lengths == {1, 2, 3, 4, 5}  # truncated, nothing more, torn after one and two, and whole
