@@ -11,18 +11,20 @@ from dataplane.coordinator.registry import Registry
 
 
 class _ProcessRegistration(Registration):
-    def __init__(self, registry: Registry, clock: Callable[[], float], member: str, number: int) -> None:
-        self._registry, self._clock, self._member, self._number = registry, clock, member, number
+    def __init__(self, now: Callable[[], tuple[Registry, float]], member: str, number: int) -> None:
+        self._now, self._member, self._number = now, member, number
 
     @property
     def member(self) -> str:
         return self._member
 
     async def renew(self) -> bool:
-        return self._registry.renew(self._member, self._number, self._clock())
+        registry, now = self._now()
+        return registry.renew(self._member, self._number, now)
 
     async def leave(self) -> None:
-        self._registry.leave(self._member, self._number, self._clock())
+        registry, now = self._now()
+        registry.leave(self._member, self._number, now)
 
 
 class ProcessCoordinator(Coordinator):
@@ -41,18 +43,19 @@ class ProcessCoordinator(Coordinator):
             if watched == key:
                 event.set()
 
-    def _check(self) -> None:
+    def _now(self) -> tuple[Registry, float]:
+        """The registry and the time. Raises Unavailable once closed."""
         if self._closed:
             raise Unavailable("this coordinator was closed")
+        return self._registry, self._clock()
 
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
-        self._check()
-        number = self._registry.register(member, value, lease_s, self._clock())
-        return _ProcessRegistration(self._registry, self._clock, member, number)
+        registry, now = self._now()
+        return _ProcessRegistration(self._now, member, registry.register(member, value, lease_s, now))
 
     async def members(self) -> Mapping[str, bytes]:
-        self._check()
-        return self._registry.members(self._clock())
+        registry, now = self._now()
+        return registry.members(now)
 
     async def watch_members(self) -> AsyncGenerator[Mapping[str, bytes], None]:
         event = self._watched("")
@@ -75,12 +78,10 @@ class ProcessCoordinator(Coordinator):
             del self._watches[event]
 
     async def read(self, key: str) -> bytes | None:
-        self._check()
-        return self._registry.read(_checked(key))
+        return self._now()[0].read(_checked(key))
 
     async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
-        self._check()
-        return self._registry.swap(_checked(key), expected, value)
+        return self._now()[0].swap(_checked(key), expected, value)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
         event = self._watched(_checked(key))

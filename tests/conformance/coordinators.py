@@ -1,0 +1,167 @@
+"""What every coordinator does. A backend's test subclasses `CoordinatorSuite` and gives `coordinator`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+import pytest
+
+from dataplane.coordinator.base import Coordinator, Unavailable
+
+T = TypeVar("T")
+
+LEASE_S = 2.0
+"""The shortest that every backend can keep: etcd's least."""
+
+
+async def until(watch: AsyncGenerator[T, None], holds: Callable[[T], bool]) -> list[T]:
+    """What a watch gives, up to the first that holds."""
+    seen = []
+    async for value in watch:
+        seen.append(value)
+        if holds(value):
+            return seen
+    raise AssertionError("the watch has ended")
+
+
+class CoordinatorSuite:
+    """Each test has a coordinator with nothing in it."""
+
+    @pytest.fixture
+    def coordinator(self) -> AsyncIterator[Coordinator]:
+        raise NotImplementedError
+
+    async def test_a_value_is_set_where_there_was_none(self, coordinator: Coordinator) -> None:
+        assert await coordinator.read("k") is None
+        assert await coordinator.swap("k", None, b"1") == b"1"
+        assert await coordinator.read("k") == b"1"
+
+    async def test_it_is_changed_by_who_knows_it(self, coordinator: Coordinator) -> None:
+        await coordinator.swap("k", None, b"1")
+        assert await coordinator.swap("k", None, b"2") == b"1"
+        assert await coordinator.swap("k", b"0", b"2") == b"1"
+        assert await coordinator.swap("k", b"1", b"2") == b"2"
+        assert await coordinator.read("k") == b"2"
+
+    async def test_the_same_swap_again_says_that_it_happened(self, coordinator: Coordinator) -> None:
+        """So who has lost an answer may ask again."""
+        await coordinator.swap("k", None, b"1")
+        assert await coordinator.swap("k", b"1", b"2") == b"2"
+        assert await coordinator.swap("k", b"1", b"2") == b"2"
+        assert await coordinator.swap("k", b"2", b"2") == b"2"
+
+    async def test_it_is_taken_away_by_who_knows_it(self, coordinator: Coordinator) -> None:
+        await coordinator.swap("k", None, b"1")
+        assert await coordinator.swap("k", b"0", None) == b"1"
+        assert await coordinator.swap("k", b"1", None) is None
+        assert await coordinator.read("k") is None
+        assert await coordinator.swap("other", None, None) is None
+
+    async def test_an_empty_value_is_one(self, coordinator: Coordinator) -> None:
+        await coordinator.swap("k", None, b"")
+        assert await coordinator.read("k") == b""
+        assert await coordinator.swap("k", None, b"1") == b""
+
+    async def test_of_many_at_once_one_wins(self, coordinator: Coordinator) -> None:
+        values = [b"%d" % i for i in range(16)]
+        told = await asyncio.gather(*(coordinator.swap("k", None, value) for value in values))
+        assert len(set(told)) == 1
+        assert await coordinator.read("k") == told[0]
+
+    async def test_a_counter_loses_nothing(self, coordinator: Coordinator) -> None:
+        await coordinator.swap("k", None, b"0")
+
+        async def count(name: int) -> None:
+            for step in range(4):
+                while True:
+                    before = await coordinator.read("k")
+                    assert before is not None
+                    after = before + b",%d.%d" % (name, step)
+                    if await coordinator.swap("k", before, after) == after:
+                        break
+
+        await asyncio.gather(*(count(name) for name in range(4)))
+        done = await coordinator.read("k")
+        assert done is not None
+        assert len(set(done.split(b","))) == 17
+
+    async def test_a_watch_gives_what_is_there_then_what_changes(self, coordinator: Coordinator) -> None:
+        async with aclosing(coordinator.watch("k")) as watch:
+            assert await anext(watch) is None
+            await coordinator.swap("k", None, b"1")
+            await coordinator.swap("other", None, b"x")
+            assert await anext(watch) == b"1"
+            await coordinator.swap("k", b"1", None)
+            assert await anext(watch) is None
+
+    async def test_a_watch_passes_over_but_never_goes_back_and_ends_at_the_last(self, coordinator: Coordinator) -> None:
+        await coordinator.swap("k", None, b"0")
+        async with aclosing(coordinator.watch("k")) as watch:
+            seeing = asyncio.ensure_future(until(watch, lambda value: value == b"50"))
+            for i in range(50):
+                await coordinator.swap("k", b"%d" % i, b"%d" % (i + 1))
+            seen = [int(value or b"-1") for value in await seeing]
+        assert seen == sorted(set(seen))
+        async with aclosing(coordinator.watch("k")) as watch:
+            assert await anext(watch) == b"50"
+
+    async def test_members_come_and_go(self, coordinator: Coordinator) -> None:
+        assert dict(await coordinator.members()) == {}
+        a = await coordinator.register("a", b"1", LEASE_S)
+        await coordinator.register("b", b"2", LEASE_S)
+        assert a.member == "a"
+        assert dict(await coordinator.members()) == {"a": b"1", "b": b"2"}
+        assert await a.renew()
+        await a.leave()
+        assert dict(await coordinator.members()) == {"b": b"2"}
+        assert not await a.renew()
+
+    async def test_a_new_registration_takes_the_place_of_the_old(self, coordinator: Coordinator) -> None:
+        old = await coordinator.register("a", b"1", LEASE_S)
+        new = await coordinator.register("a", b"2", LEASE_S)
+        assert not await old.renew()
+        await old.leave()
+        assert dict(await coordinator.members()) == {"a": b"2"}
+        assert await new.renew()
+
+    @pytest.mark.timeout(60)
+    async def test_a_lease_that_is_not_renewed_runs_out(self, coordinator: Coordinator) -> None:
+        """And the members' watch says so by itself."""
+        kept = await coordinator.register("kept", b"", LEASE_S)
+        left = await coordinator.register("left", b"", LEASE_S)
+
+        async def renew() -> None:
+            while True:
+                assert await kept.renew()
+                await asyncio.sleep(LEASE_S / 4)  # as a member does: it is what keeps the lease
+
+        async with aclosing(coordinator.watch_members()) as watch:
+            renewing = asyncio.ensure_future(renew())
+            try:
+                seen = await until(watch, lambda members: "left" not in members)
+            finally:
+                renewing.cancel()
+        assert set(seen[0]) == {"kept", "left"}
+        assert set(seen[-1]) == {"kept"}
+        assert not await left.renew()
+
+    async def test_closed_it_is_unavailable(self, coordinator: Coordinator) -> None:
+        watch = coordinator.watch("k")
+        assert await anext(watch) is None
+        registration = await coordinator.register("a", b"", LEASE_S)
+        await coordinator.aclose()
+        await coordinator.aclose()
+        for call in (
+            lambda: coordinator.read("k"),
+            lambda: coordinator.swap("k", None, b"1"),
+            coordinator.members,
+            registration.renew,
+            registration.leave,
+            lambda: coordinator.register("a", b"", LEASE_S),
+            lambda: anext(watch),
+        ):
+            with pytest.raises(Unavailable):
+                await call()

@@ -1,0 +1,55 @@
+"""The coordinator of one process: the suite of all coordinators, and leases by a clock that is turned."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dataplane.coordinator.base import Coordinator
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.coordinator.registry import Registry
+from tests.conformance.coordinators import CoordinatorSuite
+
+
+class TestProcess(CoordinatorSuite):
+    @pytest.fixture
+    async def coordinator(self) -> AsyncIterator[Coordinator]:  # type: ignore[override]
+        coordinator = ProcessCoordinator()
+        yield coordinator
+        await coordinator.aclose()
+
+
+async def test_a_lease_runs_out_to_the_moment() -> None:
+    now = 10.0
+    coordinator = ProcessCoordinator(clock=lambda: now)
+    registration = await coordinator.register("a", b"", 2.0)
+    now = 11.9
+    assert await registration.renew()
+    now = 13.8
+    assert dict(await coordinator.members()) == {"a": b""}
+    now = 13.9
+    assert dict(await coordinator.members()) == {}
+    assert not await registration.renew()
+
+
+async def test_a_key_has_a_name() -> None:
+    with pytest.raises(ValueError, match="key"):
+        await ProcessCoordinator().read("")
+
+
+def test_the_registry_says_what_changes() -> None:
+    registry = Registry()
+    changes: list[str] = []
+    registry.members_changed = lambda: changes.append("members")
+    registry.value_changed = changes.append
+    registry.swap("k", None, b"1")
+    registry.swap("k", None, b"2")  # nothing
+    registry.swap("k", b"1", b"1")  # nothing
+    number = registry.register("a", b"", 1.0, 0.0)
+    registry.renew("a", number, 0.5)
+    assert registry.next_expiry() == 1.5
+    registry.expire(1.4)
+    registry.expire(1.5)
+    assert changes == ["k", "members", "members"]
+    assert registry.next_expiry() is None

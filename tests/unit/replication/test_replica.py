@@ -1,0 +1,358 @@
+"""Replicas of one partition, step by step: Random histories are in `tests/simulation`."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.replication.configuration import Configuration
+from dataplane.replication.effects import Swap
+from dataplane.replication.errors import NotLeader, OutcomeUnknown
+from dataplane.replication.messages import Append, Appended, Entry, Install, Outdated, Release, Snapshot
+from dataplane.replication.replica import Replica
+from dataplane.replication.storage import Extend, Rebase, Stored, Truncate
+from tests.unit.replication.bench import SETTINGS, A, B, Bench, C, Words
+
+
+@pytest.fixture
+def three() -> Bench:
+    bench = Bench(A, B, C)
+    bench.begin()
+    return bench
+
+
+def test_a_leader_answers_when_all_followers_have_the_command(three: Bench) -> None:
+    three.cut = {C}
+    request = three.ask(A, "one")
+    three.deliver()
+    assert request not in three.answers  # b has it
+    three.cut = set()
+    three.pass_time(SETTINGS.retry_s + 0.4)  # sent again
+    assert three.answers[request] == b"1"
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert [three.words(name) for name in (A, B, C)] == ["one"] * 3
+
+
+def test_commands_gather_while_a_batch_is_on_its_way(three: Bench) -> None:
+    for word in ("one", "two", "three", "four"):
+        three.ask(A, word)
+    to_b = [message for _, to, message in three.mail if to == B]
+    assert [len(m.entries) for m in to_b if isinstance(m, Append)] == [1]
+    mail, three.mail = three.mail, []
+    for sender, to, message in mail:
+        three.hand(sender, to, message)
+    acks, three.mail = three.mail, []
+    for sender, to, message in acks:
+        three.hand(sender, to, message)
+    assert [len(m.entries) for _, to, m in three.mail if to == B and isinstance(m, Append)] == [3]
+    three.deliver()
+    assert [three.answers[number] for number in range(1, 5)] == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_request_may_be_several_commands_none_or_an_error(three: Bench) -> None:
+    several, error = three.ask(A, "one,two"), three.ask(A, "nothing")
+    three.deliver()
+    question = three.ask(A, "?")
+    assert three.answers[several] == b"2"
+    assert isinstance(three.answers[error], DataplaneError)
+    assert three.answers[question] == b"one two"
+
+
+def test_who_does_not_lead_says_who_does(three: Bench) -> None:
+    error = three.answers[three.ask(B, "one")]
+    assert isinstance(error, NotLeader)
+    assert (error.leader, error.epoch) == ("a", three.configuration.epoch)
+
+
+def test_batches_may_come_twice_and_in_any_order(three: Bench) -> None:
+    old = []
+    for word in ("one", "two", "three"):
+        three.ask(A, word)
+        old += [mail for mail in three.mail if mail[1] == B]
+        three.deliver()
+    for sender, to, message in [*reversed(old), *old]:
+        three.hand(sender, to, message)
+    three.deliver()
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert three.words(B) == "one two three"
+    assert three.replicas[A].serves(three.now)
+
+
+def test_a_leader_that_does_not_hear_a_follower_stops_and_drops_it(three: Bench) -> None:
+    three.cut = {C}
+    pending = three.ask(A, "one")
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    assert not three.replicas[A].serves(three.now)
+    assert isinstance(three.answers[three.ask(A, "two")], NotLeader)
+    assert {swap.wanted.followers for _, swap in three.swaps} == {(B,)}
+    three.decide()
+    three.deliver()
+    assert three.replicas[A].serves(three.now)
+    assert three.answers[pending] == b"1"
+
+
+def test_of_two_sides_of_a_cut_one_goes_on(three: Bench) -> None:
+    unknown = three.ask(A, "one")
+    three.mail.clear()
+    three.cut = {A}
+    three.pass_time(SETTINGS.grace_s + 0.1)
+    followers = [entry for entry in three.swaps if entry[0] != A]
+    assert {name for name, _ in followers} == {B, C}
+    asked = [entry for entry in three.swaps if entry[0] == A]
+    assert asked  # the old leader would like to go on alone
+    three.swaps = [*followers, *asked]  # whoever comes first
+    three.cut = set()
+    three.decide()
+    assert three.configuration.leader == B
+    assert A not in three.configuration.followers
+    three.deliver()
+    assert isinstance(three.answers[unknown], OutcomeUnknown)
+    three.pass_time(SETTINGS.beat_s)
+    done = three.ask(B, "two")
+    three.deliver()
+    assert three.answers[done] == b"1"  # the other never reached a follower
+    assert not three.replicas[A].leads
+
+
+def test_a_new_leader_commits_what_the_old_one_had_sent(three: Bench) -> None:
+    request = three.ask(A, "one")
+    three.mail = [mail for mail in three.mail if mail[1] != A]
+    three.deliver(rounds=1)  # both have it; the leader does not hear of it
+    three.mail.clear()
+    three.cut = {A}
+    three.pass_time(SETTINGS.grace_s + 0.1)
+    three.swaps = [entry for entry in three.swaps if entry[0] == C]
+    three.decide()
+    three.deliver()
+    three.pass_time(SETTINGS.beat_s)
+    assert request not in three.answers
+    assert three.configuration.leader == C
+    assert three.words(C) == "one"
+
+
+def test_what_no_other_replica_has_gives_way(three: Bench) -> None:
+    """The old leader comes back with a command that was never committed, and is recruited."""
+    three.ask(A, "gone")
+    three.mail.clear()
+    three.cut = {A}
+    three.pass_time(SETTINGS.grace_s + 0.1)
+    three.swaps = [entry for entry in three.swaps if entry[0] == B]
+    three.decide()
+    three.deliver()
+    three.ask(B, "kept")
+    three.pass_time(2 * SETTINGS.beat_s)
+    three.cut = set()
+    three.watch()
+    three.do(B, three.replicas[B].recruit(A, three.now))
+    three.deliver()
+    three.decide()
+    three.deliver()
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert A in three.configuration.followers
+    assert three.words(A) == three.words(B) == "kept"
+
+
+def test_a_message_of_an_older_epoch_is_refused_with_the_newer(three: Bench) -> None:
+    old = Append(Configuration(1, A, (B, C)), three.now, 1, 1, (Entry(1, b"old"),), 0)
+    three.do(B, three.replicas[B].receive(A, old, three.now))
+    assert three.mail == [(B, A, Outdated(three.configuration))]
+
+
+def test_an_acknowledgement_of_another_epoch_does_not_count(three: Bench) -> None:
+    request = three.ask(A, "one")
+    three.mail.clear()
+    epoch = three.configuration.epoch
+    for name in (B, C):
+        three.do(A, three.replicas[A].receive(name, Appended(epoch - 1, three.now, 2), three.now))
+    assert request not in three.answers
+
+
+def test_an_acknowledgement_of_what_was_never_sent_does_not_count(three: Bench) -> None:
+    request = three.ask(A, "one")
+    three.mail.clear()
+    for name in (B, C):
+        three.do(A, three.replicas[A].receive(name, Appended(three.configuration.epoch, three.now, 99), three.now))
+    assert request not in three.answers
+
+
+def test_a_lost_answer_of_the_coordinator_changes_nothing() -> None:
+    """The leader asks to have a recruit as a follower. It happens, and nobody tells the leader."""
+    bench = Bench(A)
+    bench.begin()
+    bench.add(B, Stored())
+    bench.do(A, bench.replicas[A].recruit(B, bench.now))
+    bench.deliver()
+    (_, swap) = bench.swaps.pop()
+    bench.configuration = swap.wanted
+    bench.cut = {B}
+    request = bench.ask(A, "one")
+    bench.deliver()
+    assert request not in bench.answers  # it may be a follower's to have: it is
+    bench.cut = set()
+    bench.pass_time(SETTINGS.retry_s + 0.4)
+    assert bench.answers[request] == b"1"
+    assert {swap for _, swap in bench.swaps} == {swap}  # and it asked again meanwhile
+    bench.decide()
+    bench.deliver()
+    assert bench.replicas[A].configuration.followers == (B,)
+    assert bench.replicas[A].serves(bench.now)
+
+
+def test_a_recruit_is_brought_up_to_date_by_a_snapshot_and_the_rest() -> None:
+    bench = Bench(A)
+    bench.begin()
+    for i in range(20):
+        bench.ask(A, f"w{i}")
+    assert bench.replicas[A].committed == 21
+    bench.add(B, Stored())
+    bench.do(A, bench.replicas[A].recruit(B, bench.now))
+    bench.deliver(rounds=1)
+    bench.deliver(rounds=1)
+    assert [type(message) for _, to, message in bench.mail if to == B] == [Install]
+    bench.deliver()
+    bench.decide()
+    bench.deliver()
+    bench.pass_time(2 * SETTINGS.beat_s)
+    assert bench.configuration.followers == (B,)
+    assert bench.words(B) == bench.words(A)
+
+
+def test_a_recruit_that_does_not_answer_is_given_up(three: Bench) -> None:
+    three.do(A, three.replicas[A].recruit(("d", 1), three.now))
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    three.mail.clear()
+    three.pass_time(1.0, deliver=False)
+    assert ("d", 1) not in {to for _, to, _ in three.mail}
+    assert three.replicas[A].serves(three.now) or not three.swaps
+
+
+def test_a_handoff_costs_no_wait_and_leaves_nothing_in_doubt(three: Bench) -> None:
+    before = three.ask(A, "one")
+    three.do(A, three.replicas[A].hand_off(B, three.now))
+    refused = three.ask(A, "two")
+    three.deliver()
+    three.decide()
+    assert any(isinstance(message, Release) for _, _, message in three.mail)
+    three.deliver()
+    assert three.answers[before] == b"1"
+    assert isinstance(three.answers[refused], NotLeader)
+    assert three.configuration == Configuration(3, B, (C, A))
+    assert three.replicas[B].serves(three.now)
+    after = three.ask(B, "?")
+    assert three.answers[after] == b"one"
+
+
+def test_a_handoff_of_which_nobody_hears_is_given_up(three: Bench) -> None:
+    three.do(A, three.replicas[A].hand_off(B, three.now))
+    three.swaps.clear()
+    assert isinstance(three.answers[three.ask(A, "one")], NotLeader)
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    request = three.ask(A, "two")
+    three.deliver()
+    assert three.answers[request] == b"1"
+
+
+def test_without_a_release_the_promise_binds(three: Bench) -> None:
+    three.do(A, three.replicas[A].hand_off(B, three.now))
+    three.decide()
+    three.mail = [mail for mail in three.mail if not isinstance(mail[2], Release)]
+    three.watch()
+    three.deliver()
+    assert three.replicas[B].leads
+    assert not three.replicas[B].serves(three.now)
+    three.pass_time(SETTINGS.grace_s)
+    assert three.replicas[B].serves(three.now)
+
+
+def test_a_follower_acknowledges_while_it_asks(three: Bench) -> None:
+    """With the coordinator away, a link that was cut for a while stops nothing once it is back."""
+    three.cut = {A}
+    three.pass_time(SETTINGS.grace_s + 0.1)
+    assert any(name == B for name, _ in three.swaps)
+    three.cut = set()
+    three.pass_time(SETTINGS.retry_s)
+    assert three.replicas[A].serves(three.now)
+    late = next(entry for entry in three.swaps if entry[0] == B)
+    three.swaps = [late]
+    three.decide()  # it happens after all
+    assert three.replicas[B].leads
+    assert not three.replicas[B].serves(three.now)  # a may not have heard of it yet
+
+
+def test_a_leader_that_starts_again_asks_for_a_new_epoch(three: Bench) -> None:
+    three.ask(A, "one")
+    three.deliver()
+    three.cut = {B, C}
+    three.add(A, Stored())  # with whatever log: it does not matter for this
+    assert not three.replicas[A].leads
+    assert three.swaps == [(A, Swap(three.configuration, three.configuration.restarted()))]
+
+
+def test_a_replica_hears_nothing_before_it_has_read_the_configuration() -> None:
+    replica = Replica(B, SETTINGS, Words(), Stored(), 0.0)
+    assert replica.receive(A, Append(Configuration(7, A, (B,)), 0.0, 0, 0, (), 0), 0.0) == []
+    assert replica.configuration.epoch == 0
+
+
+def test_a_committed_command_is_not_replaced(three: Bench) -> None:
+    three.ask(A, "one")
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert three.words(B) == "one"
+    wrong = Append(three.configuration, three.now, 1, 2, (Entry(9, b"other"),), 2)
+    with pytest.raises(Corrupt):
+        three.replicas[B].receive(A, wrong, three.now)
+
+
+def test_a_durable_partition_waits_for_disks() -> None:
+    bench = Bench(A, B, settings=msgspec.structs.replace(SETTINGS, durable=True))
+
+    def sync(name: tuple[str, int]) -> None:
+        stores, bench.stores[name] = bench.stores[name], []
+        if stores:
+            bench.do(name, bench.replicas[name].stored(stores[-1][0], bench.now))
+            bench.deliver()
+
+    bench.decide()
+    for _ in range(3):
+        bench.deliver()
+        sync(A)
+        sync(B)
+    bench.pass_time(SETTINGS.grace_s + 0.1)
+    assert bench.replicas[A].serves(bench.now)
+    request = bench.ask(A, "one")
+    assert [type(operation) for _, operation in bench.stores[A]] == [Extend]
+    bench.deliver()
+    sync(B)
+    assert request not in bench.answers  # the leader's own disk counts too
+    sync(A)
+    assert bench.answers[request] == b"1"
+
+
+def test_what_was_stored_makes_the_same_log() -> None:
+    stored = Stored()
+    for operation in (
+        Extend(1, (Entry(1, b"a"), Entry(1, b"b"), Entry(1, b"c"))),
+        Truncate(2),
+        Extend(3, (Entry(2, b"d"),)),
+    ):
+        stored.apply(operation)
+    bench = Bench(A)
+    bench.machines[A].restore(b"a b")
+    snapshot = bench.machines[A].snapshot()
+    assert [entry.command for entry in stored.entries] == [b"a", b"b", b"d"]
+    stored.apply(Rebase(Snapshot(2, 1, snapshot), True))
+    assert [entry.command for entry in stored.entries] == [b"d"]
+    bench.add(A, stored)
+    assert bench.words(A) == "a b"
+    bench.decide()
+    assert bench.words(A) == "a b d"  # proposed again, in a new epoch, alone
+
+
+def test_leases_of_rows_are_forgotten_at_both_ends_of_a_term(three: Bench) -> None:
+    forgotten = three.machines[A].forgotten
+    three.do(A, three.replicas[A].hand_off(B, three.now))
+    three.decide()
+    three.deliver()
+    assert three.machines[A].forgotten == forgotten + 1
+    assert three.machines[B].forgotten == 1
