@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from dataplane.replication import messages as m
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.effects import Answer
@@ -30,22 +32,21 @@ Plant = Callable[[Any, str, Any], None]
 
 
 def a_follower_acks_before_it_has_appended(plant: Plant) -> None:
-    """What it acknowledges it appends when the next message comes."""
+    """What it acknowledges it appends when the next message comes, if one does."""
     append = Follower.append
-    waiting: dict[int, m.Append] = {}
+    waiting: dict[int, tuple[Any, m.Append]] = {}
 
     def late(self: Any, message: m.Append, now: float) -> None:
-        before = waiting.pop(id(self), None)
-        state = self._state
-        if before is not None and before.configuration.epoch == state.configuration.epoch:
-            append(self, before, now)
-        if not message.entries or not state.log.has(message.previous, message.previous_epoch):
-            append(self, message, now)
-            return
-        waiting[id(self)] = message
-        self._hear(message.sent_s, now)
-        match = message.previous + len(message.entries)
-        state.send(state.configuration.leader, m.Appended(state.configuration.epoch, message.sent_s, match))
+        log = self._state.log
+        _, before = waiting.pop(id(self), (self, None))
+        if before is not None and log.has(before.previous, before.previous_epoch):
+            log.merge(before.previous, before.entries, self._state.committed)
+        append(self, msgspec.structs.replace(message, entries=()), now)
+        if message.entries and log.has(message.previous, message.previous_epoch):
+            waiting[id(self)] = self, message
+            configuration = message.configuration
+            match = message.previous + len(message.entries)
+            self._state.send(configuration.leader, m.Appended(configuration.epoch, message.sent_s, match))
 
     plant(Follower, "append", late)
 
@@ -121,19 +122,6 @@ def a_recruit_is_promoted_that_was_not_in_sync(plant: Plant) -> None:
 def a_change_that_may_have_happened_is_not_counted(plant: Plant) -> None:
     """Its answer is lost: the leader commits without the follower that it asked for."""
     plant(Reconfiguration, "followers", lambda self, current: current.followers)
-
-
-def a_leader_releases_whoever_follows_it(plant: Plant) -> None:
-    """And not only the one that it handed over to, when it has stopped."""
-    tick = Leader.tick
-
-    def release(self: Any, now: float) -> None:
-        tick(self, now)
-        configuration = self._state.configuration
-        for follower in configuration.followers:
-            self._state.send(follower, m.Release(configuration.deposed_by(follower)))
-
-    plant(Leader, "tick", release)
 
 
 def a_restarted_leader_keeps_its_epoch(plant: Plant) -> None:
@@ -224,7 +212,7 @@ class _Deaf:
 
 
 def nobody_takes_the_lead(plant: Plant) -> None:
-    plant(Follower, "wanted", lambda self, now: None)
+    plant(Configuration, "deposed_by", lambda self, follower: self)
 
 
 def a_change_is_asked_for_once(plant: Plant) -> None:

@@ -13,6 +13,10 @@ SEEDS = 1000
 
 #: Where to begin looking, for those that few seeds find.
 NEAR = {
+    "a_grace_that_forgets_drift": 60,
+    "a_recruit_is_promoted_that_was_not_in_sync": 55,
+    "a_restarted_leader_keeps_its_epoch": 50,
+    "a_sync_is_skipped": 50,
     "a_follower_acks_more_than_it_compared": 250,
     "a_new_leader_does_not_keep_its_promise": 380,
     "a_change_that_may_have_happened_is_not_counted": 240,
