@@ -58,7 +58,7 @@ class Leader:
         """Answer a request, now or when its commands are committed, or refuse it."""
         state = self._state
         if not self.serves(now) or self._handoff.to is not None:
-            self.refuse(number)
+            self._refuse(number)
             return
         try:
             decision = state.machine.decide(request, self.term, now)
@@ -74,7 +74,7 @@ class Leader:
         self._send(now)
         self._commit(now)
 
-    def refuse(self, number: int) -> None:
+    def _refuse(self, number: int) -> None:
         node, epoch = self._state.me[0], self._state.configuration.epoch
         error = NotLeader(f"node {node} leads the partition, and has to wait", leader=node, epoch=epoch)
         self._state.effects.append(Refuse(number, error))
