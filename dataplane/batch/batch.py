@@ -27,6 +27,7 @@ from dataplane.batch.pieces import Reading, Selection, opened
 from dataplane.batch.rows import Rows
 from dataplane.batch.selector import sliced
 from dataplane.batch.values import mismatch
+from dataplane.device.naming import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Column:
         self._selections = selections
         self._order = order
         self._rows = sum(len(selection.rows) for selection in selections) if order is None else len(order)
+        self._device: Any = None
         return self
 
     @property
@@ -114,14 +116,35 @@ class Column:
         """
         return views.numpy(self.name, self.field, self.reading)
 
-    def torch(self) -> Any:
+    def to(self, device: Any) -> Column:
+        """The same rows, whose tensors are on this device: copies that are under way there when this returns, and that
+        its current stream waits for. Text, bytes and objects, and what `numpy()` gives, stay on the host. "cpu": the
+        tensors are on the host again. Raises Misuse where there is no such device. Imports torch."""
+        found = device_of(device)
+        column = Column.__new__(Column)._bind(self.name, self.field, self._selections, self._order)
+        if found.type != "cpu":
+            column._device = found
+            if self.field.kind in ("dense", "ragged", "struct"):
+                _ = column._tensor
+        return column
+
+    @property
+    def device(self) -> str:
+        """Where the tensors of this column are: "cpu", or what it was brought to by `to`."""
+        return "cpu" if self._device is None else str(self._device)
+
+    def torch(self, *, device: Any = None) -> Any:
         """Writable tensors. Two calls give tensors of the same memory; nobody else sees what is written there.
 
+        device: where they are to be, if not where the column is; a copy of their own then, for each call.
         dense: [rows, *shape]. ragged: a nested tensor of the jagged layout where only the first dimension varies,
         else a list of tensors. struct: a list of dicts of tensors, its text and objects left as they are.
-        Raises SchemaMismatch for text, bytes, object, and dtypes that torch lacks. Imports torch.
+        Raises SchemaMismatch for text, bytes, object, and dtypes that torch lacks; Misuse where there is no such
+        device. Imports torch.
         """
-        return self._tensor
+        if device is None or (found := device_of(device)) == device_of(self.device):
+            return self._tensor
+        return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def packed(self) -> tuple[Any, Any]:
         """A ragged column as variable-length kernels take it: all items, [total, *item], and where each row begins
@@ -130,7 +153,7 @@ class Column:
 
         Raises SchemaMismatch where more than the first dimension varies, or the column is not ragged. Imports torch.
         """
-        return views.packed(self.name, self.field, self.reading)
+        return views.packed(self.name, self.field, self.reading, self._device)
 
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
@@ -160,6 +183,10 @@ class Column:
         offsets, shapes = reading.tables(self.reading, self.field)
         return np.diff(offsets) if shapes is None else shapes[:, 0]
 
+    def _on(self, device: Any) -> Column:
+        self._device = device
+        return self
+
     @cached_property
     def reading(self) -> Reading:
         """The rows as they lie in memory, for the other modules of this package."""
@@ -167,14 +194,14 @@ class Column:
 
     @cached_property
     def _tensor(self) -> Any:
-        return views.torch(self.name, self.field, self.reading)
+        return views.torch(self.name, self.field, self.reading, self._device)
 
     def _slice(self, rows: range) -> Column:
         """The rows at these positions. Pieces are shared, so their memory is too."""
         column = Column.__new__(Column)
         if self._order is not None:
             chosen = self._order[_positions(rows)]
-            return column._bind(self.name, self.field, self._selections, chosen)
+            return column._bind(self.name, self.field, self._selections, chosen)._on(self._device)
         selections, start = [], 0
         for stored, own in self._selections:
             # The positions of the range that fall into this piece, as a range of its rows.
@@ -183,7 +210,8 @@ class Column:
             if len(inside):
                 positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(_positions(inside))
                 selections.append(Selection(stored, own.take(positions)))
-        return column._bind(self.name, self.field, tuple(selections if rows.step > 0 else selections[::-1]), None)
+        selections = selections if rows.step > 0 else selections[::-1]
+        return column._bind(self.name, self.field, tuple(selections), None)._on(self._device)
 
 
 def _positions(rows: range) -> Index:
@@ -275,6 +303,10 @@ class Batch:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}: {column.field!r}" for name, column in self._columns.items())
         return f"Batch({self._rows} rows; {shown})"
+
+    def to(self, device: Any) -> Batch:
+        """The same rows, with the tensors of every column on this device. See `Column.to`."""
+        return Batch({name: column.to(device) for name, column in self._columns.items()})
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Every column's `to_list()`."""

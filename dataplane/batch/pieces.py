@@ -64,6 +64,14 @@ class Stored:
         pairs = zip(self.layout.field.children, self.layout.children, strict=True)
         return tuple(Stored(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
 
+    def unindexed(self) -> Stored:
+        """The same stored rows as a column that has each of them once; not for objects, whose rows name others."""
+        layout = self.layout
+        if not layout.indexed:
+            return self
+        once = ColumnLayout(layout.field, layout.stored, layout.stored, layout.buffers[:-1], layout.children)
+        return Stored(self.name, once, self._memory)
+
     def _values(self, private: bool) -> Bytes:
         offset, nbytes = self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
         data = self._memory.private(offset, nbytes) if private else self._memory.read(offset, nbytes)

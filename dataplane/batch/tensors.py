@@ -149,13 +149,13 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.view(_SIGNED[array.itemsize])).view(dtype)
 
 
-def jagged(values: Tensor, offsets: Tensor) -> Tensor:
+def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = None) -> Tensor:
     """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy.
 
     It is told the lengths of its shortest and longest row: torch 2.13 pads one that is not to the length of all rows
-    together (`to_padded_tensor`).
+    together (`to_padded_tensor`). `lengths`: those of the rows, where they are known on the host.
     """
-    lengths = offsets.diff()
+    lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
     log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
     before, log.disabled = log.disabled, True

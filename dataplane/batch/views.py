@@ -19,6 +19,8 @@ from dataplane.batch.dtypes import decoded
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.pieces import Reading
 from dataplane.batch.values import mismatch, mismatch_in
+from dataplane.device.copies import copied
+from dataplane.device.memory import lent
 from dataplane.errors import SchemaMismatch
 
 #: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children.
@@ -69,38 +71,48 @@ def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> li
     ]
 
 
-def torch(name: str, field: Field, rows: Reading) -> Any:
-    """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct."""
+def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
+    """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: None,
+    or where copies of the tensors are to be."""
     if field.kind == "dense":
-        return tensors.from_bits(name, field.dtype, _writable(reading.dense(rows, field, private=True)))
+        return _tensor(name, field.dtype, reading.dense(rows, field, private=device is None), device)
     if field.kind == "ragged" and field.varying == 1:
-        return tensors.jagged(*packed(name, field, rows))
+        values, offsets, _, _ = reading.items(rows, field, private=device is None)
+        edges = _tensor(name, "int64", offsets, device)
+        return tensors.jagged(_tensor(name, field.dtype, values, device), edges, np.diff(offsets))
     if field.kind in ("ragged", "struct"):
-        return torch_rows(name, field, rows)
+        return torch_rows(name, field, rows, device)
     raise mismatch(name, f"{field.kind} is no tensor: use .to_list()", expected="numbers", found=field.kind)
 
 
-def packed(name: str, field: Field, rows: Reading) -> tuple[Any, Any]:
+def packed(name: str, field: Field, rows: Reading, device: Any = None) -> tuple[Any, Any]:
     """The items of a ragged column one after another, and where each row begins among them: two tensors."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
-    values, offsets, _, _ = reading.items(rows, field, private=True)
-    return tensors.from_bits(name, field.dtype, values), tensors.from_bits(name, "int64", _writable(offsets))
+    values, offsets, _, _ = reading.items(rows, field, private=device is None)
+    return _tensor(name, field.dtype, values, device), _tensor(name, "int64", offsets, device)
 
 
-def torch_rows(name: str, field: Field, rows: Reading) -> list[Any]:
+def torch_rows(name: str, field: Field, rows: Reading, device: Any = None) -> list[Any]:
     """A tensor a row, 0-d for a scalar; Python values of text, bytes and object."""
     if field.kind == "dense":
-        return list(torch(name, field, rows).unbind())
+        return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
-        values, offsets, shapes, _ = reading.items(rows, field, private=True)
-        flat, edges = tensors.from_bits(name, field.dtype, values), offsets.tolist()
+        values, offsets, shapes, _ = reading.items(rows, field, private=device is None)
+        flat, edges = _tensor(name, field.dtype, values, device), offsets.tolist()
         parts = [flat[a:b] for a, b in pairwise(edges)]
         return parts if shapes is None else [p.view(s) for p, s in zip(parts, shapes.tolist(), strict=True)]
     if field.kind == "struct":
-        return _records(name, field, rows, torch_rows)
+        return _records(name, field, rows, partial(torch_rows, device=device))
     return python(name, field, rows)
+
+
+def _tensor(name: str, dtype: str, array: npt.NDArray[Any], device: Any) -> Any:
+    """A writable tensor over the array, or a copy of it on a device."""
+    if device is None:
+        return tensors.from_bits(name, dtype, _writable(array))
+    return copied(tensors.from_bits(name, dtype, lent(array)), device)
 
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
     {"errors"},
-    {"config", "clock", "threads", "workers"},
+    {"config", "clock", "threads", "workers", "device"},
     {"batch", "workloads", "replication", "coordinator"},
     {"store", "stream"},
     {"wire"},

@@ -1,0 +1,94 @@
+"""Copies from host memory to a device.
+
+To CUDA devices they go through a few page-locked buffers on a stream of their own: while the device takes one, the
+host fills the next. Whatever the caller's current stream does after the call sees the bytes; the host waits only for
+a free buffer.
+
+What always holds: the source has been read when a copy returns, so it may be dropped; the target is not given back
+to the allocator before the copy's stream is done with it.
+
+Rejected: to page-lock the arena's segments in place (`cudaHostRegister`). A segment is a sparse file as large as all
+the memory of the node, and to lock it would take all of its pages, beyond the budget; to lock and unlock each extent
+is a call of the driver that waits for the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from dataplane.device.naming import device_of
+
+_BUFFERS = 4
+_BUFFER = 8 << 20  # bytes; all are taken from the host for as long as this process lives
+
+_rings: dict[Any, _Ring] = {}
+_making = threading.Lock()
+
+
+def copied(source: Any, device: Any) -> Any:
+    """A tensor on the device with the values of a host tensor. Raises Misuse where there is no such device."""
+    import torch
+
+    device = device_of(device)
+    if device.type != "cuda" or not source.numel():
+        return source.to(device, copy=True)
+    with torch.cuda.device(device):
+        target = torch.empty(source.shape, dtype=source.dtype, device=device)
+        fill(target, source)
+    return target
+
+
+def fill(target: Any, source: Any) -> None:
+    """Copy a host tensor into one of the same shape and dtype, on the host or a device."""
+    if target.device.type == "cuda" and target.is_contiguous() and source.is_contiguous():
+        _ring(target.device).copy(target, source)
+    else:
+        target.copy_(source)
+
+
+def _ring(device: Any) -> _Ring:
+    with _making:
+        ring = _rings.get(device)
+        if ring is None:
+            ring = _rings[device] = _Ring(device)
+        return ring
+
+
+class _Ring:
+    """Page-locked buffers of one device, used in turn by one thread at a time."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self._stream = torch.cuda.Stream(device)
+        self._buffers = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
+        self._free = [torch.cuda.Event() for _ in range(_BUFFERS)]  # recorded once the device has taken the buffer
+        self._turn = threading.Lock()
+        self._next = 0
+
+    def copy(self, target: Any, source: Any) -> None:
+        """See `fill`."""
+        import torch
+
+        to, data = _bytes(target), _bytes(source)
+        with self._turn, torch.cuda.device(target.device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)  # the allocator may have given memory that is still in use there
+            for start in range(0, len(data), _BUFFER):
+                piece = data[start : start + _BUFFER]
+                free, buffer = self._free[self._next], self._buffers[self._next][: len(piece)]
+                free.synchronize()
+                buffer.copy_(piece)
+                with torch.cuda.stream(self._stream):
+                    to[start : start + _BUFFER].copy_(buffer, non_blocking=True)
+                    free.record()
+                self._next = (self._next + 1) % _BUFFERS
+            current.wait_stream(self._stream)
+            target.record_stream(self._stream)
+
+
+def _bytes(tensor: Any) -> Any:
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8)

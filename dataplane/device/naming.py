@@ -1,0 +1,29 @@
+"""The devices that callers name, and whether they are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataplane.errors import Misuse
+
+
+def device_of(device: Any) -> Any:
+    """The `torch.device` that is meant by a device or its name, such as "cuda" or "cuda:1". Imports torch.
+
+    Raises Misuse where it names none, or one that this process has not.
+    """
+    import torch
+
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise Misuse(f"{device!r} names no device: {str(error).splitlines()[0][:200]}") from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise Misuse(f"there is no CUDA here, so tensors can not be on {found}")
+        if found.index is None:
+            return torch.device("cuda", torch.cuda.current_device())
+        if found.index >= count:
+            raise Misuse(f"there is no {found}: this process has {count} CUDA devices")
+    return found

@@ -1,0 +1,95 @@
+"""Columns copied into arrays and tensors that are there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.filling import jobs
+from dataplane.batch.local import local_batch
+from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
+
+DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
+RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
+
+
+@pytest.fixture
+def batch() -> Batch:
+    bits = torch.arange(4).bfloat16()
+    return local_batch({"dense": DENSE, "ragged": RAGGED, "bits": bits, "text": list("abcd")})
+
+
+def fill(batch: Batch, **out: Any) -> None:
+    for job in jobs(batch, out):
+        job()
+
+
+def test_tensors_and_arrays_take_columns(batch: Batch) -> None:
+    tensor, array, bits = torch.zeros(4, 3), np.zeros((6, 2), np.int64), torch.zeros(4, dtype=torch.bfloat16)
+    fill(batch, dense=tensor, ragged=array, bits=bits)
+    assert torch.equal(tensor, torch.from_numpy(DENSE))
+    np.testing.assert_array_equal(array, np.concatenate(RAGGED))
+    assert torch.equal(bits, torch.arange(4).bfloat16())
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, -1), slice(2, 2)], ids=str)
+def test_rows_are_gathered_into_their_place(batch: Batch, rows: slice) -> None:
+    chosen = Batch({name: batch[name][rows] for name in ("dense", "ragged")})
+    items = np.concatenate([np.empty((0, 2), np.int64), *RAGGED[rows]])
+    dense, ragged = torch.zeros(len(chosen), 3), torch.zeros(items.shape, dtype=torch.int64)
+    fill(chosen, dense=dense, ragged=ragged)
+    np.testing.assert_array_equal(dense.numpy(), DENSE[rows])
+    np.testing.assert_array_equal(ragged.numpy(), items)
+
+
+def test_a_part_of_a_larger_tensor_is_filled_and_no_more(batch: Batch) -> None:
+    larger = torch.full((6, 3), -1.0)
+    fill(batch, dense=larger[1:5])
+    assert larger[[0, 5]].eq(-1).all()
+    assert torch.equal(larger[1:5], torch.from_numpy(DENSE))
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "match"),
+    [
+        ({"dense": torch.zeros(4, 4)}, SchemaMismatch, r"float32 \[4, 3\], and the tensor to be filled .*\[4, 4\]"),
+        ({"dense": torch.zeros(4, 3, dtype=torch.float64)}, SchemaMismatch, "float64"),
+        ({"dense": np.zeros((4, 3))}, SchemaMismatch, "float64"),
+        ({"ragged": torch.zeros(7, 2, dtype=torch.int64)}, SchemaMismatch, r"\[6, 2\]"),
+        ({"text": torch.zeros(4)}, SchemaMismatch, "text"),
+        ({"absent": torch.zeros(4)}, SchemaMismatch, "absent"),
+        ({"dense": torch.zeros(3, 4).T}, Misuse, "contiguous"),
+        ({"dense": torch.zeros(4, 3, requires_grad=True)}, Misuse, "detach"),
+        ({"dense": [0.0] * 12}, Misuse, "list"),
+        ([torch.zeros(4, 3)], Misuse, "mapping"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    batch: Batch, out: Any, error: type[DataplaneError], match: str
+) -> None:
+    ready = torch.zeros(4, dtype=torch.bfloat16)
+    with pytest.raises(error, match=match):
+        jobs(batch, {"bits": ready, **out} if isinstance(out, dict) else out)
+    assert not ready.any()
+
+
+def test_a_read_only_array_is_refused(batch: Batch) -> None:
+    array = np.zeros((4, 3), np.float32)
+    array.setflags(write=False)
+    with pytest.raises(Misuse, match="can be written"):
+        jobs(batch, {"dense": array})
+
+
+def test_repeated_rows_are_filled_as_often() -> None:
+    whole = local_batch({"x": DENSE})["x"]
+    column = Column.of("x", whole.field, whole.reading.parts, np.array([3, 3, 0]))
+    target = torch.zeros(3, 3)
+    fill(Batch({"x": column}), x=target)
+    np.testing.assert_array_equal(target.numpy(), DENSE[[3, 3, 0]])
