@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataplane import aio as aio
+    from dataplane import collective as collective
     from dataplane.batch.batch import Batch as Batch
     from dataplane.batch.batch import Column as Column
     from dataplane.batch.concat import concat as concat
@@ -108,12 +109,12 @@ _HOMES = {
 }
 _HOME_OF = {name: f"dataplane.{home}" for home, names in _HOMES.items() for name in names}
 
-__all__ = ["aio", *sorted(_HOME_OF)]  # names, from the table above
+__all__ = ["aio", "collective", *sorted(_HOME_OF)]  # modules, and names from the table above
 
 
 def __getattr__(name: str) -> Any:
-    if name == "aio":
-        return importlib.import_module("dataplane.aio")
+    if name in ("aio", "collective"):
+        return importlib.import_module(f"dataplane.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'dataplane' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -28,6 +28,7 @@ FLOORS = [
     {"transport"},
     {"cluster"},
     {"observe"},
+    {"collective"},
     {"node", "client"},
     {"aio"},
     {"dataplane"},  # the public names

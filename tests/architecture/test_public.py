@@ -55,6 +55,7 @@ NAMES = [
     "dense",
     "ragged",
     "aio",
+    "collective",
 ]
 
 

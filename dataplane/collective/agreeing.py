@@ -1,0 +1,93 @@
+"""What the ranks of a call say, and the one answer that all of them get: who sends what to whom, or why nothing moves.
+
+Rank 0 hears all others, decides, and tells them: two messages a rank. What fails here fails on all ranks alike, and the
+link stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from dataplane.collective.link import Described, Link
+from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch, describe, revive
+
+T = TypeVar("T")
+
+
+_LONGER_S = 0.25
+"""For so much longer do the others wait for rank 0, which can say whom it waited for in vain."""
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank says. `call`: what it takes part in, alike on all ranks. `host`: alike for ranks that read from the
+    same node. `error`: why it can not."""
+
+    call: str
+    host: str = ""
+    refs: list[bytes] | None = None
+    error: Described | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What all do. `chains`: of each payload the rank that has it, and then those that want it."""
+
+    chains: list[list[int]] = []
+    error: Described | None = None
+
+
+class Agreed(Exception):
+    """All ranks of the call fail, and know it: `error` is what this one raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+Decide = Callable[[Sequence[Said]], list[list[int]]]
+
+
+def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = None) -> list[list[int]]:
+    """The chains that rank 0 decided on. `decide` raises a DataplaneError where the ranks do not fit together. `own`:
+    the error that this rank speaks of. Raises Agreed on all ranks where there is an error; else as `Link.wait`."""
+    if link.rank:
+        link.tell(0, msgspec.msgpack.encode(said, enc_hook=str))
+        answer = _decoded(link.hear(0, _LONGER_S), Answer)
+    else:
+        others = list(range(1, link.size))
+        heard = [said, *(_decoded(text, Said) for text in link.hear_all(others))]
+        answer = _answer(heard, decide)
+        text = msgspec.msgpack.encode(answer, enc_hook=str)
+        for rank in others:
+            link.tell(rank, text)
+    link.told()
+    if answer.error is None:
+        return answer.chains
+    raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
+
+
+def confirm(link: Link) -> None:
+    """Return once all ranks are done."""
+    agree(link, Said("the end of it"), lambda _: [])
+
+
+def _answer(heard: Sequence[Said], decide: Decide) -> Answer:
+    for said in heard:
+        if said.error is not None:
+            return Answer(error=said.error)
+    try:
+        if len({said.call for said in heard}) > 1:
+            asked = ", ".join(f"rank {rank}: {said.call}" for rank, said in enumerate(heard))
+            raise Misuse(f"the ranks do not make the same call; {asked}"[:2000])
+        return Answer(decide(heard))
+    except DataplaneError as error:
+        return Answer(error=describe(error))
+
+
+def _decoded(text: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise ProtocolMismatch(f"a rank sent what is no {kind.__name__}: {error}") from None

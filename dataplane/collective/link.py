@@ -1,0 +1,304 @@
+"""Messages between the ranks of a group: connections of our own, made through its store, with a deadline each call.
+
+A link is made at the first call of a group and kept. Where a call fails, it ends: its connections close, so whoever
+waits at the other end of one wakes at once, and ends its own. Before that, who was first to fail leaves its reason in
+the group's store, where the others read it; also who waits for a third rank meanwhile, as it looks there now and then.
+The next call makes the next link, by the next number.
+
+What always holds: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own, leaves
+no other waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, since the process that serves
+it may be stopped.
+
+Rejected: `ProcessGroupGloo.abort`, which wakes nobody (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.layout import Bytes
+from dataplane.clock import Deadline
+from dataplane.device.memory import bytes_tensor
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable, describe, revive
+
+T = TypeVar("T")
+
+Described = tuple[str, str, dict[str, Any]]
+"""An error as `errors.describe` gives it."""
+
+_STORE_S = 0.3
+_WATCH_S = 0.5  # between two looks for a rank that has failed; calls that take less look once, before they begin
+_FRAME = 2048  # bytes of the first message of a text; what is longer follows in a second
+_LENGTH = struct.Struct("<Q")
+_MOST = 1 << 31  # bytes of a text
+_NEVER, _TEXTS = 0, 1  # the tags of what is never sent, and of texts; payloads have those from the next on
+
+_links: weakref.WeakKeyDictionary[Any, Link] = weakref.WeakKeyDictionary()
+_linking = threading.Lock()
+
+
+def link_of(group: Any) -> Link:
+    """The link of a group, made where it is not there. Raises Misuse where this process has no such group."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        raise Misuse("there is no group of ranks: call torch.distributed.init_process_group first")
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise Misuse(f"a group is what torch.distributed.new_group returned in a rank of it, not {group!r}")
+    with _linking:
+        link = _links.get(group)
+        if link is None:
+            store = dist.PrefixStore("dataplane", dist.distributed_c10d._get_process_group_store(group))
+            link = _links[group] = Link(store, dist.get_rank(group), dist.get_world_size(group))
+        return link
+
+
+class Link:
+    """The connections of this rank. One call uses it at a time; others wait for their turn."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._number = 0
+        self._peers: Any = None
+        self._turn = threading.Lock()
+        self._deadline = Deadline.after(0)
+        self._sent: list[tuple[Any, int]] = []
+        self._over = threading.Event()
+
+    # A call
+
+    def begin(self, deadline: Deadline) -> None:
+        """Take the link for one call, until `end`. Raises PeerUnavailable where another call has it for too long."""
+        if not self._turn.acquire(timeout=deadline.remaining_s):
+            raise PeerUnavailable("another collective of this process over the same group did not end in time")
+        self._deadline = deadline
+        self._over = threading.Event()
+
+    def end(self, error: BaseException | None) -> None:
+        """The call is over. With an error that the other ranks do not know of, the link is too, and they are told."""
+        self._over.set()
+        try:
+            self._sent.clear()
+            if error is not None and self.size > 1:
+                self._leave_word(described(error, self.rank))
+                self._close()
+        finally:
+            self._turn.release()
+
+    def connect(self) -> None:
+        """Have connections to all ranks: new ones where the others have ended theirs, by a call that this rank did not
+        take part in. Raises PeerUnavailable where some do not come before the deadline."""
+        if self.size == 1:
+            return
+        if self._peers is not None:
+            if self._word() is None:
+                self._watch()
+                return
+            self._close()
+        import torch.distributed as dist
+
+        def made() -> tuple[int, Any]:
+            number = self._number
+            while self._store.check([_word(number)]):
+                number += 1
+            ranks = dist.PrefixStore(f"{number}/ranks", self._store)
+            timeout = timedelta(seconds=max(self._deadline.remaining_s, 0.001))
+            return number, dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
+
+        try:
+            self._number, self._peers = _bounded(made, self._deadline.remaining_s + _STORE_S)
+            self._watch()
+        except (RuntimeError, TimeoutError) as error:
+            waited = f"{self._deadline.waited_s:.1f} s"
+            why = f"not all {self.size} ranks of the group came in {waited}: {str(error).splitlines()[0][:200]}"
+            raise PeerUnavailable(why, address="the group") from None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the call's deadline."""
+        return self._deadline.remaining_s
+
+    # Bytes
+
+    def send(self, rank: int, data: Bytes, tag: int = _TEXTS) -> Any:
+        """Begin to send bytes; what `wait` waits for. They stay as they are until then."""
+        try:
+            return self._peers.send([bytes_tensor(data)], rank, tag)
+        except RuntimeError as error:
+            raise self._broken(rank, error) from None
+
+    def receive(self, rank: int, into: Bytes, tag: int = _TEXTS) -> Any:
+        """Begin to receive as many bytes as `into` has, in the order in which they were sent with this tag."""
+        try:
+            return self._peers.recv([bytes_tensor(into)], rank, tag)
+        except RuntimeError as error:
+            raise self._broken(rank, error) from None
+
+    def wait(self, work: Any, rank: int, longer_s: float = 0.0) -> None:
+        """Wait for what was begun with that rank, until the deadline and `longer_s` more; once only. Raises
+        PeerUnavailable, or what another rank raised."""
+        within = Deadline.after(max(self._deadline.remaining_s + longer_s, 0.001))  # to torch, 0 is for ever
+        try:
+            work.wait(timedelta(seconds=within.remaining_s or 0.001))
+        except RuntimeError as error:
+            raise self._broken(rank, error, ran_out=not within.remaining_s) from None
+
+    # Texts: short, of any length
+
+    def tell(self, rank: int, text: bytes) -> None:
+        """Send a text. It is on its way when this returns, and has arrived when `told` does."""
+        frame = np.zeros(_FRAME, np.uint8)
+        whole = _LENGTH.pack(len(text)) + text
+        head, rest = whole[:_FRAME], whole[_FRAME:]
+        frame[: len(head)] = np.frombuffer(head, np.uint8)
+        self._sent.append((self.send(rank, frame), rank))
+        if rest:
+            self._sent.append((self.send(rank, np.frombuffer(rest, np.uint8)), rank))
+
+    def told(self) -> None:
+        """Wait until all texts have arrived."""
+        while self._sent:
+            self.wait(*self._sent.pop())
+
+    def hear(self, rank: int, longer_s: float = 0.0) -> bytes:
+        """The next text from a rank. `longer_s`: see `wait`."""
+        return self._heard(rank, *self._listen(rank), longer_s)
+
+    def hear_all(self, ranks: list[int]) -> list[bytes]:
+        """The next text from each of them."""
+        begun = [(rank, *self._listen(rank)) for rank in ranks]
+        return [self._heard(*each) for each in begun]
+
+    def _listen(self, rank: int) -> tuple[Bytes, Any]:
+        frame = np.empty(_FRAME, np.uint8)
+        return frame, self.receive(rank, frame)
+
+    def _heard(self, rank: int, frame: Bytes, work: Any, longer_s: float = 0.0) -> bytes:
+        self.wait(work, rank, longer_s)
+        (length,) = _LENGTH.unpack(frame[: _LENGTH.size].tobytes())
+        if length > _MOST:
+            what = "bytes of what a rank says of its batch"
+            raise LimitExceeded(f"{length} {what}; at most {_MOST}", what=what, asked=length, limit=_MOST)
+        end = _LENGTH.size + length
+        text = frame[_LENGTH.size : min(end, _FRAME)].tobytes()
+        if end > _FRAME:
+            rest = np.empty(end - _FRAME, np.uint8)
+            self.wait(self.receive(rank, rest), rank)
+            text += rest.tobytes()
+        return text
+
+    # Failures
+
+    def interrupt(self) -> None:
+        """Close the connections: who waits here or at the other end of one wakes. Any thread may call this."""
+        self._shut(self._peers)
+
+    def _shut(self, peers: Any) -> None:
+        for rank in range(self.size):
+            if peers is None or rank == self.rank:
+                continue
+            with suppress(RuntimeError):  # closed already; else gloo closes all, as this wait is too long
+                work = peers.recv([bytes_tensor(np.empty(1, np.uint8))], rank, _NEVER)
+                work.wait(timedelta(milliseconds=1))
+
+    def _watch(self) -> None:
+        """While the call lasts, see whether a rank fails: this one may be waiting for another than that."""
+        over, key, peers = self._over, _word(self._number), self._peers
+
+        def watch() -> None:
+            with suppress(RuntimeError):  # the process that serves the store has gone
+                while not over.wait(_WATCH_S):
+                    if self._store.check([key]):
+                        self._shut(peers)
+                        return
+
+        threading.Thread(target=watch, name="dataplane-watch", daemon=True).start()
+
+    def _close(self) -> None:
+        self.interrupt()
+        self._peers = None
+        self._number += 1
+
+    def _broken(self, rank: int, error: RuntimeError, *, ran_out: bool = False) -> DataplaneError:
+        """The error for a connection that is closed, or was waited for too long: its reason, if a rank left one. gloo
+        closes the connections of a rank that waits too long before that rank can say so: its word may come soon."""
+        word = self._word(0.0 if ran_out else _STORE_S)
+        if word is not None:
+            return word
+        if not ran_out:
+            return PeerUnavailable(f"rank {rank} of {self.size} has gone: {_short(error)}", address=f"rank {rank}")
+        waited = f"{self._deadline.waited_s:.1f} s"
+        return PeerUnavailable(f"rank {rank} of {self.size} did not answer in {waited}", address=f"rank {rank}")
+
+    def _leave_word(self, described: Described) -> None:
+        """Leave a reason for the others, unless there is one."""
+        encoded = msgspec.msgpack.encode(described, enc_hook=str).hex()
+        try:
+            _bounded(lambda: self._store.compare_set(_word(self._number), "", encoded), _STORE_S)
+        except (RuntimeError, TimeoutError):
+            return  # the process that serves the store has gone: then all see that
+
+    def _word(self, wait_s: float = 0.0) -> DataplaneError | None:
+        """What a rank has left as its reason, or leaves within `wait_s`; None if none did."""
+        key = _word(self._number)
+
+        def word() -> str | None:
+            if wait_s:
+                self._store.wait([key], timedelta(seconds=wait_s))
+            return self._store.get(key).decode() if wait_s or self._store.check([key]) else None
+
+        try:
+            found = _bounded(word, wait_s + _STORE_S / 2)
+        except (RuntimeError, TimeoutError):
+            return None
+        return None if found is None else revive(*msgspec.msgpack.decode(bytes.fromhex(found), type=Described))
+
+
+def described(error: BaseException, rank: int) -> Described:
+    """An error as the other ranks are to raise it: it names the rank that met it."""
+    if isinstance(error, DataplaneError):
+        name, message, fields = describe(error)
+        return name, message if message.startswith("rank ") else f"rank {rank}: {message}", fields
+    return "PeerUnavailable", f"rank {rank} failed: {type(error).__name__}: {error}"[:500], {"address": f"rank {rank}"}
+
+
+def _word(number: int) -> str:
+    return f"{number}/failed"
+
+
+def _short(error: RuntimeError) -> str:
+    """What gloo says, without where it stands in its source and what it advises."""
+    return str(error).rpartition("] ")[2].partition(". ")[0][:200] or str(error)[:200]
+
+
+def _bounded(work: Callable[[], T], timeout_s: float) -> T:
+    """What a call of the store gives, or TimeoutError after so long; then the call is left behind in its thread."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # raised below, in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="dataplane-store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError(f"no answer in {timeout_s:.1f} s")
+    return done[0]

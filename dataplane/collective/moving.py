@@ -1,0 +1,101 @@
+"""Payloads between ranks, each along a chain: from the rank that has it through all that want it.
+
+A rank passes a piece on to the next as soon as it has it, and meanwhile receives those behind. Each rank goes through
+the pieces of all its chains in the same order: first piece of each chain, second of each, and so on.
+
+Why that ends. A send ends once the other rank has posted the receive of that piece, which a rank does ahead of where
+it is, and at the latest when it gets there. Of all ranks, look at one that is least far: nobody waits for it to be
+further, and what it waits for, a rank that is at least as far has begun to send, or waits for in turn one place
+nearer to the beginning of a chain.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.layout import Bytes
+from dataplane.collective.link import Link
+from dataplane.collective.memory import Received
+from dataplane.collective.packing import Header, Packed, opened, unpacked
+
+_AHEAD = 8
+"""Pieces of a chain that are under way to or from a rank at a time."""
+
+_TAGS = 2  # the tag of the first chain's payloads; texts have those below
+
+
+class Chain:
+    """What one rank has to do for one payload. `ranks`: who has it, and then who wants it, each once."""
+
+    def __init__(self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None) -> None:
+        at = list(ranks).index(rank)
+        self.tag = _TAGS + number
+        self.before = ranks[at - 1] if at else None
+        self.after = ranks[at + 1] if at + 1 < len(ranks) else None
+        self._packed = packed
+        self._header: Header | None = None
+        self._memory: Received | None = None
+        self._due: deque[Any] = deque()
+        self._posted = 0
+
+    def agree(self, link: Link) -> None:
+        """Take the header over and pass it on, and have memory for the payload. Raises LimitExceeded."""
+        text = self._packed.header if self.before is None and self._packed is not None else b""
+        if self.before is not None:
+            text = link.hear(self.before)
+        if self.after is not None:
+            link.tell(self.after, text)
+        self._header = opened(text)
+        if self.before is not None:
+            self._memory = Received(self._header.nbytes)
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self.header.pieces)
+
+    @property
+    def header(self) -> Header:
+        """Known once `agree` has returned."""
+        assert self._header is not None, "agree comes first"
+        return self._header
+
+    def arrived(self, link: Link, piece: int) -> Bytes:
+        """The bytes of a piece, received if they are not this rank's own. Pieces are asked for in their order."""
+        if self._packed is not None:
+            return self._packed.pieces[piece]
+        assert self._memory is not None, "who receives has memory"
+        assert self.before is not None, "and a rank to receive from"
+        pieces = self.header.pieces
+        for start, stop in pieces[self._posted : piece + _AHEAD]:
+            self._due.append(link.receive(self.before, self._memory.block[start:stop], self.tag))
+            self._posted += 1
+        link.wait(self._due.popleft(), self.before)
+        start, stop = pieces[piece]
+        return self._memory.block[start:stop]
+
+    def batch(self) -> Batch:
+        """What was received."""
+        assert self._memory is not None, "who receives has memory"
+        return unpacked(self.header, self._memory)
+
+
+def move(link: Link, chains: Sequence[Chain]) -> None:
+    """Carry out this rank's part of all payloads. `chains`: those that it is in, in an order that all ranks share."""
+    for chain in chains:
+        chain.agree(link)
+    under_way: deque[tuple[Any, int, Bytes]] = deque()
+    for piece in range(max(map(len, chains), default=0)):
+        for chain in chains:
+            if piece >= len(chain):
+                continue
+            data = chain.arrived(link, piece)
+            if chain.after is not None:
+                under_way.append((link.send(chain.after, data, chain.tag), chain.after, data))
+            while len(under_way) > _AHEAD:
+                link.wait(*under_way.popleft()[:2])
+    while under_way:
+        link.wait(*under_way.popleft()[:2])
+    link.told()

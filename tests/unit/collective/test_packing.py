@@ -1,0 +1,123 @@
+"""What one rank packs, another reads: every kind of column, whatever rows of it, and each stored row once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.local import LocalMemory, aligned_bytes, local_batch
+from dataplane.batch.rows import Rows
+from dataplane.collective.memory import Received
+from dataplane.collective.packing import PIECE, Header, opened, pack, unpacked
+from dataplane.errors import ProtocolMismatch
+
+ROWS = 23
+KINDS: dict[str, Any] = {
+    "dense": np.arange(ROWS * 6, dtype=np.float32).reshape(ROWS, 2, 3),
+    "empty dense": np.zeros((ROWS, 0), np.int16),
+    "flags": np.arange(ROWS) % 3 == 0,
+    "ragged": [np.arange(i % 5, dtype=np.int64) for i in range(ROWS)],
+    "images": [np.full((3, i % 4, 1 + i % 3), i, np.uint8) for i in range(ROWS)],
+    "text": [f"row {i} – ü" for i in range(ROWS)],
+    "bytes": [bytes(range(i)) for i in range(ROWS)],
+    "struct": [{"a": i, "b": {"c": str(i)}} if i % 2 else {"a": -i} for i in range(ROWS)],
+    "object": [[i, {"k": None}, 2**70] for i in range(ROWS)],
+}
+
+
+def sent(batch: Batch) -> tuple[Batch, Header]:
+    """The batch as another rank has it."""
+    packed = pack(batch)
+    header = opened(packed.header)
+    memory = Received(header.nbytes)
+    memory.block[:] = 0xAA  # a byte that is not sent is not read
+    for (start, stop), piece in zip(header.pieces, packed.pieces, strict=True):
+        memory.block[start:stop] = piece
+    return unpacked(header, memory), header
+
+
+def check(batch: Batch) -> Header:
+    received, header = sent(batch)
+    assert received.schema == batch.schema
+    assert received.to_dict() == batch.to_dict()
+    return header
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_arrives(kind: str) -> None:
+    check(local_batch({kind: KINDS[kind]}))
+
+
+def test_all_kinds_together_arrive_in_one_piece_where_they_are_small() -> None:
+    assert len(check(local_batch(KINDS)).pieces) == 1
+
+
+@pytest.mark.parametrize("rows", [slice(3, 9), slice(4, 4), slice(20, 3, -2)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
+    check(Batch({kind: local_batch({kind: KINDS[kind]})[kind][rows]}))
+
+
+def repeated(kind: str, order: list[int]) -> Column:
+    whole = local_batch({kind: KINDS[kind]})[kind]
+    return Column.of(kind, whole.field, whole.reading.parts, np.array(order))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_repeat_are_sent_once(kind: str) -> None:
+    few, many = [9, 3, 4], [9, 3, 9, 4, 3, 9] * 50
+    assert check(Batch({kind: repeated(kind, many)})).nbytes <= check(Batch({kind: repeated(kind, few)})).nbytes
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "text", "object"])
+def test_rows_that_are_stored_once_are_sent_once(kind: str) -> None:
+    values = list(KINDS[kind]) * 40
+    stored = local_batch({kind: np.array(values) if kind == "dense" else values}, dedupe=[kind])
+    once = check(local_batch({kind: KINDS[kind]})).nbytes
+    assert check(stored).nbytes < 2 * once
+
+
+def test_pieces_of_two_shards_arrive() -> None:
+    first, second = (local_batch({"ids": [[k] * i for i in range(5)]})["ids"] for k in (1, 2))
+    both = Column.of("ids", first.field, first.reading.parts + second.reading.parts, np.array([7, 0, 3, 3, 9]))
+    check(Batch({"ids": both}))
+
+
+def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
+    planned = plan({"x": np.zeros((3, 1 << 20), np.float32)})
+    memory = aligned_bytes(planned.nbytes)
+    for job in planned.jobs(memory):
+        job()
+    ((name, layout),) = planned.layout().columns
+    column = Column(name, layout.field, [Piece(layout, LocalMemory(memory), Rows.range(1, 3))])
+    pieces = pack(Batch({name: column})).pieces
+    assert [len(piece) for piece in pieces] == [PIECE, PIECE]
+    assert all(np.shares_memory(piece, memory) for piece in pieces)
+
+
+def test_tensors_of_what_was_received_are_its_memory() -> None:
+    torch = pytest.importorskip("torch")
+    batch, _ = sent(local_batch({"x": np.arange(5)}))
+    tensor = batch["x"].torch()
+    tensor += 1
+    assert torch.equal(batch["x"].torch(), torch.arange(1, 6))
+    assert not batch["x"].numpy().flags.writeable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\x93\x01\x02\x03",
+        b"\x94\xc4\x00\x80\x10\x91\x92\x08\x04",  # a piece that ends before it begins
+        b"\x94\xc4\x00\x80\x10\x91\x92\x00\x20",  # beyond the end
+    ],
+    ids=["nothing", "numbers", "backwards", "beyond"],
+)
+def test_what_is_no_header_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolMismatch):
+        opened(text)
