@@ -20,7 +20,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
-from dataplane.client import arguments, doors, embedded, retaining
+from dataplane.client import arguments, doors, embedded, placing, retaining
 from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.freeing import portions
@@ -126,14 +126,37 @@ class AsyncPlane:
 
     # Getting
 
-    async def get(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> Batch:
+    async def get(
+        self,
+        ref: BatchRef,
+        *,
+        timeout: float = TIMEOUT_S,
+        device: Any = None,
+        out: Mapping[str, Any] | None = None,
+        group: Any = None,
+    ) -> Batch:
         """The rows and columns that the reference means, in place where they lie in one run.
 
-        Reads back what is on disk. timeout: seconds to wait for room for that. Raises Freed, OwnerDied, Corrupt,
-        Backpressure, LimitExceeded (more at once than the memory budget), PeerUnavailable.
+        Reads back what is on disk. timeout: seconds to wait for room for that.
+        device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
+        out: arrays or tensors by the names of columns, to be filled with those: [rows, *shape] for a dense column, all
+            items one behind another for a ragged one. SchemaMismatch where dtype or shape are others.
+        group: a group of `torch.distributed` whose ranks all ask now, each for what it wants: see
+            `dataplane.collective.get`.
+
+        Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
+        PeerUnavailable; Misuse where there is no such device.
         """
         self.check()
-        return await self._getter.get(_reference(ref), arguments.seconds(timeout))
+        if group is None:
+            batch = await self._getter.get(_reference(ref), arguments.seconds(timeout))
+        else:
+            batch = await placing.together(self, _reference(ref), group, arguments.seconds(timeout))
+        return self.placed(batch, device, out)
+
+    def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
+        """As the `device` and `out` of `get` say, by the thread that calls."""
+        return batch if device is None and out is None else placing.placed(batch, device, out, self._pool)
 
     async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
         """Begin to read what the reference means, from disk or from other hosts, so that a `get` soon after finds it

@@ -99,9 +99,23 @@ class Plane:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
         return Draft(self._wait(self._plane.draft(columns, scope=scope, timeout=timeout)), self._turns)
 
-    def get(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> Batch:
+    def get(
+        self,
+        ref: BatchRef,
+        *,
+        timeout: float = TIMEOUT_S,
+        device: Any = None,
+        out: Mapping[str, Any] | None = None,
+        group: Any = None,
+    ) -> Batch:
         """The rows and columns that the reference means, in place. See `AsyncPlane.get`."""
-        return self._wait(self._plane.get(ref, timeout=timeout))
+        if group is None:
+            batch = self._wait(self._plane.get(ref, timeout=timeout))
+        else:  # in this thread, which nothing else needs meanwhile
+            from dataplane import collective  # seldom needed
+
+            batch = collective.get(ref, group, plane=self, timeout=timeout)
+        return self._plane.placed(batch, device, out)
 
     def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
         """Begin to read what the reference means, and return at once. See `AsyncPlane.prefetch`."""

@@ -1,0 +1,70 @@
+"""Where the rows of a `get` go: into tensors of the caller's, to a device, or to the ranks of a group.
+
+Copies to devices begin in the thread that calls, since its current stream is what they are ordered by. Copies to host
+memory are shared among the plane's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Any, Protocol
+
+from dataplane.batch import filling
+from dataplane.batch.batch import Batch
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import DataplaneError
+
+_SHARED = 4  # jobs from which on threads share them
+
+
+class AsyncReader(Protocol):
+    """Whence the rows come: an `AsyncPlane`."""
+
+    @property
+    def address(self) -> str:
+        """Which node of this host it reads from."""
+
+    async def get(self, ref: BatchRef, *, timeout: float) -> Batch:
+        """The rows that the reference means."""
+
+
+def placed(batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor) -> Batch:
+    """The batch on a device, after its columns were copied into `out`. Raises as `Batch.to` and `filling.jobs`."""
+    if out is not None:
+        jobs = filling.jobs(batch, out)
+        shared = jobs[1:] if len(jobs) >= _SHARED and _on_host(out) else []
+        running = [pool.submit(job) for job in shared]
+        for job in jobs[: len(jobs) - len(shared)]:
+            job()
+        for each in running:
+            each.result()
+    return batch if device is None else batch.to(device)
+
+
+def _on_host(out: Mapping[str, Any]) -> bool:
+    return all(getattr(getattr(target, "device", None), "type", "cpu") == "cpu" for target in out.values())
+
+
+async def together(plane: AsyncReader, ref: BatchRef, group: Any, timeout: float) -> Batch:
+    """`collective.get` for a plane of an event loop: it waits in a thread. Cancelled, it ends the call on all ranks."""
+    from dataplane import collective  # seldom needed
+
+    loop = asyncio.get_running_loop()
+
+    class Waiting:
+        address = plane.address
+
+        def get(self, ref: BatchRef, *, timeout: float) -> Batch:
+            return asyncio.run_coroutine_threadsafe(plane.get(ref, timeout=timeout), loop).result()
+
+    calling = asyncio.ensure_future(asyncio.to_thread(collective.get, ref, group, plane=Waiting(), timeout=timeout))
+    try:
+        return await asyncio.shield(calling)
+    except asyncio.CancelledError:
+        collective.interrupt(group)
+        with suppress(DataplaneError):
+            await calling
+        raise
