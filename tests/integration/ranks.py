@@ -1,0 +1,148 @@
+"""Ranks of a `torch.distributed` group for tests: real processes, each with a plane, that make the calls they are told.
+
+`Ranks` is a context manager; what a rank answers to `call` is a batch as plain values, or the error that it raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import dataplane as dp
+from tests.processes import MIB, Worker
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gave in one rank: plain values, or an error; how long it took; how often and what the rank read."""
+
+    value: Any
+    error: dp.DataplaneError | None
+    took_s: float
+    reads: int
+    read_bytes: int
+
+
+class Counting:
+    """A plane that counts what is read."""
+
+    def __init__(self, plane: dp.Plane) -> None:
+        self._plane = plane
+        self.address = plane.address
+        self.reads = self.read_bytes = 0
+
+    def get(self, ref: dp.BatchRef, *, timeout: float) -> dp.Batch:
+        self.reads += 1
+        self.read_bytes += ref.nbytes
+        return self._plane.get(ref, timeout=timeout)
+
+
+def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
+    """A rank: it makes each call that it hears of."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    pipe.send(os.getpid())
+    groups = {(): dist.group.WORLD}
+    with dp.connect(address) as plane:
+        while (told := pipe.recv()) is not None:
+            call, members, arguments, options = told
+            if members not in groups:
+                groups[members] = dist.new_group(list(members), backend="gloo")
+            pipe.send(_outcome(plane, groups[members], call, arguments, options))
+    dist.destroy_process_group()
+
+
+def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: dict[str, Any]) -> Outcome:
+    counting, began = Counting(plane), time.monotonic()
+    value: Any = None
+    error = None
+    try:
+        if call == "plane.get":
+            value = plane.get(arguments, group=group, **options)
+        elif call == "aio.get":
+            value = asyncio.run(_get(plane.address, arguments, group, options))
+        else:
+            value = getattr(dp.collective, call)(arguments, group, plane=counting, **options)
+    except dp.DataplaneError as raised:
+        error = raised
+    took = time.monotonic() - began
+    return Outcome(_plain(value), error, took, counting.reads, counting.read_bytes)
+
+
+async def _get(address: str, ref: dp.BatchRef, group: Any, options: dict[str, Any]) -> dp.Batch:
+    async with dp.aio.connect(address) as plane:
+        cancelled_s = options.pop("cancelled_s", None)
+        getting = asyncio.create_task(plane.get(ref, group=group, **options))
+        if cancelled_s is not None:
+            done, _ = await asyncio.wait([getting], timeout=cancelled_s)
+            assert not done
+            getting.cancel()
+            try:
+                await getting
+            except asyncio.CancelledError:
+                raise dp.NotReady("it was cancelled") from None
+        return await getting
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.to_dict() if isinstance(value, dp.Batch) and value.nbytes < MIB else None
+
+
+class Ranks:
+    """`size` ranks of one group, all connected to the node at `address`."""
+
+    def __init__(self, size: int, directory: Path, address: str) -> None:
+        store = str(directory / f"store-{time.monotonic_ns()}")
+        self.workers = [Worker(live, rank, size, store, address) for rank in range(size)]
+
+    def __enter__(self) -> Ranks:
+        try:
+            for worker in self.workers:
+                worker.hear(60)  # the import of torch takes seconds on a busy machine
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self.workers:
+            worker.__exit__(None, None, None)
+
+    def begin(
+        self,
+        call: str | Callable[[int], str],
+        arguments: Sequence[Any],
+        ranks: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        """Have these ranks make a call, with one argument each; the group is all ranks."""
+        for rank in range(len(self.workers)) if ranks is None else ranks:
+            self.workers[rank].say((call if isinstance(call, str) else call(rank), (), arguments[rank], dict(options)))
+
+    def hear(self, ranks: Sequence[int] | None = None) -> list[Outcome]:
+        """What the call gave in these ranks."""
+        return [self.workers[rank].hear(30) for rank in (range(len(self.workers)) if ranks is None else ranks)]
+
+    def call(self, call: str | Callable[[int], str], arguments: Sequence[Any], **options: Any) -> list[Outcome]:
+        """Have all ranks make a call; what it gave in each."""
+        self.begin(call, arguments, **options)
+        return self.hear()
+
+    def within(self, call: str, members: tuple[int, ...], arguments: Sequence[Any]) -> list[Outcome]:
+        """As `call`, in the group of these ranks; the others are told of it, and call too."""
+        for worker, argument in zip(self.workers, arguments, strict=True):
+            worker.say((call, members, argument, {}))
+        return self.hear()

@@ -1,0 +1,199 @@
+"""Collectives between real processes over gloo: what arrives, what is read, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import dataplane as dp
+from tests.integration.ranks import Outcome, Ranks
+from tests.processes import MIB, StandingNode, eventually
+
+SIZE = 4
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path_factory.mktemp("node"), memory="128MiB", spill=0) as standing:
+        yield standing
+
+
+@pytest.fixture
+def plane(node: StandingNode) -> Iterator[dp.Plane]:
+    with dp.connect(node.address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def ranks(node: StandingNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with Ranks(SIZE, tmp_path_factory.mktemp("ranks"), node.address) as several:
+        yield several
+
+
+def rows(count: int, seed: int = 0) -> dict[str, Any]:
+    """Rows of every kind, of lengths that differ."""
+    rng = np.random.default_rng(seed)
+    return {
+        "dense": rng.random((count, 2, 3), np.float32),
+        "ids": [list(range(seed, seed + i % 7)) for i in range(count)],
+        "image": [rng.integers(0, 255, (3, i % 4, 5), np.uint8) for i in range(count)],
+        "text": [f"{seed}: row {i} – ü" for i in range(count)],
+        "bytes": [bytes([seed % 256]) * i for i in range(count)],
+        "struct": [{"a": i, "b": str(i)} if i % 2 else {"a": -i} for i in range(count)],
+        "object": [{"number": 2**70 + i, "list": [None, i]} for i in range(count)],
+    }
+
+
+def errors(outcomes: list[Outcome]) -> list[dp.DataplaneError]:
+    assert all(outcome.error is not None for outcome in outcomes), outcomes
+    return [outcome.error for outcome in outcomes if outcome.error is not None]
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    assert not [outcome.error for outcome in outcomes if outcome.error is not None]
+    return [outcome.value for outcome in outcomes]
+
+
+def test_a_broadcast_gives_all_ranks_every_kind_of_column(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(30))
+    expected = plane.get(ref).to_dict()
+    for source in (0, 2):
+        given = [ref if rank == source else None for rank in range(SIZE)]
+        outcomes = ranks.call("broadcast", given)
+        assert values(outcomes) == [expected] * SIZE
+        assert [outcome.reads for outcome in outcomes] == [int(rank == source) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("picked", [slice(0, 0), slice(5, 9), [7, 3, 7, 0] * 20], ids=["none", "some", "repeated"])
+def test_rows_of_a_reference_are_broadcast(plane: dp.Plane, ranks: Ranks, picked: Any) -> None:
+    ref = plane.put(rows(30, 1))[picked]
+    assert values(ranks.call("broadcast", [None, ref, None, None])) == [plane.get(ref).to_dict()] * SIZE
+
+
+def test_a_scatter_gives_each_rank_its_own_rows_of_any_number_and_length(plane: dp.Plane, ranks: Ranks) -> None:
+    refs = [plane.put(rows(count, count)) for count in (11, 1, 40, 23)]
+    outcomes = ranks.call("scatter", [None, refs, None, None])
+    assert values(outcomes) == [plane.get(ref).to_dict() for ref in refs]
+    assert [outcome.reads for outcome in outcomes] == [0, SIZE, 0, 0]
+
+
+def test_a_gather_gives_one_rank_all_rows_in_the_order_of_ranks(plane: dp.Plane, ranks: Ranks) -> None:
+    refs = [plane.put(rows(count, count)) for count in (5, 12, 0, 3)]
+    expected = [plane.get(ref).to_dict() for ref in refs]
+    for dst in (0, 2):
+        assert values(ranks.call("gather", refs, dst=dst)) == [
+            expected if rank == dst else None for rank in range(SIZE)
+        ]
+
+
+def test_ranks_that_ask_for_the_same_rows_get_them_by_one_read(plane: dp.Plane, ranks: Ranks) -> None:
+    first, second = (plane.put(rows(25, seed)) for seed in (4, 5))
+    outcomes = ranks.call("get", [first, second, first, first])
+    assert values(outcomes) == [plane.get(ref).to_dict() for ref in (first, second, first, first)]
+    assert sum(outcome.read_bytes for outcome in outcomes) == first.nbytes + second.nbytes
+
+
+def test_an_error_of_the_source_is_raised_on_all_ranks_and_the_next_call_goes_on(plane: dp.Plane, ranks: Ranks) -> None:
+    ref, other = plane.put(rows(5)), plane.put(rows(6))
+    plane.free(ref)
+    raised = errors(ranks.call("broadcast", [None, None, None, ref]))
+    assert [type(error) for error in raised] == [dp.Freed] * SIZE
+    assert all(str(error).startswith("rank 3: ") for error in raised[:3])
+    assert [type(error) for error in errors(ranks.call("get", [other, ref, other, other]))] == [dp.Freed] * SIZE
+    assert values(ranks.call("get", [other] * SIZE)) == [plane.get(other).to_dict()] * SIZE
+
+
+def test_ranks_that_ask_for_different_things_are_told_so(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(5))
+    cases: list[tuple[Any, list[Any], str]] = [
+        (lambda rank: "gather" if rank == 1 else "get", [ref] * SIZE, "rank 1: gather"),
+        ("broadcast", [None] * SIZE, "none gave one"),
+        ("broadcast", [None, ref, ref, None], r"\[1, 2\] gave one"),
+        ("scatter", [[ref] * 3, None, None, None], "3 references over 4 ranks"),
+    ]
+    for call, arguments, message in cases:
+        for error in errors(ranks.call(call, arguments)):
+            assert isinstance(error, dp.Misuse)
+            with pytest.raises(dp.Misuse, match=message):
+                raise error
+    assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
+
+
+def test_a_group_of_some_ranks_and_of_one(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(9, 3))
+    expected = plane.get(ref).to_dict()
+    for members in ((1, 3), (2,)):
+        outcomes = ranks.within("get", members, [ref] * SIZE)
+        assert [outcome.value for outcome in outcomes] == [expected if r in members else None for r in range(SIZE)]
+        assert {type(outcome.error) for rank, outcome in enumerate(outcomes) if rank not in members} == {dp.Misuse}
+
+
+def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(8))
+    given = [ref, None, None, None]
+    ranks.begin("broadcast", given, [2], device="no such device")
+    ranks.begin("broadcast", given, [0, 1, 3])
+    for rank, error in enumerate(errors(ranks.hear())):
+        assert isinstance(error, dp.Misuse)
+        assert "names no device" in str(error)
+        assert str(error).startswith("rank 2: ") == (rank != 2)
+    assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
+
+
+@pytest.mark.parametrize("face", ["plane.get", "aio.get"])
+def test_a_get_by_a_group_through_the_plane(plane: dp.Plane, ranks: Ranks, face: str) -> None:
+    refs = [plane.put(rows(7, seed)) for seed in (1, 2)]
+    given = [refs[rank % 2] for rank in range(SIZE)]
+    assert values(ranks.call(face, given)) == [plane.get(ref).to_dict() for ref in given]
+
+
+def test_a_get_that_is_cancelled_ends_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(7))
+    ranks.begin("aio.get", [ref] * SIZE, [1], cancelled_s=0.3)
+    ranks.begin("get", [ref] * SIZE, [0, 2])
+    outcomes = ranks.hear([0, 1, 2])  # rank 3 has not come yet
+    assert [type(error) for error in errors(outcomes)] == [dp.PeerUnavailable, dp.NotReady, dp.PeerUnavailable]
+    assert max(outcome.took_s for outcome in outcomes) < 20  # of 60
+    assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
+
+
+def test_a_rank_that_does_not_come_is_named_in_time_and_may_come_to_the_next(plane: dp.Plane, ranks: Ranks) -> None:
+    ref = plane.put(rows(5))
+    ranks.begin("get", [ref] * SIZE, [0, 1, 3], timeout=1)
+    outcomes = ranks.hear([0, 1, 3])
+    for error in errors(outcomes):
+        assert isinstance(error, dp.PeerUnavailable)
+        assert error.address == "rank 2"
+    assert max(outcome.took_s for outcome in outcomes) <= 2
+    assert values(ranks.call("get", [ref] * SIZE, timeout=20)) == [plane.get(ref).to_dict()] * SIZE
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_rank_that_goes_in_the_middle_ends_it_on_all_others(
+    plane: dp.Plane, node: StandingNode, tmp_path: Path, how: str
+) -> None:
+    ref = plane.put({"x": np.ones((48, MIB), np.uint8)})
+    with Ranks(SIZE, tmp_path, node.address) as some:
+        values(some.call("broadcast", [ref, None, None, None]))
+        begun = plane.stats().pinned_bytes
+        some.workers[2].freeze()
+        others = [0, 1, 3]
+        timeout = 20.0 if how == "killed" else 2.0
+        some.begin("broadcast", [ref, None, None, None], timeout=timeout)
+        if how == "killed":  # once the source has read, it waits for this rank
+            eventually(lambda: plane.stats().pinned_bytes > begun, "the source reads")
+            some.workers[2].kill(signal.SIGKILL)
+        outcomes = some.hear(others)
+        for error in errors(outcomes):
+            assert isinstance(error, dp.PeerUnavailable)
+            assert "rank 2" in str(error)
+        assert max(outcome.took_s for outcome in outcomes) <= (10 if how == "killed" else timeout + 1)
+    plane.free(ref)
