@@ -1,10 +1,39 @@
-"""What a rank receives lies in memory of its own, which it may write to."""
+"""What a rank receives lies in memory of its own, which it may write to.
+
+Memory that is new costs more than what arrives in it: the kernel clears each page first. So the block of a batch that
+was dropped, with all arrays and tensors of it, is kept for the next: one block at most, and none below `_KEPT` bytes.
+"""
 
 from __future__ import annotations
+
+import weakref
+from collections import deque
+
+import numpy as np
 
 from dataplane.batch.layout import Bytes
 from dataplane.batch.local import aligned_bytes
 from dataplane.errors import LimitExceeded
+
+_KEPT = 1 << 20
+
+_idle: deque[Bytes] = deque(
+    maxlen=1
+)  # its operations need no lock, which a finalizer could find taken by its own thread
+
+
+class _Lease:
+    """What NumPy makes the block's array of; gone once the last view is."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, block: Bytes, nbytes: int) -> None:
+        self.__array_interface__ = block[:nbytes].__array_interface__
+        weakref.finalize(self, _idle.append if len(block) >= _KEPT else _dropped, block).atexit = False
+
+
+def _dropped(_: Bytes) -> None:
+    """What becomes of a small block."""
 
 
 class Received:
@@ -12,13 +41,7 @@ class Received:
 
     def __init__(self, nbytes: int) -> None:
         """Raises LimitExceeded where the process can not have so much."""
-        try:
-            self.block = aligned_bytes(nbytes)
-        except MemoryError:
-            what = "memory of this process"
-            raise LimitExceeded(
-                f"a batch of {nbytes} bytes does not fit into the {what}", what=what, asked=nbytes
-            ) from None
+        self.block = np.asarray(_Lease(_block(nbytes), nbytes)) if nbytes else np.empty(0, np.uint8)
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.read`."""
@@ -29,3 +52,19 @@ class Received:
     def private(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.private`."""
         return self.block[offset : offset + nbytes]
+
+
+def _block(nbytes: int) -> Bytes:
+    """The block that is kept, if it is large enough and not far too large; else a new one."""
+    try:
+        kept = _idle.pop()
+    except IndexError:
+        kept = None
+    if kept is not None and nbytes <= len(kept) <= 2 * nbytes:
+        return kept
+    del kept  # before there is another
+    try:
+        return aligned_bytes(nbytes)
+    except MemoryError:
+        what = "memory of this process"
+        raise LimitExceeded(f"{nbytes} bytes do not fit into the {what}", what=what, asked=nbytes) from None

@@ -1,0 +1,281 @@
+"""Collectives over gloo beside those of torch, reads into tensors, and, where there is a GPU, copies to it.
+
+`python -m bench.devices`. Ranks are processes of this machine, of one node, with one thread each. Both sides of a ratio
+are measured by turns in the same processes, from a barrier to the next; torch's own receive into tensors that they have
+already. Without a GPU the rows that need one are not measured, and it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataplane as dp
+from bench.measure import Row, row, table, timed, write_json
+
+MIB = 1 << 20
+RUNS = 7
+LARGE = 288 * MIB
+TIMEOUT_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the table, write JSON. The exit code says whether every promise was kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=Path("bench/results/devices.json"))
+    options = parser.parse_args(arguments)
+    rng = np.random.default_rng(0)
+    with dp.connect(config=dp.NodeConfig(memory="1GiB", spill=0)) as plane:
+        large = plane.put({"pixels": rng.integers(0, 255, (288, MIB), np.uint8)})
+        rows = [np.arange(length) for length in rng.integers(1, 8192, 1024)]
+        ragged = plane.put({"ids": rows})
+        with _Ranks(4, plane.address) as ranks:
+            found = [_broadcast(ranks, large), _scatter(ranks, ragged, rows)]
+        with _Ranks(8, plane.address) as ranks:
+            found.append(_reads(ranks, ragged))
+        found += [_killed(plane.address, large), _out(plane, large)]
+        found += _to_device(plane, large)
+    print(table(found))
+    write_json(options.json, found, {"load": os.getloadavg()})
+    return 0 if all(each.met for each in found) else 1
+
+
+def _broadcast(ranks: _Ranks, ref: dp.BatchRef) -> Row:
+    measured = ranks.all("broadcast", [ref, None, None, None])
+    rates = [LARGE / MIB / statistics.median(each) for each in zip(*measured, strict=True)]
+    detail = f"{rates[0]:.0f} MiB/s, and torch {rates[1]:.0f}, into new memory {rates[2]:.0f}"
+    ratios = [torchs / ours for ours, torchs, _ in measured]
+    return row("gloo: broadcast of 288 MiB to 4 ranks / torch's", ratios, at_least=0.9, unit="x", detail=detail)
+
+
+def _scatter(ranks: _Ranks, ref: dp.BatchRef, rows: list[Any]) -> Row:
+    longest = max(map(len, rows))
+    measured = ranks.all("scatter", [(ref, longest), *[(None, longest)] * 3])
+    ours, torchs = ([each[i] for each in measured] for i in (0, 1))
+    padded = longest * len(rows) * 8 / ref.nbytes
+    detail = f"{statistics.median(ours) * 1e3:.1f} ms; padded rows are {padded:.2f} x the bytes"
+    ratios = [b / a for a, b in zip(ours, torchs, strict=True)]
+    return row("gloo: scatter of 1,024 ragged rows / torch's, padded", ratios, at_least=1, unit="x", detail=detail)
+
+
+def _reads(ranks: _Ranks, ref: dp.BatchRef) -> Row:
+    read = sum(ranks.each("reads", [ref] * 8))
+    return row("bytes that 8 ranks read for one batch / its bytes", [read / ref.nbytes], at_most=1, unit="x")
+
+
+def _killed(address: str, ref: dp.BatchRef) -> Row:
+    took, named = [], 0
+    for _ in range(3):
+        with _Ranks(4, address) as ranks:
+            ranks.tell("killed", [ref, None, None, None])
+            heard = [ranks.hear(rank) for rank in (0, 1, 3)]
+            took.append(max(seconds for seconds, _ in heard))
+            named += sum(kind == "PeerUnavailable" for _, kind in heard)
+    detail = f"timeout {TIMEOUT_S:g} s; {named} of {3 * len(took)} raised PeerUnavailable"
+    return row(
+        "a rank killed in the middle: until all others raise", took, at_most=TIMEOUT_S + 1, unit="s", detail=detail
+    )
+
+
+def _out(plane: dp.Plane, ref: dp.BatchRef) -> Row:
+    import torch
+
+    target = torch.zeros((288, MIB), dtype=torch.uint8)
+    source = plane.get(ref)["pixels"].torch()
+    ratios, rates = [], []
+    for _ in range(RUNS):
+        copied = timed(lambda: target.copy_(source))
+        ours = timed(lambda: plane.get(ref, out={"pixels": target}))
+        ratios.append(copied / ours)
+        rates.append(LARGE / ours / 2**30)
+    detail = f"{statistics.median(rates):.1f} GiB/s"
+    return row("get(out=a host tensor) / a plain copy", ratios, at_least=0.9, unit="x", detail=detail)
+
+
+def _to_device(plane: dp.Plane, ref: dp.BatchRef) -> list[Row]:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("there is no GPU here: copies to one are not measured")
+        return []
+    pinned = plane.get(ref)["pixels"].torch().pin_memory()
+    target = torch.empty(pinned.shape, dtype=torch.uint8, device="cuda")
+
+    def done(work: Callable[[], Any]) -> float:
+        def waited() -> None:
+            work()
+            torch.cuda.synchronize()
+
+        return timed(waited)
+
+    ratios = []
+    for _ in range(RUNS):
+        plain = done(lambda: target.copy_(pinned, non_blocking=True))
+        ratios.append(plain / done(lambda: plane.get(ref, out={"pixels": target})))
+    detail = torch.cuda.get_device_name()
+    return [row("arena to device / pinned memory to device", ratios, at_least=0.9, unit="x", detail=detail)]
+
+
+class _Ranks:
+    """Ranks of a group, which are told what to measure. A context manager."""
+
+    def __init__(self, size: int, address: str) -> None:
+        context = get_context("spawn")
+        self._directory = tempfile.TemporaryDirectory()
+        self._ranks = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            store = f"{self._directory.name}/store"
+            process = context.Process(target=_live, args=(theirs, rank, size, store, address), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((ours, process))
+
+    def tell(self, what: str, arguments: Sequence[Any]) -> None:
+        """Have every rank measure something."""
+        for (pipe, _), argument in zip(self._ranks, arguments, strict=True):
+            pipe.send((what, argument))
+
+    def hear(self, rank: int) -> Any:
+        """What a rank measured."""
+        return self._ranks[rank][0].recv()
+
+    def each(self, what: str, arguments: Sequence[Any]) -> list[Any]:
+        """What every rank measures."""
+        self.tell(what, arguments)
+        return [self.hear(rank) for rank in range(len(self._ranks))]
+
+    def all(self, what: str, arguments: Sequence[Any]) -> Any:
+        """What they measure together, as rank 0 has it."""
+        return self.each(what, arguments)[0]
+
+    def __enter__(self) -> _Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, process in self._ranks:
+            pipe.close()
+            process.join(10)
+            process.kill()
+            process.join()
+        self._directory.cleanup()
+
+
+def _live(pipe: Connection, rank: int, size: int, store: str, address: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    with dp.connect(address) as plane:
+        while True:
+            try:
+                what, argument = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(_MEASURES[what](plane, argument))
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    """Seconds from when all ranks begin until all are done."""
+    import torch.distributed as dist
+
+    def together() -> None:
+        work()
+        dist.barrier()
+
+    dist.barrier()
+    return timed(together)
+
+
+def _measure_broadcast(plane: dp.Plane, ref: dp.BatchRef | None) -> list[tuple[float, float, float]]:
+    import torch
+    import torch.distributed as dist
+
+    tensor = torch.ones(LARGE, dtype=torch.uint8)
+    ours = lambda: dp.collective.broadcast(ref, None, plane=plane)  # noqa: E731
+    torchs = lambda: dist.broadcast(tensor, 0)  # noqa: E731
+    new = lambda: dist.broadcast(tensor if dist.get_rank() == 0 else torch.empty_like(tensor), 0)  # noqa: E731
+    for work in (ours, torchs):  # connections are made
+        _timed(work)
+    return [(_timed(ours), _timed(torchs), _timed(new)) for _ in range(RUNS)]
+
+
+def _measure_scatter(plane: dp.Plane, argument: tuple[dp.BatchRef | None, int]) -> list[tuple[float, float]]:
+    import torch
+    import torch.distributed as dist
+
+    ref, longest = argument
+    size = dist.get_world_size()
+    refs = None if ref is None else ref.chunk(size)
+    into = torch.zeros((1024 // size, longest), dtype=torch.int64)
+    padded = None if ref is None else [torch.ones_like(into) for _ in range(size)]
+
+    def ours() -> None:
+        dp.collective.scatter(refs, None, plane=plane)["ids"].packed()
+
+    def torchs() -> None:
+        dist.scatter(into, padded, 0)
+
+    for work in (ours, torchs):
+        _timed(work)
+    return [(_timed(ours), _timed(torchs)) for _ in range(RUNS)]
+
+
+class _Counting:
+    """A plane that counts the bytes that are read."""
+
+    def __init__(self, plane: dp.Plane) -> None:
+        self._plane, self.address, self.nbytes = plane, plane.address, 0
+
+    def get(self, ref: dp.BatchRef, *, timeout: float) -> dp.Batch:
+        """As the plane's."""
+        batch = self._plane.get(ref, timeout=timeout)
+        self.nbytes += batch.nbytes
+        return batch
+
+
+def _measure_reads(plane: dp.Plane, ref: dp.BatchRef) -> int:
+    counting = _Counting(plane)
+    batch = dp.collective.get(ref, None, plane=counting)
+    assert batch.nbytes == ref.nbytes
+    return counting.nbytes
+
+
+def _measure_killed(plane: dp.Plane, ref: dp.BatchRef | None) -> tuple[float, str]:
+    import torch.distributed as dist
+
+    dp.collective.broadcast(ref, None, plane=plane)
+    if dist.get_rank() == 2:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    began = 0.0
+    try:
+        while True:
+            began = time.monotonic()
+            dp.collective.broadcast(ref, None, plane=plane, timeout=TIMEOUT_S)
+    except dp.DataplaneError as error:
+        return time.monotonic() - began, type(error).__name__
+
+
+_MEASURES: dict[str, Callable[[dp.Plane, Any], Any]] = {
+    "broadcast": _measure_broadcast,
+    "scatter": _measure_scatter,
+    "reads": _measure_reads,
+    "killed": _measure_killed,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

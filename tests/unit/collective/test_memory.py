@@ -1,0 +1,75 @@
+"""The memory of a received batch: kept by its views, and used again after the last of them."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from dataplane.collective.memory import Received
+from dataplane.errors import LimitExceeded
+
+MIB = 1 << 20
+
+
+def address(memory: Received) -> int:
+    where: int = memory.block.__array_interface__["data"][0]
+    return where
+
+
+def test_views_share_the_block_and_only_private_ones_can_be_written() -> None:
+    memory = Received(4096)
+    memory.block[:] = 7
+    memory.private(64, 8)[:] = 1
+    assert memory.read(60, 8).tolist() == [7] * 4 + [1] * 4
+    assert not memory.read(0, 8).flags.writeable
+    assert address(memory) % 64 == 0
+
+
+def test_a_block_is_used_again_once_its_last_view_has_gone() -> None:
+    first = Received(4 * MIB)
+    where, view = address(first), first.read(128, 64)[8:]
+    del first
+    gc.collect()
+    second = Received(4 * MIB)
+    assert address(second) != where
+    second.block[:] = 5
+    del view
+    gc.collect()
+    third = Received(3 * MIB)
+    assert address(third) == where
+    assert len(third.block) == 3 * MIB
+
+
+def test_a_tensor_keeps_the_block() -> None:
+    torch = pytest.importorskip("torch")
+    memory = Received(2 * MIB)
+    memory.block[:] = 3
+    tensor = torch.from_numpy(memory.private(0, 16))[4:]
+    del memory
+    gc.collect()
+    other = Received(2 * MIB)
+    other.block[:] = 9
+    assert tensor.tolist() == [3] * 12
+
+
+def test_a_block_that_is_far_too_large_is_not_kept_for_a_small_batch() -> None:
+    large = Received(64 * MIB)
+    where = address(large)
+    del large
+    small = Received(4 * MIB)
+    assert address(small) != where or len(small.block) == 4 * MIB
+    del small
+    gc.collect()
+    assert len(Received(4 * MIB).block) == 4 * MIB
+
+
+def test_more_than_there_is_is_refused() -> None:
+    with pytest.raises(LimitExceeded, match="memory of this process") as caught:
+        Received(1 << 60)
+    assert caught.value.asked == 1 << 60
+
+
+def test_nothing_has_no_block() -> None:
+    assert Received(0).read(0, 0).dtype == np.uint8
