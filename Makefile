@@ -8,7 +8,7 @@ OTHERS := .venv-integrations
 DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue) # what takes longest begins first
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test simulate attack test-integrations test-transports demo demo-hosts bench bench-hosts clean $(DOORS)
+.PHONY: help install check format test simulate test-gpu attack test-integrations test-transports demo demo-hosts bench bench-hosts clean $(DOORS)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ test: $(STAMP) ## run the tests, two at a time
 simulate: export PYTHONDONTWRITEBYTECODE = # as above
 simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again
 	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+
+test-gpu: $(STAMP) ## run the tests that need a CUDA device
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu tests/unit/batch tests/integration/test_loader.py
 
 attack: export PYTHONDONTWRITEBYTECODE = # as above
 attack: $(STAMP) ## attack nodes with frames, faults and kills; MINUTES=2, SEED= for the same again

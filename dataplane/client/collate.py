@@ -8,6 +8,7 @@ from typing import Any
 
 from dataplane.batch import tensors
 from dataplane.batch.batch import Batch, Column
+from dataplane.device.bringing import each_tensor
 from dataplane.errors import Misuse
 
 MASK = "_mask"
@@ -52,20 +53,7 @@ def pinned(made: Any, device: int) -> Any:
     import torch
 
     torch.cuda.set_device(device)
-    return _pinned(made, torch.Tensor)
-
-
-def _pinned(made: Any, tensor: type) -> Any:
-    if isinstance(made, tensor):
-        return made.pin_memory()  # type: ignore[attr-defined]
-    if isinstance(made, dict):
-        return {key: _pinned(value, tensor) for key, value in made.items()}
-    if isinstance(made, list):
-        return [_pinned(value, tensor) for value in made]
-    if isinstance(made, tuple):
-        values = [_pinned(value, tensor) for value in made]
-        return type(made)(*values) if hasattr(made, "_fields") else tuple(values)
-    return made
+    return each_tensor(made, lambda tensor: tensor.pin_memory())
 
 
 def _plain(column: Column) -> Any:

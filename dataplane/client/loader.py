@@ -31,6 +31,8 @@ from dataplane.client import collate as collating
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync_streams import Delivery, Stream
 from dataplane.clock import monotonic
+from dataplane.device.bringing import arrive, brought
+from dataplane.device.naming import device_of
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream.sampler import Sampler
 
@@ -60,6 +62,7 @@ def loader(
     lease: float = 600.0,
     prefetch: int = 1,
     pin_memory: bool = False,
+    device: Any = None,
     timeout: float | None = None,
 ) -> Loader:
     """Batches of a task's rows, to be iterated over until the stream is closed and the task has done all of it.
@@ -74,6 +77,9 @@ def loader(
     lease: seconds that a step may take, at least nine tenths of it counted from when the batch is handed out.
     prefetch: how many batches are fetched while the step runs; 0: each when it is asked for.
     pin_memory: have the tensors in page-locked memory. Where there is no CUDA it warns, and does not.
+    device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples that a function made.
+        They are copied by the loader's thread on a stream of its own while the step before runs, and what the iterating
+        thread's current stream does from then on waits for them. With it, `pin_memory` has no use.
     timeout: seconds to wait for a batch, counted from when it is asked for; 600 if None.
 
     Iterating raises NotReady at the deadline; LeaseExpired where a step took longer than the lease, and its rows go to
@@ -86,6 +92,7 @@ def loader(
         collate=collating.named(collate, padding_value),
         prefetch=prefetch,
         pin_memory=pin_memory,
+        device=device,
         timeout=timeout,
         how={
             "rows": rows,
@@ -114,6 +121,7 @@ class Loader:
         collate: Collate,
         prefetch: int,
         pin_memory: bool,
+        device: Any,
         timeout: float | None,
         how: Mapping[str, Any],
     ) -> None:
@@ -136,6 +144,7 @@ class Loader:
         self._collate = collate
         self._prefetch = prefetch
         self._pin_memory = pin_memory
+        self._device = None if device is None else device_of(device)
         self._timeout_s = TIMEOUT_S if timeout is None else max(0.0, float(timeout))
         self._how = dict(how)
         # Not held: what is left by `break` is to end at once, and not when a collector finds the cycle.
@@ -195,7 +204,7 @@ class Loader:
         self.steps, self.rows = int(state["steps"]), int(state["rows"])
 
     def _iterate(self) -> Generator[Any, None, None]:
-        ahead = _Ahead(self._stream, self._task, self._collate, self._how, self._pinning())
+        ahead = _Ahead(self._stream, self._task, self._finished(), self._how)
         ahead.ask(self._prefetch)
         try:
             while True:
@@ -205,6 +214,8 @@ class Loader:
                     return
                 self.delivery, batch = fetched
                 del fetched
+                if self._device is not None:
+                    arrive(batch, self._device)
                 yield batch
                 del batch  # before the next is waited for: it may hold the memory that it needs
                 self.ack()
@@ -234,9 +245,18 @@ class Loader:
                 continue
             return delivery, batch
 
+    def _finished(self) -> Collate:
+        """What makes of a batch what is handed out, in the thread that fetches."""
+        collate, device, pinning = self._collate, self._device, self._pinning()
+        if device is not None:
+            return lambda batch: brought(collate(batch), device)
+        if pinning is not None:
+            return lambda batch: collating.pinned(collate(batch), pinning)
+        return collate
+
     def _pinning(self) -> int | None:
         """The CUDA device to pin for, that of the iterating thread; None for no pinning."""
-        if not self._pin_memory:
+        if not self._pin_memory or self._device is not None:
             return None
         import torch
 
@@ -253,14 +273,11 @@ class _Ahead:
     that no signal can leave locked, as conditions can be.
     """
 
-    def __init__(
-        self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any], pinning: int | None
-    ) -> None:
+    def __init__(self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any]) -> None:
         self._stream = stream
         self._task = task
         self._collate = collate
         self._how = how
-        self._pinning = pinning
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: fetch one; False: stop
         self._fetched: queue.SimpleQueue[tuple[Delivery, Any, float] | BaseException | None] = queue.SimpleQueue()
         self._stopped = False
@@ -355,8 +372,7 @@ class _Ahead:
 
     def _make(self, delivery: Delivery, batch: Batch) -> Any:
         try:
-            made = self._collate(batch)
-            return made if self._pinning is None else collating.pinned(made, self._pinning)
+            return self._collate(batch)
         except BaseException:
             self._give_back(delivery)
             raise

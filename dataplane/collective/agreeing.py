@@ -62,15 +62,15 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
         text = msgspec.msgpack.encode(answer, enc_hook=str)
         for rank in others:
             link.tell(rank, text)
-    link.told()
     if answer.error is None:
         return answer.chains
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 
 def confirm(link: Link) -> None:
-    """Return once all ranks are done."""
+    """Return once all ranks are done, and know it."""
     agree(link, Said("the end of it"), lambda _: [])
+    link.told()
 
 
 def _answer(heard: Sequence[Said], decide: Decide) -> Answer:

@@ -98,4 +98,3 @@ def move(link: Link, chains: Sequence[Chain]) -> None:
                 link.wait(*under_way.popleft()[:2])
     while under_way:
         link.wait(*under_way.popleft()[:2])
-    link.told()

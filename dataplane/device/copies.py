@@ -33,18 +33,36 @@ def copied(source: Any, device: Any) -> Any:
     device = device_of(device)
     if device.type != "cuda" or not source.numel():
         return source.to(device, copy=True)
+    ring, source = _ring(device), source.contiguous()
     with torch.cuda.device(device):
-        target = torch.empty(source.shape, dtype=source.dtype, device=device)
-        fill(target, source)
+        current = torch.cuda.current_stream()
+        with torch.cuda.stream(ring.stream):  # whose memory it then is: nothing else is to be waited for
+            target = torch.empty(source.shape, dtype=source.dtype, device=device)
+        ring.copy(target, source)
+        if current != ring.stream:
+            current.wait_stream(ring.stream)
+            target.record_stream(current)
     return target
 
 
 def fill(target: Any, source: Any) -> None:
     """Copy a host tensor into one of the same shape and dtype, on the host or a device."""
+    import torch
+
     if target.device.type == "cuda" and target.is_contiguous() and source.is_contiguous():
-        _ring(target.device).copy(target, source)
+        ring = _ring(target.device)
+        current = torch.cuda.current_stream(target.device)
+        ring.stream.wait_stream(current)  # what still uses the target there
+        ring.copy(target, source)
+        current.wait_stream(ring.stream)
+        target.record_stream(ring.stream)
     else:
         target.copy_(source)
+
+
+def stream_of(device: Any) -> Any:
+    """The stream on which copies to a CUDA device run."""
+    return _ring(device).stream
 
 
 def _ring(device: Any) -> _Ring:
@@ -61,31 +79,27 @@ class _Ring:
     def __init__(self, device: Any) -> None:
         import torch
 
-        self._stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)
         self._buffers = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
         self._free = [torch.cuda.Event() for _ in range(_BUFFERS)]  # recorded once the device has taken the buffer
         self._turn = threading.Lock()
         self._next = 0
 
     def copy(self, target: Any, source: Any) -> None:
-        """See `fill`."""
+        """Begin to copy, on the ring's stream; the source has been read when this returns."""
         import torch
 
         to, data = _bytes(target), _bytes(source)
         with self._turn, torch.cuda.device(target.device):
-            current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)  # the allocator may have given memory that is still in use there
             for start in range(0, len(data), _BUFFER):
                 piece = data[start : start + _BUFFER]
                 free, buffer = self._free[self._next], self._buffers[self._next][: len(piece)]
                 free.synchronize()
                 buffer.copy_(piece)
-                with torch.cuda.stream(self._stream):
+                with torch.cuda.stream(self.stream):
                     to[start : start + _BUFFER].copy_(buffer, non_blocking=True)
                     free.record()
                 self._next = (self._next + 1) % _BUFFERS
-            current.wait_stream(self._stream)
-            target.record_stream(self._stream)
 
 
 def _bytes(tensor: Any) -> Any:

@@ -82,7 +82,7 @@ def test_a_scatter_gives_each_rank_its_own_rows_of_any_number_and_length(plane: 
     refs = [plane.put(rows(count, count)) for count in (11, 1, 40, 23)]
     outcomes = ranks.call("scatter", [None, refs, None, None])
     assert values(outcomes) == [plane.get(ref).to_dict() for ref in refs]
-    assert [outcome.reads for outcome in outcomes] == [0, SIZE, 0, 0]
+    assert [outcome.read_bytes for outcome in outcomes] == [0, sum(ref.nbytes for ref in refs), 0, 0]
 
 
 def test_a_gather_gives_one_rank_all_rows_in_the_order_of_ranks(plane: dp.Plane, ranks: Ranks) -> None:

@@ -142,6 +142,24 @@ def test_pinning_without_cuda_warns(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("collate", ["jagged", "padded"])
+def test_tensors_go_to_a_device(stream: Stream, collate: Any) -> None:
+    """Torch's `meta` stands for one: it has shapes alone."""
+    batch = one_batch(stream, device="meta", collate=collate)
+    on_host = ["answer", "raw"]
+    assert [batch[name] for name in on_host] == [COLUMNS[name] for name in on_host]
+    assert (batch["id"].device.type, batch["id"].shape) == ("meta", (3,))
+    assert batch["ids"].device.type == "meta"
+    assert batch["mixed"][0]["x"].device.type == "meta"
+    assert batch["mixed"][0]["t"] == "u"
+
+
+def test_a_device_that_is_none_is_refused_at_once(stream: Stream) -> None:
+    with pytest.raises(dp.Misuse, match="names no device"):
+        load(stream, device="no such")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("collate", ["jagged", "padded"])
 def test_pinning(stream: Stream, collate: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA")

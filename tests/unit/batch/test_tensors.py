@@ -158,6 +158,7 @@ def test_rows_that_torch_joins_are_written_whole(piece: int) -> None:
         assert bytes(again.row(1)) == bytes(joined.row(2))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_tensors_on_a_gpu_are_copied_to_where_they_go() -> None:
     tensor = torch.rand(40, 3)

@@ -1,0 +1,96 @@
+"""Rows on CUDA devices: read there, filled there, fed to a loop there, and sent there by a collective.
+
+`make test-gpu` runs these and the others that are marked `gpu`. Elsewhere they are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import dataplane as dp
+from tests.processes import StandingNode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.timeout(120),
+]
+
+SIZES = [0, 1, 4096, (8 << 20) - 4, 8 << 20, (40 << 20) + 4]  # bytes around the ring's buffers, and more than all
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[dp.Plane]:
+    with StandingNode(tmp_path, memory="512MiB") as node, dp.connect(node.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_a_get_to_a_device(plane: dp.Plane, nbytes: int) -> None:
+    values = np.arange(nbytes // 4, dtype=np.float32).reshape(1, -1)
+    batch = plane.get(plane.put({"x": values, "text": ["a"]}), device="cuda")
+    assert batch["x"].torch().is_cuda
+    assert torch.equal(batch["x"].torch().cpu(), torch.from_numpy(values))
+    assert batch["text"].to_list() == ["a"]
+
+
+def test_ragged_rows_on_a_device(plane: dp.Plane) -> None:
+    rows = [np.arange(n, dtype=np.int64) for n in (5, 0, 70_000)]
+    nested = plane.get(plane.put({"ids": rows}), device="cuda")["ids"].torch()
+    assert nested.is_cuda
+    for row, expected in zip(nested.unbind(), rows, strict=True):
+        assert torch.equal(row.cpu(), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("nbytes", SIZES[1:])
+def test_tensors_on_a_device_are_filled_after_what_uses_them(plane: dp.Plane, nbytes: int) -> None:
+    values = torch.randint(0, 255, (1, nbytes), dtype=torch.uint8)
+    ref = plane.put({"x": values})
+    target, before = torch.zeros_like(values, device="cuda"), torch.empty_like(values, device="cuda")
+    torch.cuda._sleep(50_000_000)
+    before.copy_(target)
+    plane.get(ref, out={"x": target})
+    assert not before.any()
+    assert torch.equal(target.cpu(), values)
+
+
+def test_a_loader_to_a_device(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append({"id": list(range(40)), "ids": [[i] * (i % 5) for i in range(40)], "text": list("ab" * 20)})
+    stream.close()
+    seen: list[int] = []
+    for batch in dp.loader(stream, "actor", rows=4, columns=["id", "ids", "text"], device="cuda", prefetch=2):
+        assert batch["id"].is_cuda
+        assert [row.tolist() for row in batch["ids"].unbind()] == [[i] * (i % 5) for i in batch["id"].tolist()]
+        assert batch["text"] == [*"ab" * 2]
+        seen += batch["id"].tolist()
+    assert sorted(seen) == list(range(40))
+
+
+def test_a_device_that_is_not_there(plane: dp.Plane) -> None:
+    with pytest.raises(dp.Misuse, match="there is no cuda:99"):
+        plane.get(plane.put({"x": [1]}), device="cuda:99")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_collective_to_devices(plane: dp.Plane, tmp_path: Path, backend: str) -> None:
+    import torch.distributed as dist
+
+    method: Any = f"file://{tmp_path}/store"
+    dist.init_process_group(backend, init_method=method, rank=0, world_size=1)
+    try:
+        batch = dp.collective.broadcast(plane.put({"x": torch.arange(5)}), None, plane=plane, device="cuda")
+        assert batch["x"].torch().is_cuda
+        assert batch["x"].to_list() == [0, 1, 2, 3, 4]
+    finally:
+        dist.destroy_process_group()
