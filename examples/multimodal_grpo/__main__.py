@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps=options.steps,
         seconds=options.seconds,
         seed=options.seed,
+        ranks=options.ranks,
     )
     console = Console()
     watch = Watch(job, console)
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="stop after so long (%(default)s)")
     parser.add_argument("--seed", type=int, default=usual.seed)
+    parser.add_argument("--ranks", type=int, default=usual.ranks, help="processes that train together (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("multimodal_grpo.png"), help="(%(default)s)")
     parser.add_argument("--no-plot", dest="plot", action="store_const", const=None, help="draw nothing")
     return parser

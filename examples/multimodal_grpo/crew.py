@@ -35,7 +35,10 @@ STOP_S = 5.0
 
 
 def run(job: Job, watch: Watch) -> None:
-    """Run the job; `watch` has seen all of it afterwards. Raises DataplaneError where the node fails."""
+    """Run the job; `watch` has seen all of it afterwards. Raises DataplaneError where the node fails, ValueError where
+    a batch does not fall into shares of whole groups."""
+    if job.ranks < 1 or job.prompts % job.ranks:
+        raise ValueError(f"{job.prompts} prompts a batch can not be shared among {job.ranks} ranks")
     config = dp.NodeConfig(memory=job.memory, spill=job.spill, spill_dir=job.spill_dir)
     with tempfile.TemporaryDirectory() as directory, dp.connect(config=config) as plane:
         pictures = plane.put(digits.load(job.seed))
@@ -49,7 +52,10 @@ def run(job: Job, watch: Watch) -> None:
                 crew.start(f"rollout {worker}", roll_out, job, plane.address, worker, life, learn, board)
 
             try:
-                crew.start("trainer", train, job, plane.address, deadline, examine, board)
+                store = str(Path(directory, "ranks"))
+                crew.start("trainer", train, job, plane.address, deadline, examine, board, store)
+                for rank in range(1, job.ranks):
+                    crew.start(f"trainer {rank}", follow, job, plane.address, rank, store)
                 for worker in range(len(job.pauses)):
                     start_rollout(worker, 0)
                 crew.start("reward", verify, plane.address)
@@ -88,6 +94,12 @@ def train(reports: Connection, *args: Any) -> None:
     from examples.multimodal_grpo import trainer
 
     trainer.work(reports, *args)
+
+
+def follow(reports: Connection, *args: Any) -> None:
+    from examples.multimodal_grpo import trainer
+
+    trainer.follow(*args)
 
 
 def verify(reports: Connection, *args: Any) -> None:

@@ -29,6 +29,9 @@ class Job:
     kill_at: int = 40
     killed: int = 1
 
+    # The trainer.
+    ranks: int = 1  # processes that learn together, each from its share of a batch
+
     # GRPO.
     learning_rate: float = 1.5e-3
     clip: float = 0.2

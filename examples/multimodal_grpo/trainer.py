@@ -21,24 +21,28 @@ from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Finished, Job, Step
 from examples.multimodal_grpo.ledger import Ledger
 from examples.multimodal_grpo.policy import Policy
+from examples.multimodal_grpo.ranks import Ranks
 from examples.multimodal_grpo.rollout import put_prompts
 
 PROMPT_COLUMNS = ("pixel_values", "image_grid_thw")
 RESPONSE_COLUMNS = ("response_ids", "log_prob", "reward")
 
 
-def work(reports: Connection, job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board) -> None:
+def work(
+    reports: Connection, job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board, store: str
+) -> None:
     """Train until the target is reached, or steps or time are over; then examine the policy. deadline: monotonic."""
-    torch.set_num_threads(1)
-    policy = Policy(job.seed)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=job.learning_rate)
+    policy, optimizer = learner(job)
+    ranks = Ranks(job, 0, store)
     published: dp.BatchRef | None = None
     recent: deque[float] = deque(maxlen=job.averaged)
     ledger = Ledger()
     with dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         for number, delivery in enumerate(batches(job, rollouts), 1):
-            recent.append(update(plane, job, policy, optimizer, delivery.ref))
+            share = ranks.share(plane, delivery.ref)
+            recent.append(update(job, policy, optimizer, share, ranks))
+            del share  # before the next batch is waited for: it may hold the memory that it needs
             reports.send(report(job, number, delivery, recent))
             delivery.ack()
             ledger.count(delivery.keys)
@@ -46,10 +50,27 @@ def work(reports: Connection, job: Job, address: str, deadline: float, held_out:
             reached = len(recent) == job.averaged and np.mean(recent) >= job.target
             if reached or number == job.steps or time.monotonic() > deadline:
                 break
+        ranks.end(plane, held_out)
         rollouts.close()
         count_the_rest(job, rollouts, ledger)
         average, accuracy = float(np.mean(recent)), examine(plane, job, policy, held_out)
         reports.send(Finished(average, accuracy, len(held_out), ledger.books(rollouts.stats())))
+
+
+def follow(job: Job, address: str, rank: int, store: str) -> None:
+    """Learn from this rank's share of each batch, until there are no more."""
+    policy, optimizer = learner(job)
+    ranks = Ranks(job, rank, store)
+    with dp.connect(address) as plane:
+        while len(share := ranks.share(plane, None)):
+            update(job, policy, optimizer, share, ranks)
+
+
+def learner(job: Job) -> tuple[Policy, torch.optim.Optimizer]:
+    """A policy that has learnt nothing, equal in every process, and what updates it."""
+    torch.set_num_threads(1)
+    policy = Policy(job.seed)
+    return policy, torch.optim.Adam(policy.parameters(), lr=job.learning_rate)
 
 
 def batches(job: Job, rollouts: dp.Stream) -> Iterator[dp.Delivery]:
@@ -69,15 +90,13 @@ def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
         ledger.count(delivery.keys)
 
 
-def update(plane: dp.Plane, job: Job, policy: Policy, optimizer: torch.optim.Optimizer, ref: dp.BatchRef) -> float:
-    """One step of the optimizer; the batch's mean reward.
+def update(job: Job, policy: Policy, optimizer: torch.optim.Optimizer, said: dp.Batch, ranks: Ranks) -> float:
+    """One step of the optimizer, with this rank's share of a batch; the batch's mean reward.
 
     Responses of a prompt follow one another, so every eighth row has all the pixels there are: they are read in
     place, from the memory where the rollout worker wrote them, and go through the policy once for all eight.
     """
-    seen = plane.get(ref[:: job.responses].select(*PROMPT_COLUMNS))
-    said = plane.get(ref.select(*RESPONSE_COLUMNS))
-
+    seen = dp.Batch({name: said[name][:: job.responses] for name in PROMPT_COLUMNS})
     rewards = said["reward"].torch().reshape(-1, job.responses)
     behaviour = said["log_prob"].torch().reshape(-1, job.responses)
     first = said["response_ids"].torch().values().reshape(-1, job.responses, 2)[:, :, 0]
@@ -88,9 +107,10 @@ def update(plane: dp.Plane, job: Job, policy: Policy, optimizer: torch.optim.Opt
 
     optimizer.zero_grad()
     loss.backward()
+    ranks.average(policy)
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
-    return rewards.mean().item()
+    return ranks.mean(rewards.mean())
 
 
 def publish(plane: dp.Plane, policy: Policy, version: int, board: Board, old: dp.BatchRef | None) -> dp.BatchRef:

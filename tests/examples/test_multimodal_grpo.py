@@ -229,6 +229,24 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("_no_other_node")
+def test_two_ranks_learn_together(tmp_path: Path) -> None:
+    job = Job(spill_dir=str(tmp_path), steps=6, kill_at=3, target=0.0, averaged=50, ranks=2)
+    with Watch(job, Console(file=io.StringIO())) as watch:
+        crew.run(job, watch)
+    assert watch.failed is None
+    assert watch.finished is not None
+    assert watch.finished.books.exact
+    steps = [step for _, step in watch.steps]
+    assert [step.rows for step in steps] == [job.prompts * job.responses] * 6
+
+
+def test_shares_are_of_whole_groups() -> None:
+    with pytest.raises(ValueError, match="32 prompts a batch can not be shared among 3 ranks"):
+        crew.run(Job(ranks=3), Watch(Job(), Console(file=io.StringIO())))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("_no_other_node")
 def test_a_process_that_fails_is_shown_and_ends_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
