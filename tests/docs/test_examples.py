@@ -194,6 +194,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dp.ragged": dp.ragged,
     "dp.NodeConfig": dp.NodeConfig,
     "dp.loader": dp.loader,
+    "dp.collective.broadcast": dp.collective.broadcast,
+    "dp.collective.scatter": dp.collective.scatter,
+    "dp.collective.gather": dp.collective.gather,
+    "dp.collective.get": dp.collective.get,
+    "dp.collective.interrupt": dp.collective.interrupt,
 }
 # For the package's own modules, though they carry no underscore.
 INTERNAL = {
