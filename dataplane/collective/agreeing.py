@@ -64,6 +64,7 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
             link.tell(rank, text)
     if answer.error is None:
         return answer.chains
+    link.told()  # what is dropped before does not arrive
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 

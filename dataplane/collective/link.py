@@ -1,9 +1,9 @@
 """Messages between the ranks of a group: connections of our own, made through its store, with a deadline each call.
 
 A link is made at the first call of a group and kept. Where a call fails, it ends: its connections close, so whoever
-waits at the other end of one wakes at once, and ends its own. Before that, who was first to fail leaves its reason in
-the group's store, where the others read it; also who waits for a third rank meanwhile, as it looks there now and then.
-The next call makes the next link, by the next number.
+waits to receive at the other end of one wakes at once, and ends its own. Before that, who was first to fail leaves its
+reason in the group's store, where the others read it; also who waits for a third rank meanwhile, as it looks there now
+and then. The next call makes the next link, by the next number.
 
 What always holds: no wait is longer than the call's deadline; a rank that leaves a call by an error of its own, leaves
 no other waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, since the process that serves
@@ -155,6 +155,10 @@ class Link:
         except RuntimeError as error:
             raise self._broken(rank, error, ran_out=not within.remaining_s) from None
 
+    def post(self, rank: int, data: Bytes, tag: int) -> None:
+        """Send bytes, which stay as they are until `told`."""
+        self._sent.append((self.send(rank, data, tag), rank))
+
     # Texts: short, of any length
 
     def tell(self, rank: int, text: bytes) -> None:
@@ -163,12 +167,12 @@ class Link:
         whole = _LENGTH.pack(len(text)) + text
         head, rest = whole[:_FRAME], whole[_FRAME:]
         frame[: len(head)] = np.frombuffer(head, np.uint8)
-        self._sent.append((self.send(rank, frame), rank))
+        self.post(rank, frame, _TEXTS)
         if rest:
-            self._sent.append((self.send(rank, np.frombuffer(rest, np.uint8)), rank))
+            self.post(rank, np.frombuffer(rest, np.uint8), _TEXTS)
 
     def told(self) -> None:
-        """Wait until all texts have arrived."""
+        """Wait until all that was told and posted has arrived."""
         while self._sent:
             self.wait(*self._sent.pop())
 

@@ -3,10 +3,10 @@
 A rank passes a piece on to the next as soon as it has it, and meanwhile receives those behind. Each rank goes through
 the pieces of all its chains in the same order: first piece of each chain, second of each, and so on.
 
-Why that ends. A send ends once the other rank has posted the receive of that piece, which a rank does ahead of where
-it is, and at the latest when it gets there. Of all ranks, look at one that is least far: nobody waits for it to be
-further, and what it waits for, a rank that is at least as far has begun to send, or waits for in turn one place
-nearer to the beginning of a chain.
+Why that ends. No rank waits for what it sends, which lies where it is anyway, before all have what they receive. Of
+all ranks, look at one that is least far: what it waits for, a rank that is at least as far has begun to send, or waits
+for in turn one place nearer to the beginning of a chain. Nor would a wait for a send end where the other rank is
+killed: gloo of torch 2.13 then ends the waits of those who receive, but not of all who send.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataplane.collective.memory import Received
 from dataplane.collective.packing import Header, Packed, opened, unpacked
 
 _AHEAD = 8
-"""Pieces of a chain that are under way to or from a rank at a time."""
+"""Pieces of a chain for which a rank is ready at a time."""
 
 _TAGS = 2  # the tag of the first chain's payloads; texts have those below
 
@@ -83,18 +83,13 @@ class Chain:
 
 
 def move(link: Link, chains: Sequence[Chain]) -> None:
-    """Carry out this rank's part of all payloads. `chains`: those that it is in, in an order that all ranks share."""
+    """Carry out this rank's part of all payloads; what it sends is under way when this returns, until `Link.told`.
+    `chains`: those that it is in, in an order that all ranks share."""
     for chain in chains:
         chain.agree(link)
-    under_way: deque[tuple[Any, int, Bytes]] = deque()
     for piece in range(max(map(len, chains), default=0)):
         for chain in chains:
-            if piece >= len(chain):
-                continue
-            data = chain.arrived(link, piece)
-            if chain.after is not None:
-                under_way.append((link.send(chain.after, data, chain.tag), chain.after, data))
-            while len(under_way) > _AHEAD:
-                link.wait(*under_way.popleft()[:2])
-    while under_way:
-        link.wait(*under_way.popleft()[:2])
+            if piece < len(chain):
+                data = chain.arrived(link, piece)
+                if chain.after is not None:
+                    link.post(chain.after, data, chain.tag)
