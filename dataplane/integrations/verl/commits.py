@@ -4,9 +4,10 @@ Rows that come one by one cost what one costs: a write to the store, and a messa
 one thread everybody shares. verl's agent loops put each trajectory by itself, and many at once. So small puts that
 wait while another is on its way go together, as one shard and one message; nobody waits for company.
 
-What always holds: each put is known to the controller, or has left nothing and says why; what fails together is tried
-again one by one, so that no put fails for another's fault; a put that waits for room keeps nobody else waiting; one
-that is given up before the controller was told of it leaves nothing.
+What always holds: of puts of one row, each begins once those that were submitted before it are done; each put is known
+to the controller, or has left nothing and says why; what fails together is tried again one by one, so that no put fails
+for another's fault; a put that waits for room keeps none of other rows waiting; one that is given up before the
+controller was told of it leaves nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataplane.integrations.verl.controller import Controller
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
 _THREADS = 3  # for what is large, or waits for room; what is small has one of its own
+_CLOSED = "the storage manager was closed"
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
 
@@ -40,12 +42,16 @@ class Put:
         columns: Mapping[str, Any],
         how: Mapping[str, bytes],
         schema: Mapping[str, Mapping[str, Any]],
+        tags: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
+        """tags: of the rows, for the controller; None where it is told of them by others."""
+        self.tags = tags
         self.partition = partition
         self.rows = list(rows)
         self.columns = columns
         self.how = how
         self.schema = schema
+        self.places = [(partition, row) for row in rows]
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # who waits may give up, and cancels nothing
         self._lock = threading.Lock()
@@ -79,19 +85,60 @@ class Committer:
         self._small = ThreadPoolExecutor(1, thread_name_prefix="dataplane-small-puts")
         self._timeout = timeout
         self._waiting: deque[Put] = deque()
+        self._last: dict[tuple[str, int], Put] = {}  # of the puts that are not done, the last of each row
         self._lock = threading.Lock()
         self._running = False
 
     def submit(self, put: Put) -> None:
-        """Store it and tell the controller; `put.done` ends then."""
+        """Store it and tell the controller, after what was submitted of the same rows; `put.done` ends then."""
+        with self._lock:
+            before = {self._last[place] for place in put.places if place in self._last}
+            self._last.update(dict.fromkeys(put.places, put))
+        put.done.add_done_callback(lambda _: self._forget(put))
+        if before:
+            self._after(before, put)
+        else:
+            self._begin(put)
+
+    def _after(self, before: set[Put], put: Put) -> None:
+        """Begin it when these are done."""
+        left = len(before)
+
+        def one_less(_: Future[None]) -> None:
+            nonlocal left
+            with self._lock:
+                left -= 1
+                last = not left
+            if last:
+                self._begin(put)
+
+        for each in before:
+            each.done.add_done_callback(one_less)
+
+    def _forget(self, put: Put) -> None:
+        with self._lock:
+            for place in put.places:
+                if self._last.get(place) is put:
+                    del self._last[place]
+
+    def _begin(self, put: Put) -> None:
         if _nbytes(put.columns) > _SMALL:
-            self._pool.submit(self._alone, put)
+            self._begin_alone(put)
             return
         with self._lock:
             self._waiting.append(put)
             begin, self._running = not self._running, True
         if begin:
-            self._small.submit(self._run)
+            try:
+                self._small.submit(self._run)
+            except RuntimeError:  # the pool has ended
+                put.done.set_exception(Closed(_CLOSED))
+
+    def _begin_alone(self, put: Put) -> None:
+        try:
+            self._pool.submit(self._alone, put)
+        except RuntimeError:  # the pool has ended
+            put.done.set_exception(Closed(_CLOSED))
 
     def close(self) -> None:
         """Take no more. Idempotent."""
@@ -115,10 +162,7 @@ class Committer:
             self._store(puts, timeout=0.0)
         except Exception:  # each says why of its own
             for put in puts:
-                try:
-                    self._pool.submit(self._alone, put)
-                except RuntimeError:  # the pool has ended
-                    put.done.set_exception(Closed("the storage manager was closed"))
+                self._begin_alone(put)
             return
         for put in puts:
             put.done.set_result(None)
@@ -158,26 +202,22 @@ class Committer:
         if told:
             schema = merged_schema([(put.schema, len(put.rows)) for put in told])
             rows = [row for put in told for row in put.rows]
-            self._controller.tell(told[0].partition, rows, _by_row(schema, rows), index)
+            tags = {row: tag for put in told for row, tag in zip(put.rows, put.tags or (), strict=put.tags is not None)}
+            self._controller.tell(told[0].partition, rows, _by_row(schema, rows), index, tags)
 
 
 def _together(puts: Sequence[Put]) -> list[list[Put]]:
-    """The puts, those that can go together in one list; puts of the same row stay in their order, and apart."""
+    """The puts, those that can go together in one list."""
     lists: list[list[Put]] = []
-    last: dict[object, list[Put]] = {}
-    rows: set[tuple[str, int]] = set()
+    alike: dict[object, list[Put]] = {}
     for put in puts:
-        own = {(put.partition, row) for row in put.rows}
-        if rows & own:
-            last, rows = {}, set()
-        rows |= own
         likeness = put.likeness()
-        if likeness is not None and likeness in last:
-            last[likeness].append(put)
+        if likeness is not None and likeness in alike:
+            alike[likeness].append(put)
             continue
         lists.append([put])
         if likeness is not None:
-            last[likeness] = lists[-1]
+            alike[likeness] = lists[-1]
     return lists
 
 

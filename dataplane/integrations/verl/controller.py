@@ -3,25 +3,30 @@
 Sockets of TransferQueue's own belong to an event loop, and how they are lent changes from version to version. These
 belong to threads: whoever asks waits in a thread of ours anyway, so no loop is crossed on the way.
 
-What always holds: a thread has one request under way; a socket whose answer did not come in time is closed, so a late
-answer is nobody's.
+What always holds: a thread waits for the answers of all that it has sent before it sends more; a socket whose answer
+did not come in time is closed, so a late answer is nobody's. Requests that are sent together are done in their order.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-import zmq
-from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType, create_zmq_socket
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from dataplane.clock import Deadline
-from dataplane.errors import Closed, PeerUnavailable, Rejected
+from dataplane.errors import Closed, Corrupt, PeerUnavailable, Rejected
+from dataplane.integrations.verl import zmtp
+from dataplane.integrations.verl.lines import Lines
 
 _ANSWER_S = 30.0  # that the controller may take, as TransferQueue itself waits
-_LOOK_MS = 500  # between looks at whether it was closed
+_METADATA_S = 300.0  # for what TransferQueue waits for without end: the controller may be writing a checkpoint
+_LOOK_S = 0.5  # between looks at whether it was closed
+_READ = 1 << 18  # bytes at a time
 _CLOSED = "TransferQueue's client was closed: call transfer_queue.init()"
 
 #: Of each row: the cell of each field.
@@ -35,84 +40,112 @@ class Controller:
         """`info` says where it listens; `sender` is the name that it knows the caller by."""
         self._info = info
         self._sender = sender
-        self._context: zmq.Context[Any] = zmq.Context()
+        self._address = (info.ip.strip("[]"), int(info.ports["request_handle_socket"]))
+        self._lines = Lines(self._address, f"{sender}-line", _METADATA_S)
         self._own = threading.local()
-        self._idle: set[zmq.Socket[bytes]] = set()
-        self._busy = 0
+        self._idle: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
 
+    async def asked(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
+        """As `ask`, for event loops: as many at once as there are."""
+        return self._said(await self._lines.ask(self._frames(request, body, answer)), answer)
+
     def ask(self, request: str, body: Mapping[str, Any], answer: str) -> Any:
         """The body of the answer. Raises PeerUnavailable, Rejected (it refuses, and says why), Closed."""
-        told = ZMQMessage.create(
+        (said,) = self._ask([(request, body, answer)])
+        return said
+
+    def _ask(self, requests: Sequence[tuple[str, Mapping[str, Any], str]]) -> list[Any]:
+        """The bodies of the answers to requests that are sent together. Raises as `ask`."""
+        told = b"".join([zmtp.message(self._frames(*each)) for each in requests])
+        answers = self._exchange(told, len(requests))
+        return [self._said(frames, answer) for frames, (_, _, answer) in zip(answers, requests, strict=True)]
+
+    def _said(self, frames: Sequence[bytes], answer: str) -> Any:
+        said = ZMQMessage.deserialize(list(frames))
+        if said.request_type != getattr(ZMQRequestType, answer):
+            raise Rejected(f"TransferQueue's controller refused: {said.body.get('message', said.request_type)}")
+        return said.body
+
+    def _frames(self, request: str, body: Mapping[str, Any], _: str) -> list[Any]:
+        made = ZMQMessage.create(
             request_type=getattr(ZMQRequestType, request),
             sender_id=self._sender,
             receiver_id=self._info.id,
             body=dict(body),
         ).serialize()
-        said = ZMQMessage.deserialize(self._exchange(told))
-        if said.request_type != getattr(ZMQRequestType, answer):
-            raise Rejected(f"TransferQueue's controller refused: {said.body.get('message', said.request_type)}")
-        return said.body
+        return list(made)
 
-    def _exchange(self, frames: Sequence[Any]) -> list[Any]:
-        socket = self._socket()
+    def _exchange(self, told: bytes, count: int) -> list[list[bytes]]:
+        """So many answers to what is said."""
+        answers: list[list[bytes]] = []
+        deadline = Deadline.after(_ANSWER_S)
         try:
-            socket.send_multipart(frames)
-            deadline = Deadline.after(_ANSWER_S)
+            own, incoming = self._socket()
+            own.settimeout(_ANSWER_S)
+            own.sendall(told)
+            own.settimeout(_LOOK_S)
             while deadline.remaining_s > 0 and not self._closed:
-                if socket.poll(_LOOK_MS):
-                    answer = socket.recv_multipart(copy=False)
-                    self._rest(socket)
-                    return answer
+                with suppress(TimeoutError):
+                    answers += incoming.feed(_received(own))
+                    if len(answers) == count:
+                        self._rest(own)
+                        return answers
+        except (OSError, Corrupt) as error:
+            self._drop()
+            raise self._silent() from error
         except BaseException:
-            self._drop(socket)
+            self._drop()
             raise
-        self._drop(socket)
+        self._drop()
+        raise self._silent()
+
+    def _silent(self) -> Exception:
         if self._closed:
-            raise Closed(_CLOSED)
-        raise PeerUnavailable(
-            f"TransferQueue's controller did not answer in {_ANSWER_S:.0f} s: if its actor has ended, or Ray was"
-            " started again, call transfer_queue.close() and transfer_queue.init()",
+            return Closed(_CLOSED)
+        return PeerUnavailable(
+            f"TransferQueue's controller did not answer in {_ANSWER_S:.0f} s, or has ended: if its actor has, or Ray"
+            " was started again, call transfer_queue.close() and transfer_queue.init()",
             address=f"tcp://{self._info.ip}",
         )
 
-    def _rest(self, socket: zmq.Socket[bytes]) -> None:
-        """It has nothing to do until its thread asks again; whoever closes closes it then."""
-        with self._lock:
-            if not self._closed:
-                self._idle.add(socket)
-                self._busy -= 1
-                return
-        self._drop(socket)
-
-    def _socket(self) -> zmq.Socket[bytes]:
-        """This thread's, which is not idle any more. Raises Closed."""
+    def _socket(self) -> tuple[socket.socket, zmtp.Incoming]:
+        """This thread's, which is not idle any more. Raises Closed, OSError."""
+        found: tuple[socket.socket, zmtp.Incoming] | None = getattr(self._own, "socket", None)
         with self._lock:
             if self._closed:
                 raise Closed(_CLOSED)
-            self._busy += 1
-            self._idle.discard(getattr(self._own, "socket", None))
-        found: zmq.Socket[bytes] | None = getattr(self._own, "socket", None)
+            if found is not None:
+                self._idle.discard(found[0])
         if found is None:
-            name = f"{self._sender}-{uuid4().hex[:8]}".encode()
-            found = create_zmq_socket(ctx=self._context, socket_type=zmq.DEALER, ip=self._info.ip, identity=name)
-            found.setsockopt(zmq.LINGER, 0)
-            found.connect(self._info.to_addr("request_handle_socket"))
+            found = socket.create_connection(self._address, _ANSWER_S), zmtp.Incoming()
             self._own.socket = found
+            found[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _shake_hands(*found, f"{self._sender}-{uuid4().hex[:8]}".encode())
         return found
 
-    def _drop(self, socket: zmq.Socket[bytes]) -> None:
-        """Its thread needs another, if it asks again. The last one takes what it was made in along."""
-        self._own.socket = None
-        socket.close()
+    def _rest(self, own: socket.socket) -> None:
+        """It has nothing to do until its thread asks again; whoever closes closes it then."""
         with self._lock:
-            self._busy -= 1
-            last = self._closed and not self._busy
-        if last:
-            self._context.term()
+            if not self._closed:
+                self._idle.add(own)
+                return
+        self._drop()
+
+    def _drop(self) -> None:
+        """This thread needs another, if it asks again."""
+        found = getattr(self._own, "socket", None)
+        self._own.socket = None
+        if found is not None:
+            found[0].close()
 
     # What is asked
+
+    async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> Any:
+        """The metadata of these keys' rows, as TransferQueue's client is given it. Raises as `ask`."""
+        body = {"keys": list(keys), "partition_id": partition, "create": create}
+        return (await self.asked("KV_RETRIEVE_META", body, "KV_RETRIEVE_META_RESPONSE")).get("metadata")
 
     def partitions(self) -> list[str]:
         """The names of all partitions."""
@@ -130,16 +163,27 @@ class Controller:
         numbers, produced = said.get("global_index"), said.get("production_status")
         return None if numbers is None else set(numbers[produced.any(dim=1)].tolist())
 
-    def tell(self, partition: str, rows: Sequence[int], schema: Mapping[str, Any], cells: Index) -> None:
-        """Have it know these cells, and that the fields of `schema` are there. Raises as `ask`, and Rejected where it
-        does not take them."""
+    def tell(
+        self,
+        partition: str,
+        rows: Sequence[int],
+        schema: Mapping[str, Any],
+        cells: Index,
+        tags: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Have it know these cells, and that the fields of `schema` are there; and the tags of rows. Raises as `ask`,
+        and Rejected where it does not take them."""
         body = {
             "partition_id": partition,
             "global_indexes": list(rows),
             "field_schema": dict(schema),
             "custom_backend_meta": {row: dict(own) for row, own in cells.items()},
         }
-        if not self.ask("NOTIFY_DATA_UPDATE", body, "NOTIFY_DATA_UPDATE_ACK").get("success", True):
+        requests: list[tuple[str, Mapping[str, Any], str]] = [("NOTIFY_DATA_UPDATE", body, "NOTIFY_DATA_UPDATE_ACK")]
+        if tags:
+            tagged = {"partition_custom_meta": {partition: {row: dict(own) for row, own in tags.items()}}}
+            requests.append(("SET_CUSTOM_META", tagged, "SET_CUSTOM_META_RESPONSE"))
+        if not self._ask(requests)[0].get("success", True):
             raise Rejected(
                 "TransferQueue's controller did not take the rows, its log says why: all rows of a field are of one"
                 " dtype, and tensors or none"
@@ -159,8 +203,24 @@ class Controller:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, set()
-            last = not self._busy
-        for socket in idle:
-            socket.close()
-        if last:
-            self._context.term()
+        for own in idle:
+            own.close()
+        self._lines.close()
+
+
+def _shake_hands(own: socket.socket, incoming: zmtp.Incoming, identity: bytes) -> None:
+    """Begin a connection. Raises OSError, Corrupt."""
+    own.sendall(zmtp.GREETING)
+    while not incoming.greeted:
+        incoming.feed(_received(own))
+    own.sendall(zmtp.ready(identity))
+    while not incoming.ready:
+        incoming.feed(_received(own))
+
+
+def _received(own: socket.socket) -> bytes:
+    """What comes next. Raises OSError, also where the peer has closed the connection."""
+    data = own.recv(_READ)
+    if not data:
+        raise ConnectionResetError("TransferQueue's controller closed the connection")
+    return data

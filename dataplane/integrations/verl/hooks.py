@@ -6,12 +6,15 @@ need is not there.
 
 from __future__ import annotations
 
+import inspect
 from functools import wraps
 from typing import Any
 
 from dataplane.integrations.verl import face
 
 _MARK = "__wrapped_by_dataplane__"
+_TAKES = ["self", "data", "metadata", "partition_id", "data_parser"]
+_USES = ["async_get_meta", "put_data", "async_set_custom_meta", "add_fields"]
 
 
 def attach() -> None:
@@ -22,6 +25,10 @@ def attach() -> None:
 
     if face.has_checkpoints():
         _wrap(Client, "async_load_controller_checkpoint", _loading)
+    if _tags_after_put(Client):
+        _wrap(Client, "async_put", _putting)
+    if _retrieves_alone(Client):
+        _wrap(Client, "async_kv_retrieve_meta", _retrieving)
     if face.forgets_first():
         _wrap(Client, "async_clear_samples", _clearing)
 
@@ -34,11 +41,45 @@ async def _loading(theirs: Any, client: Any, *arguments: Any, **named: Any) -> N
         await replace(lambda: theirs(client, *arguments, **named))
 
 
+async def _putting(
+    theirs: Any, client: Any, data: Any, metadata: Any = None, partition_id: Any = None, data_parser: Any = None
+) -> Any:
+    put = getattr(getattr(client, "storage_manager", None), "put_tagged", None)
+    if put is None or not metadata or data_parser is not None or len(set(metadata.partition_ids)) != 1:
+        return await theirs(client, data, metadata, partition_id, data_parser)
+    await put(data, metadata)
+    return metadata.add_fields(data)
+
+
+async def _retrieving(theirs: Any, client: Any, keys: Any, partition_id: Any, create: Any = False, **named: Any) -> Any:
+    retrieve = getattr(getattr(client, "storage_manager", None), "retrieve", None)
+    given = [keys] if isinstance(keys, str) else keys
+    if retrieve is None or named or not isinstance(given, list) or not all(isinstance(key, str) for key in given):
+        return await theirs(client, keys, partition_id, create, **named)
+    return await retrieve(given, partition_id, create) if given else await theirs(client, keys, partition_id, create)
+
+
 async def _clearing(theirs: Any, client: Any, metadata: Any) -> None:
     look = getattr(getattr(client, "storage_manager", None), "look", None)
     if look is not None:
         await look(metadata)
     await theirs(client, metadata)
+
+
+def _tags_after_put(client: type) -> bool:
+    """Whether a client's put has the storage manager put the rows, and then tells the controller their tags: its
+    arguments are those, and what it uses of ours and of its own, in this order."""
+    put = inspect.unwrap(client.async_put)  # type: ignore[attr-defined]
+    return (
+        list(inspect.signature(put).parameters) == _TAKES and [n for n in put.__code__.co_names if n in _USES] == _USES
+    )
+
+
+def _retrieves_alone(client: type) -> bool:
+    """Whether a client looks keys up by one request, and with nothing else."""
+    retrieve = inspect.unwrap(client.async_kv_retrieve_meta)  # type: ignore[attr-defined]
+    taken = [name for name in inspect.signature(retrieve).parameters if name != "socket"]
+    return taken == ["self", "keys", "partition_id", "create"] and "KV_RETRIEVE_META" in retrieve.__code__.co_names
 
 
 def _wrap(owner: type, name: str, around: Any) -> None:
@@ -47,8 +88,8 @@ def _wrap(owner: type, name: str, around: Any) -> None:
         return
 
     @wraps(theirs)
-    async def call(self: Any, *arguments: Any, **named: Any) -> None:
-        await around(theirs, self, *arguments, **named)
+    async def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        return await around(theirs, self, *arguments, **named)
 
     setattr(call, _MARK, True)
     setattr(owner, name, call)

@@ -64,6 +64,18 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         """
         if data_parser is not None:
             raise Misuse("a data_parser runs in SimpleStorage alone: parse the data before the put")
+        await self._put(data, metadata, None)
+
+    async def put_tagged(self, data: TensorDict, metadata: BatchMeta) -> None:
+        """As `put_data`, and tell the controller the tags of the rows as well, which are of one partition."""
+        await self._put(data, metadata, metadata.get_all_custom_meta())
+
+    async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> BatchMeta:
+        """The metadata of these keys' rows, made where they are not there if `create`. Raises as the controller."""
+        found = await self._controller.retrieve(keys, partition, create)
+        return BatchMeta.empty() if found is None else found
+
+    async def _put(self, data: TensorDict, metadata: BatchMeta, tags: Sequence[Mapping[str, Any]] | None) -> None:
         if not metadata.size:
             return
         if data.batch_size[0] != metadata.size:
@@ -71,7 +83,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         columns, how = entries.columns_of(data)
         partition, rows = metadata.partition_ids[0], metadata.global_indexes
         replaced = await self._held(metadata, columns)
-        put = Put(partition, rows, columns, how, extract_field_schema(data))
+        put = Put(partition, rows, columns, how, extract_field_schema(data), tags)
         self._commits.submit(put)
         await self._known(put)
         for row in metadata._custom_backend_meta:

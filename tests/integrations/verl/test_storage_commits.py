@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from tensordict import NonTensorStack, TensorDict  # noqa: E402
 from transfer_queue.metadata import extract_field_schema  # noqa: E402
 
+from dataplane.errors import Backpressure  # noqa: E402
 from dataplane.integrations.verl import commits, entries  # noqa: E402
 
 
@@ -36,9 +37,40 @@ def test_alike_puts_go_together_and_others_stay_apart() -> None:
     assert together == [[0, 1, 5], [2], [3], [4]]
 
 
-def test_puts_of_one_row_stay_in_their_order() -> None:
-    several = commits._together([put(0, x=torch.ones(1)), put(1, x=torch.ones(1)), put(0, x=torch.zeros(1))])
-    assert [[each.rows[0] for each in puts] for puts in several] == [[0, 1], [0]]
+@pytest.mark.parametrize("size", [2, commits._SMALL])
+def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Also where the first waits for room, and is small or large; others pass it."""
+    room = threading.Event()
+    stored: list[tuple[int, float]] = []
+
+    def store(self: commits.Committer, puts: Any, timeout: float) -> None:
+        for each in puts:
+            first = each.rows[0] == 0 and each.columns["x"][0][0] == 0
+            if first and not timeout:
+                raise Backpressure("there is no room", waited_s=0.0)
+            if first:
+                assert room.wait(30)
+        stored.extend((each.rows[0], float(each.columns["x"][0][0])) for each in puts)
+
+    monkeypatch.setattr(commits.Committer, "_store", store)
+    committer = commits.Committer(cast(Any, None), timeout=30)
+    try:
+        of_one = [put(0, x=torch.full((size if not value else 2,), float(value))) for value in range(4)]
+        others = [put(row, x=torch.ones(2)) for row in range(1, 4)]
+        for each in [of_one[0], *others[:2], *of_one[1:], others[2]]:
+            committer.submit(each)
+        for each in others:
+            each.done.result(20)
+        assert not any(each.done.done() for each in of_one)
+        room.set()
+        of_one[-1].done.result(20)
+        assert [value for row, value in stored if row == 0] == [0, 1, 2, 3]
+    finally:
+        room.set()
+        committer.close()
+    for pool in (committer._pool, committer._small):
+        pool.shutdown()
+    assert not committer._last, "what is done is forgotten"
 
 
 def test_shapes_that_differ_are_told_row_by_row() -> None:
