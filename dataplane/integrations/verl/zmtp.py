@@ -70,13 +70,15 @@ class Incoming:
         place, unread = 0, self._unread
         while len(unread) >= place + 2:
             flags, size, body = unread[place], unread[place + 1], place + 2
+            if flags > (_MORE | _LONG | _COMMAND):
+                raise Corrupt("TransferQueue's controller sent what is no ZMTP frame")
             if flags & _LONG:
                 body = place + 1 + _SIZE.size
                 if len(unread) < body:
                     break
                 (size,) = _SIZE.unpack_from(unread, place + 1)
-            if flags > (_MORE | _LONG | _COMMAND) or size > _MOST:
-                raise Corrupt("TransferQueue's controller sent what is no ZMTP frame")
+            if size > _MOST:
+                raise Corrupt(f"TransferQueue's controller sent a frame of {size} bytes")
             if len(unread) < body + size:
                 break
             place = body + size
