@@ -1,7 +1,7 @@
-"""Where TransferQueue's client asks its storage manager too little, and where it is made to ask.
+"""Where TransferQueue's client asks its storage manager too little, or goes a longer way than it, and is made to ask.
 
 What always holds: a client whose storage manager is another's does what it did; a hook that this TransferQueue does not
-need is not there.
+need, or whose place in it has changed, is not there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _USES = ["async_get_meta", "put_data", "async_set_custom_meta", "add_fields"]
 
 def attach() -> None:
     """Have clients ask `replace_state` of their storage manager around the load of the controller's state, which is the
-    last step of a load and has nothing of the storage's after it; and `look` before the controller forgets rows, where
-    it does so before they are freed. Idempotent."""
+    last step of a load and has nothing of the storage's after it; `put_tagged` for rows and their tags; `retrieve` for
+    keys; and `look` before the controller forgets rows, where it does so before they are freed. Idempotent."""
     from transfer_queue.client import AsyncTransferQueueClient as Client
 
     if face.has_checkpoints():
