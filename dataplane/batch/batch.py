@@ -146,6 +146,15 @@ class Column:
             return self._tensor
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
+    def tensors(self) -> list[Any]:
+        """A writable tensor a row, which shares no memory with another row's; what `torch()` gives where that is no
+        tensor. Large rows of a ragged column are in place, also where they are scattered or the same row comes twice;
+        elsewhere as `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch.
+        """
+        if self.field.kind in ("text", "bytes", "object"):
+            return list(self._tensor)  # which raises
+        return views.torch_rows(self.name, self.field, self.reading)
+
     def packed(self) -> tuple[Any, Any]:
         """A ragged column as variable-length kernels take it: all items, [total, *item], and where each row begins
         among them, int64 [rows + 1]. Writable tensors, in place where the rows lie in one run; the first time is

@@ -14,7 +14,7 @@ from dataplane.batch.rows import Rows
 
 
 class LocalMemory:
-    """A `Memory` over an array of bytes. Private views are copies."""
+    """A `Memory` over an array of bytes. Views that can be written are copies."""
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -27,6 +27,8 @@ class LocalMemory:
     def private(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.private`."""
         return self._data[offset : offset + nbytes].copy()
+
+    own = private
 
 
 def materialise(planned: Plan) -> Batch:

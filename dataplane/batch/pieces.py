@@ -26,6 +26,10 @@ class Memory(Protocol):
     def private(self, offset: int, nbytes: int) -> Bytes:
         """A writable view of these bytes, uint8; what is written stays with whoever holds it (copy on write)."""
 
+    def own(self, offset: int, nbytes: int) -> Bytes:
+        """As `private`, but what is written is seen in no other view. Raises LimitExceeded where the process can not
+        have another one."""
+
 
 class Piece(NamedTuple):
     """Rows of a column as it is stored in one extent."""
@@ -58,6 +62,11 @@ class Stored:
         """The bytes of the values, writable; the same each time, so that two tensors of a column share memory."""
         return self._values(private=True)
 
+    def own(self, start: int, stop: int) -> Bytes:
+        """These bytes of the values, writable, and seen in no other view. Raises LimitExceeded."""
+        offset, _ = self._place
+        return self._memory.own(offset + start, stop - start)
+
     @cached_property
     def children(self) -> tuple[Stored, ...]:
         """The columns of a struct's keys, in their order."""
@@ -73,11 +82,16 @@ class Stored:
         return Stored(self.name, once, self._memory)
 
     def _values(self, private: bool) -> Bytes:
-        offset, nbytes = self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
+        offset, nbytes = self._place
         data = self._memory.private(offset, nbytes) if private else self._memory.read(offset, nbytes)
         if len(data) != nbytes:
             raise refuse(self.name, f"{len(data)} bytes at {offset}, not {nbytes}")
         return data
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Where the values begin, and their bytes."""
+        return self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
 
 
 class Selection(NamedTuple):

@@ -7,6 +7,7 @@ made from one form a kind: an array for dense rows, items with offsets for ragge
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,8 +22,15 @@ from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, Index
 from dataplane.batch.pieces import Reading, Selection, Stored
 from dataplane.batch.rows import Rows
+from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)
+
+_LARGE_ROW = 256 << 10
+"""Bytes of a row from which on a mapping of it takes less than a copy."""
+
+_MOST_IN_PLACE = 4096
+"""Rows of a column that are mapped: of some 65,000 mappings that Linux lets a process have."""
 
 
 class Items(NamedTuple):
@@ -103,6 +111,32 @@ def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
     per_part = [_part_rows(stored, rows, dtype) for stored, rows in reading.parts]
     rows = [row for part in per_part for row in part]
     return rows if reading.order is None else [rows[i] for i in reading.order.tolist()]
+
+
+def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
+    """Each row of a ragged column as a writable array that shares no memory with another: large rows in place, each
+    copied page by page as it is written to. None where they are not large, or lie in one run: `items` is for those."""
+    if reading.run is not None or not 0 < reading.rows <= _MOST_IN_PLACE:
+        return None
+    if nbytes(reading, field) < _LARGE_ROW * reading.rows:
+        return None
+    dtype = storage(field.dtype)
+    found: list[npt.NDArray[Any]] = []
+    for stored, rows in in_order(reading):
+        own, index = stored.layout.field, rows.array()
+        counts, shapes = _offsets(stored)[np.stack((index, index + 1), axis=1)].tolist(), stored.tables.shapes
+        for row, (first, last) in zip(index.tolist(), counts, strict=True):
+            data = _own_row(stored, first * own.item_nbytes, last * own.item_nbytes)
+            values = _shaped(data, dtype, last - first, own.item_shape)
+            found.append(values if shapes is None else values.reshape(shapes[row].tolist()))
+    return found
+
+
+def _own_row(stored: Stored, start: int, stop: int) -> Bytes:
+    if stop - start >= _LARGE_ROW:
+        with suppress(LimitExceeded):  # of addresses: there is memory
+            return stored.own(start, stop)
+    return stored.values[start:stop].copy()
 
 
 class Lookup:

@@ -95,6 +95,10 @@ class Stacked(Stored):
         values.setflags(write=private)
         return values
 
+    def own(self, start: int, stop: int) -> Bytes:
+        """See `Stored.own`."""
+        return self.values[start:stop].copy()
+
     def _gathered(self, buffer: int) -> npt.NDArray[Any]:
         """A buffer of all shards, one behind another."""
         at = self._start + 2 + 2 * buffer

@@ -99,6 +99,9 @@ def torch_rows(name: str, field: Field, rows: Reading, device: Any = None) -> li
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
+        own = None if device is not None else reading.own_rows(rows, field)
+        if own is not None:
+            return [tensors.from_bits(name, field.dtype, row) for row in own]
         values, offsets, shapes, _ = reading.items(rows, field, private=device is None)
         flat, edges = _tensor(name, field.dtype, values, device), offsets.tolist()
         parts = [flat[a:b] for a, b in pairwise(edges)]

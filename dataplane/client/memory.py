@@ -215,6 +215,13 @@ class HeldShard:
             self._private = self._segment.private(start - before, before + size)
         return self._private.array(before + offset, nbytes, self._pin)
 
+    def own(self, offset: int, nbytes: int) -> Bytes:
+        """The same bytes, writable, in a mapping of their own: what is written is seen in no other view."""
+        self._check(offset, nbytes)
+        start = self._extent[0] + offset
+        first = start - start % mmap.PAGESIZE
+        return self._segment.private(first, start + nbytes - first).array(start - first, nbytes, self._pin)
+
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._extent[1]:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {self._extent[1]}")

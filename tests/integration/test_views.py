@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,38 @@ def test_views_outlive_the_node(tmp_path: Path) -> None:
         tensor[0, 0] = 7
         assert np.array_equal(array, pattern(1, SIZE))
         assert np.array_equal(tensor.numpy()[0, 1:], pattern(1, SIZE)[0, 1:])
+
+
+def private() -> int:
+    """Bytes of this process's memory that are no file's."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("struct", [False, True])
+def test_large_rows_that_repeat_are_tensors_in_place_and_each_its_own(node: StandingNode, struct: bool) -> None:
+    rows = [torch.full((length, 256), float(length)) for length in (1024, 512)]
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": [{"pixels": row} for row in rows] if struct else rows})
+        column = plane.get(ref[[0, 1, 0, 0] * 8])["x"]
+        column[0:1].tensors()  # which imports
+        before = private()
+        found = [row["pixels"] if struct else row for row in column.tensors()]
+        assert all(torch.equal(row, rows[at % 4 == 1]) for at, row in enumerate(found))
+        assert private() - before < MIB  # of 28
+        found[2][:] = 7
+        found[5][0, 0] = 8
+        assert [float(row.flatten()[0]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 8]
+        assert [float(row.flatten()[-1]) for row in found[:6]] == [1024, 512, 7, 1024, 1024, 512]
+        assert float(column.numpy()[2]["pixels"][0, 0] if struct else column.numpy()[2][0, 0]) == 1024
+
+
+def test_a_row_outlives_the_others_and_keeps_its_memory(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": [torch.full((2, 65536), float(row)) for row in range(4)]})
+        row = plane.get(ref[[3, 1]])["x"].tensors()[0]
+        plane.free(ref)
+        overwrite(plane)
+        assert row.unique().tolist() == [3]
+        del row
+        eventually(lambda: plane.stats().memory_used == 0, "its memory goes with it")

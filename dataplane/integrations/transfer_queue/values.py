@@ -142,7 +142,7 @@ def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last
         rows = np.flatnonzero(present).tolist()
         try:
-            each = own.to_list() if own.kind in ("text", "object") else list(own.torch())
+            each = own.to_list() if own.kind in ("text", "object") else own.tensors()
         except SchemaMismatch as error:  # a class that this process does not have
             raise mismatch_in(error, column.name, rows) from error
         if name.startswith("."):

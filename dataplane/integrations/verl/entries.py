@@ -104,8 +104,7 @@ def rows_of(column: Column, how: bytes) -> list[Any]:
         return [row for (row,) in column.to_list()]
     if column.kind in ("text", "bytes"):
         return column.to_list()
-    found = column.torch()
-    return found if isinstance(found, list) else list(found.unbind())
+    return column.tensors()
 
 
 def merged(parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int) -> Any:

@@ -169,7 +169,15 @@ class TestHeldShard:
         del view
         assert gone() is None
 
-    @pytest.mark.parametrize("how", ["read", "private"])
+    def test_a_view_of_ones_own_is_seen_nowhere_else(self, segment: Segment) -> None:
+        held = HeldShard(segment, 3 * PAGE, 3 * PAGE, Pin())
+        one, two, private = held.own(PAGE - 4, PAGE), held.own(PAGE - 4, PAGE), held.private(PAGE - 4, PAGE)
+        assert len(one) == PAGE
+        assert one[:8].tolist() == held.read(PAGE - 4, 8).tolist() == [3] * 4 + [4] * 4
+        one[:] = 200
+        assert two.tolist() == private.tolist() == held.read(PAGE - 4, PAGE).tolist()
+
+    @pytest.mark.parametrize("how", ["read", "private", "own"])
     def test_views_keep_the_pin(self, segment: Segment, how: str) -> None:
         pin = Pin()
         gone = weakref.ref(pin)
@@ -181,7 +189,7 @@ class TestHeldShard:
         del view
         assert gone() is None
 
-    @pytest.mark.parametrize("how", ["read", "private"])
+    @pytest.mark.parametrize("how", ["read", "private", "own"])
     @pytest.mark.parametrize(("offset", "size"), [(-1, 1), (PAGE, 1), (0, PAGE + 1), (8, -8)])
     def test_beyond_the_shard(self, segment: Segment, how: str, offset: int, size: int) -> None:
         with pytest.raises(ValueError, match="of a shard"):
