@@ -2,16 +2,17 @@
 
 An image that was opened and not loaded since is kept as its file's bytes, and is opened over those again at the reader:
 nothing is decoded on the way, and at the reader not before somebody looks at pixels. Any other image is kept as raw
-pixels, with palette, which PIL maps in place where it can. Both keep class, mode, size, format and `info`; what belongs
-to an open file is gone (its name, its position), and so are attributes that PIL's own pickling loses too.
+pixels, with palette, which PIL maps in place where it can, and else takes over late (`deferred`). Both keep class,
+mode, size, format and `info`; what belongs to an open file is gone (its name, its position), and so are attributes that
+PIL's own pickling loses too.
 
 An image of several frames is kept as its file's bytes and the number of the frame, also where it was loaded but not
 changed; else it is refused, since its pixels would be of one frame.
 
-The reader constructs classes of PIL alone, opens files of a few formats alone (PIL runs a program for some), checks
-the size of pixels before it uses them, and raises ValueError for what is not the image that it says. What PIL says
-of files that claim too many pixels, or end early, is the reader's to see: at once of the header, of pixels later.
-PIL is imported only where there is an image.
+The reader constructs classes of PIL alone, opens files of a few formats alone (PIL runs a program for some), checks the
+size of pixels before it uses them, and raises ValueError for what is not the image that it says. What PIL says of files
+that claim too many pixels, or end early, is the reader's to see: at once of the header, of pixels later. PIL is
+imported only where there is an image.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import importlib
 import io
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from dataplane.batch import deferred
 from dataplane.batch.kinds import Unfit
+from dataplane.batch.parts import LARGE
 
 Image = Any  # PIL is an extra: what the package does must not depend on its annotations
 
@@ -62,12 +65,12 @@ def is_image(value: object) -> bool:
 
 def taken(image: Image) -> Picture:
     """What the image is. It is loaded if it has to be. Raises Unfit."""
-    kind = type(image)
+    kind, pixels = deferred.found(image) or (type(image), None)
     module, name = kind.__module__, kind.__qualname__
     if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
         raise Unfit(f"an image of {module}.{name}", "put image.copy()")
-    data = None if (module, name) == _PLAIN else _file(image)
-    if data is None:
+    data = None if pixels is not None or (module, name) == _PLAIN else _file(image)
+    if data is None and pixels is None:
         if _frames(image) > 1:
             raise Unfit(f"a {image.format} of several frames that is no longer as in its file", _FRAMES)
         try:
@@ -79,7 +82,7 @@ def taken(image: Image) -> Picture:
     frame = -1 if data is None else int(image.tell())
     palette = _palette(image, lazy=data is not None) if image.mode in _PALETTES else None
     own = vars(image).get("format")  # of the class, where nobody has set it
-    data = image.tobytes() if data is None else data
+    data = pixels if pixels is not None else image.tobytes() if data is None else data
     return Picture(module, name, image.mode, image.size, frame, own, palette, data)
 
 
@@ -94,13 +97,26 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Im
     kind = _class(picture.module, picture.kind)
     if picture.frame >= 0:
         return _opened(picture, kind, info, rest)
-    image = _pixels(picture)
-    if kind is not pil.Image:
-        image = _as(kind, image)
+    if is_deferred(picture.frame, picture.mode, len(picture.data)):
+        _check(picture)
+        size, make = picture.size, partial(_plain, picture.mode, picture.size)
+        image = deferred.image(kind, _like(picture.mode, kind), size, picture.data, make)
+    else:
+        image = _pixels(picture)
+        if kind is not pil.Image:
+            image = _as(kind, image)
     image.info = dict(info)
     if picture.format is not None:
         image.format = picture.format
     return image
+
+
+def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
+    """Whether PIL takes such an image over as somebody looks at it, from wherever its pixels are."""
+    from PIL import Image as pil
+
+    mapped = getattr(pil, "_MAPMODES", ())
+    return frame < 0 and nbytes >= LARGE and mode not in _PALETTES and mode not in mapped
 
 
 def as_file(image: Image) -> bytes:
@@ -241,18 +257,35 @@ def _pixels(picture: Picture) -> Image:
     """An image of raw pixels, over their memory where PIL can."""
     from PIL import Image as pil
 
-    (width, height), mode, data = picture.size, picture.mode, picture.data
-    if min(width, height) < 0 or (width * _BITS[mode] + 7) // 8 * height != len(data):
-        raise ValueError(f"{len(data)} bytes are no image of {mode} {picture.size}")
-    if not len(data):
-        image = pil.new(mode, (width, height))
-    else:
-        image = pil.frombuffer(mode, (width, height), data, "raw", mode, 0, 1)
+    _check(picture)
+    mode = picture.mode
+    image = _plain(mode, picture.size, picture.data) if len(picture.data) else pil.new(mode, picture.size)
     if picture.palette is not None:
         if mode not in _PALETTES:
             raise ValueError(f"a palette of an image of {mode}")
         image.putpalette(picture.palette[1], picture.palette[0])
     return image
+
+
+def _check(picture: Picture) -> None:
+    (width, height), mode, data = picture.size, picture.mode, picture.data
+    if min(width, height) < 0 or (width * _BITS[mode] + 7) // 8 * height != len(data):
+        raise ValueError(f"{len(data)} bytes are no image of {mode} {picture.size}")
+
+
+def _plain(mode: str, size: tuple[int, int], data: Any) -> Image:
+    from PIL import Image as pil
+
+    return pil.frombuffer(mode, size, data, "raw", mode, 0, 1)
+
+
+@lru_cache(maxsize=256)
+def _like(mode: str, kind: Any) -> Image:
+    """An image of this mode and class."""
+    from PIL import Image as pil
+
+    plain = pil.new(mode, (1, 1))
+    return plain if kind is pil.Image else _as(kind, plain)
 
 
 def _as(kind: Any, plain: Image) -> Image:

@@ -317,10 +317,11 @@ class _Reader:
         info = self.value(header.info)
         if type(info) is not dict:
             raise ValueError("an image's info is no dict")
-        picture = media.Picture(
-            *(header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette),
-            self._bytes(header.data),
-        )
+        data: Any = self._view(header.data)
+        if not media.is_deferred(header.frame, header.mode, len(data)):
+            data = self._bytes(header.data)
+        own = header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette
+        picture = media.Picture(*own, data)
         image = media.made(picture, info, header.rest)
         return image if self._decode else {"bytes": media.as_file(image), "path": None}
 

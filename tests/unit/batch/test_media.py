@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +342,69 @@ def test_an_image_with_wrong_bytes_is_corrupt_or_another(data: st.DataObject) ->
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(Corrupt, SchemaMismatch):
         decode_row("x", bytes(raw))
+
+
+@pytest.mark.parametrize("opened_once", [False, True])
+def test_pixels_that_pil_converts_are_taken_over_when_somebody_looks(opened_once: bool) -> None:
+    image = noise("RGB", (64, 64))
+    if opened_once:  # then it is of a class of files
+        image = opened(file(image))
+        image.load()
+    image.info["note"] = 1
+    looks: dict[str, Callable[[Any], Any]] = {
+        "bytes": lambda found: found.tobytes(),
+        "array": lambda found: np.asarray(found).tobytes(),
+        "pickle": lambda found: pickle.loads(pickle.dumps(found)),
+        "copy": copy.copy,
+        "deepcopy": copy.deepcopy,
+        "resize": lambda found: found.resize((8, 8)),
+        "pixel": lambda found: found.getpixel((3, 3)),
+        "core": lambda found: found.im.size,
+        "load": lambda found: found.load()[5, 5],
+        "save": lambda found: file(found),
+        "bounds": lambda found: found.getbbox(),
+    }
+    for name, look in looks.items():
+        found = back(image)
+        assert is_deferred(found)
+        assert isinstance(found, type(image))
+        assert found.__class__ is type(image)
+        told = found.mode, found.size, found.format, found.info, found.getbands(), found.width
+        assert told == (image.mode, image.size, image.format, image.info, image.getbands(), image.width)
+        assert is_deferred(found)
+        assert look(found) == look(image), name
+        assert type(found) is type(image), name
+        assert not [key for key in vars(found) if key.startswith("dataplane")], name
+        assert same_image(found, image), name
+
+
+def test_pixels_that_are_written_to_are_ones_own() -> None:
+    [row] = encode_rows("x", [noise("RGB", (64, 64))])
+    one, two = decode_row("x", row), decode_row("x", row)
+    one.putpixel((0, 0), (1, 2, 3))
+    two.paste((9, 9, 9), (0, 0, 1, 1))
+    assert [each.getpixel((0, 0)) for each in (one, two)] == [(1, 2, 3), (9, 9, 9)]
+    assert decode_row("x", row) == noise("RGB", (64, 64))
+
+
+def test_an_image_that_nobody_has_looked_at_is_put_again_as_it_is() -> None:
+    image = noise("RGB", (64, 64))
+    first = back(image)
+    first.info["more"] = "said"
+    second = back(first)
+    assert is_deferred(first)
+    assert is_deferred(second)
+    assert second.info == {"more": "said"}
+    assert same_image(second, first)
+
+
+def test_an_image_in_a_column_is_looked_at_after_the_column_has_gone() -> None:
+    image = noise("RGB", (64, 64))
+    rows = column([{"image": image}, {"image": image}]).to_list()
+    assert [is_deferred(row["image"]) for row in rows] == [True, True]
+    rows[0]["image"].putpixel((0, 0), (1, 2, 3))
+    assert same_image(rows[1]["image"], image)
+
+
+def is_deferred(image: Any) -> bool:
+    return type(image) is not image.__class__
