@@ -1,13 +1,15 @@
 """verl's own trainer over each storage: a step of images. `python -m bench.doors_fit`.
 
-64 prompts of one image of 448 x 448, 8 responses each, two steps of verl's V1 trainer from its command line; what the
+64 prompts of one image of 448 x 448, 8 responses each, three steps of verl's V1 trainer from its command line; what the
 model generates and computes is made up (`tests/integrations/verl/fit`). `--scale 0.125 --side 112` is a small one; the
 full size needs 24 GiB for SimpleStorage. Each storage by turns, in a Ray of its own.
 
-Storage's share of the steps is the time in which any process of the run was in a call of storage: the trainer, an
-agent loop, or `tqbridge` in a rank; looking for finished rows, which the trainer does while it has nothing else to do,
-is left out. Peaks are of the processes' own memory, beyond what they had as training began; memory that they share
-is counted once, as what the node stores.
+Storage's share of the steps is the time in which any process of the run was in storage or waited for it (`fit.timed`):
+the trainer, an agent loop, or `tqbridge` in a rank; and the processor time of storage's own threads in the agent loops,
+which do not wait for them. Looking for finished rows, which the trainer does while it has nothing else to do, is left
+out, and so is the first step, in which processes start, connect and import. Peaks are of the processes' own memory,
+beyond what they had as training began, verl's own included; of a rank's gets, what the greatest added until it
+returned. Memory that processes share is counted once, as what the node stores as rows are cleared.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/integrations/verl"))  
 from fit.model import make_data, make_model
 from fit.run import STORES, Job
 
-PROMPTS, RESPONSES, STEPS = 64, 8, 2
+PROMPTS, RESPONSES, STEPS = 64, 8, 3
 SIDE, PATCH, WIDTH = 448, 14, 1176
 MIB = 1 << 20
 EVERY_S = 0.2
@@ -45,7 +47,6 @@ class Memory:
 
     def __init__(self) -> None:
         self.samples: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
-        self.shared = 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -53,9 +54,11 @@ class Memory:
         ended = threading.Event()
         watching = threading.Thread(target=self._watch, args=(ended,))
         watching.start()
-        yield
-        ended.set()
-        watching.join()
+        try:
+            yield
+        finally:
+            ended.set()
+            watching.join()
 
     def _watch(self, ended: threading.Event) -> None:
         while not ended.wait(EVERY_S):
@@ -66,8 +69,6 @@ class Memory:
                     if role is not None:
                         memory = process.memory_info()
                         self.samples[role, process.pid].append((time.monotonic(), memory.rss - memory.shared))
-                    elif "dataplane" in title and "node" in title:
-                        self.shared = max(self.shared, process.memory_info().shared)
                 except psutil.NoSuchProcess:
                     continue
 
@@ -86,26 +87,51 @@ def measure(job: Job) -> dict[str, Any]:
     memory = Memory()
     with memory.watched():
         job.run(timeout=3600)
-    calls = [json.loads(line) for path in job.record.glob("*.jsonl") for line in path.read_text().splitlines()]
-    began = min(start for name, partition, start, _ in calls if name == "kv_batch_put" and partition == "train")
-    spans = sorted((start, end) for name, _, start, end in calls if start >= began and name != "kv_list")
-    lines = map(json.loads, (job.directory / "metrics.jsonl").read_text().splitlines())
-    step = sum(line["data"].get("timing_s/step", 0.0) for line in lines)
+    lines = [json.loads(line) for line in (job.directory / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["data"]["timing_s/step"] for line in lines if "timing_s/step" in line["data"]]
+    found = read(job.record, job.steps)
     return {
-        "step_s": step,
-        "storage_s": _covered(spans),
-        "stored": memory.shared,
-        **{role: memory.grown(role, began) for role in ("driver", "worker", "agent loop", "unit")},
+        "step_s": sum(steps[1:]),
+        **{name: value for name, value in found.items() if name != "began"},
+        **{role: memory.grown(role, found["began"]) for role in ("driver", "worker", "agent loop", "unit")},
     }
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
+def read(record: Path, steps: int) -> dict[str, Any]:
+    """What the calls of a run say. `began`: when the first put was. Of the steps but the first: `storage_s`, seconds in
+    which any process was in storage or waited for it, and `beside_s`, processor time of storage's threads in processes
+    that did not wait for them. Of all: `stored`, the most bytes that the node had; `gets`, the most that a rank's call
+    added to its own memory."""
+    told = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in record.glob("*.jsonl")}
+    calls = [line for lines in told.values() for line in lines if "name" in line]
+    train = [call for call in calls if call["partition"] == "train"]
+    clears = sorted(call["end"] for call in train if call["name"] == "kv_clear")
+    warm = clears[len(clears) // steps - 1]
+    spans = [
+        (start, end) for call in calls if call["name"] != "kv_list" for start, end in call["spans"] if start >= warm
+    ]
+    beside = 0.0
+    for lines in told.values():
+        taken = [(line["at"], line["threads"]) for line in lines if "threads" in line]
+        before = [seconds for at, seconds in taken if at <= warm]
+        if taken:
+            beside += taken[-1][1] - (before[-1] if before else 0.0)
+    return {
+        "began": min(call["start"] for call in train if call["name"] == "kv_batch_put"),
+        "storage_s": covered(spans),
+        "beside_s": beside,
+        "stored": max((call["stored"] for call in train if call.get("stored")), default=0),
+        "gets": max((call["private"] for call in calls if call["name"] == "_meta_to_realdata"), default=0),
+    }
+
+
+def covered(spans: list[tuple[float, float]]) -> float:
     """Seconds that any of the spans covers."""
-    covered = until = 0.0
-    for start, end in spans:
-        covered += max(0.0, end - max(start, until))
+    total = until = 0.0
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
         until = max(until, end)
-    return covered
+    return total
 
 
 def rows_of(found: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
@@ -114,17 +140,21 @@ def rows_of(found: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
     theirs = found["SimpleStorage"]
     for store in STORES[1:]:
         pairs = list(zip(found[store], theirs, strict=True))
-        shares = [(a["storage_s"] / a["step_s"]) / (b["storage_s"] / b["step_s"]) for a, b in pairs]
-        detail = ", ".join(f"{a['storage_s']:.2f} of {a['step_s']:.2f} s" for a in pairs[0])
+        shares = [_share(a) / _share(b) for a, b in pairs]
+        detail = ", ".join(f"{a['storage_s']:.2f} + {a['beside_s']:.2f} of {a['step_s']:.2f} s" for a in pairs[0])
         rows.append(row(f"{store}: storage's share", shares, at_most=1 / 5, unit="x", detail=detail))
         stored = [a["stored"] / logical * RESPONSES for a, _ in pairs]
-        detail = f"{pairs[0][0]['stored'] / MIB:.0f} of {logical / MIB:.0f} MiB"
+        detail = f"{pairs[0][0]['stored'] / MIB:.1f} of {logical / MIB:.0f} MiB"
         rows.append(row(f"{store}: stored / logical x 8", stored, at_most=1.05, unit="x", detail=detail))
-        for role in ("driver", "worker"):
+        for role, of in (("driver", "driver"), ("worker", "worker"), ("gets", "worker's gets")):
             grown = [max(a[role], MIB) / max(b[role], MIB) for a, b in pairs]
             detail = ", ".join(f"{each[role] / MIB:.0f} MiB" for each in pairs[0])
-            rows.append(row(f"{store}: {role}'s peak", grown, at_most=1 / 5, unit="x", detail=detail))
+            rows.append(row(f"{store}: {of}, peak", grown, at_most=1 / 5, unit="x", detail=detail))
     return rows
+
+
+def _share(of: dict[str, Any]) -> float:
+    return float((of["storage_s"] + of["beside_s"]) / of["step_s"])
 
 
 def main() -> int:
@@ -136,7 +166,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_fit.json"))
     chosen = parser.parse_args()
     prompts = int(PROMPTS * chosen.scale)
-    logical = prompts * RESPONSES * (chosen.side // PATCH) ** 2 * WIDTH * 4
+    logical = prompts * RESPONSES * ((chosen.side // PATCH) ** 2 * WIDTH * 4 + chosen.side**2 * 3)  # and the image
     found: dict[str, list[dict[str, Any]]] = {store: [] for store in STORES}
     with tempfile.TemporaryDirectory() as held:
         directory = Path(held)
