@@ -1,0 +1,103 @@
+"""Which time of a call of TransferQueue the benchmark takes for storage's (`fit.timed`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs verl: make test-integrations")
+
+from tests.integrations.verl.fit.timed import timed
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The calls that this process has written."""
+    monkeypatch.setenv("FIT_TIMES", str(tmp_path))
+
+    def read() -> list[dict[str, Any]]:
+        written = (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, written) if "name" in line]
+
+    return read
+
+
+def during(spans: list[list[float]], start: float, end: float) -> float:
+    """Seconds of the spans between two times; spans of one call may overlap each other."""
+    return sum(max(0.0, min(b, end) - max(a, start)) for a, b in spans)
+
+
+def spend(seconds: float) -> tuple[float, float]:
+    """Have the thread busy; when."""
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        pass
+    return began, time.monotonic()
+
+
+def test_what_the_loop_computes_while_a_call_is_awaited_is_not_the_calls(lines: Any) -> None:
+    own: list[tuple[float, float]] = []
+
+    async def kv_put(key: str, partition_id: str) -> str:
+        own.append(spend(0.02))
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+        own.append(await asyncio.create_task(task()))
+        return key
+
+    async def task() -> tuple[float, float]:
+        return spend(0.03)
+
+    async def run() -> tuple[float, float]:
+        putting = asyncio.create_task(timed(kv_put)("key", partition_id="train"))
+        await asyncio.sleep(0)  # it waits for a thread now
+        others = spend(0.1)
+        assert await putting == "key"
+        return others
+
+    others = asyncio.run(run())
+    (line,) = lines()
+    assert (line["name"], line["partition"]) == ("kv_put", "train")
+    assert during(line["spans"], *others) < 0.001
+    assert all(during(line["spans"], *each) > 0.95 * (each[1] - each[0]) for each in own)
+
+
+def test_a_loop_that_has_nothing_else_to_do_waits_for_the_call(lines: Any) -> None:
+    async def async_kv_get() -> None:
+        await asyncio.sleep(0.1)
+
+    async def run() -> None:
+        await asyncio.sleep(0.05)
+        await asyncio.gather(timed(async_kv_get)(), timed(async_kv_get)())
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    spans = [span for line in lines() for span in line["spans"]]
+    assert during(spans, 0, float("inf")) > 0.09
+    assert {line["name"] for line in lines()} == {"kv_get"}
+    assert sum(end - start > 0.05 for start, end in spans) == 1  # of two calls, once
+
+
+def test_a_call_that_blocks_is_storages_and_says_what_it_added_to_memory(lines: Any) -> None:
+    def kv_batch_get(size: int) -> bytearray:
+        return bytearray(b"x" * size)
+
+    kept = timed(kv_batch_get)(64 << 20)
+    (line,) = lines()
+    assert line["spans"] == [[line["start"], line["end"]]]
+    assert 0.9 * len(kept) < line["private"] < 1.1 * len(kept)
+
+
+def test_an_error_is_the_callers_and_the_call_is_written(lines: Any) -> None:
+    async def kv_put() -> None:
+        await asyncio.sleep(0)
+        raise LookupError("no such key")
+
+    with pytest.raises(LookupError, match="no such key"):
+        asyncio.run(timed(kv_put)())
+    assert len(lines()) == 1

@@ -1,0 +1,67 @@
+"""What `bench.doors_fit` makes of the calls that a run wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.doors_fit import covered, read, rows_of
+
+
+def call(name: str, *spans: tuple[float, float], partition: str | None = "train", **more: Any) -> dict[str, Any]:
+    return {"name": name, "partition": partition, "start": spans[0][0], "end": spans[-1][1], "spans": spans, **more}
+
+
+def test_time_that_several_cover_counts_once() -> None:
+    assert covered([(5, 6), (0, 2), (1, 3), (2, 2.5)]) == 4
+    assert covered([]) == 0
+
+
+def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobodys(tmp_path: Path) -> None:
+    trainer = [
+        call("kv_batch_put", (0, 1)),
+        call("kv_clear", (8, 9), stored=500),
+        call("kv_clear", (9, 10), stored=300),
+        call("kv_batch_put", (11, 12)),
+        call("kv_list", (12, 30)),
+        call("kv_clear", (30, 31), stored=700),
+        call("kv_clear", (31, 32), stored=100),
+    ]
+    loop = [
+        call("kv_batch_put", (2, 4)),
+        {"threads": 3.0, "at": 4.0},
+        {"threads": 4.0, "at": 9.0},
+        call("kv_batch_put", (14, 15), (18, 19)),  # and something else between
+        {"threads": 4.5, "at": 19.0},
+    ]
+    rank = [
+        call("_meta_to_realdata", (5, 6), partition=None, private=80),
+        call("_meta_to_realdata", (18.5, 20), partition=None, private=60),
+    ]
+    for name, lines in {"1": trainer, "2": loop, "3": rank}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(tmp_path, 2) == {
+        "began": 0,
+        "storage_s": 1 + 1 + 2 + 2,
+        "beside_s": 0.5,
+        "stored": 700,
+        "gets": 80,
+    }
+
+
+def test_the_promises_are_ours_over_theirs() -> None:
+    mib = 1 << 20
+    theirs = {"storage_s": 4.0, "beside_s": 1.0, "step_s": 10.0, "stored": 0, "driver": 40 * mib}
+    theirs |= {"worker": 200 * mib, "gets": 100 * mib}
+    ours = {"storage_s": 0.25, "beside_s": 0.25, "step_s": 5.0, "stored": 13 * mib, "driver": 10 * mib}
+    ours |= {"worker": 20 * mib, "gets": 0}
+    found = {"SimpleStorage": [theirs], "Dataplane": [ours], "module": [ours]}
+    rows = rows_of(found, 100 * mib)
+    assert {row.name: (row.value, row.met) for row in rows if row.name.startswith("module")} == {
+        "module: storage's share": (0.2, True),
+        "module: stored / logical x 8": (1.04, True),
+        "module: driver, peak": (0.25, False),
+        "module: worker, peak": (0.1, True),
+        "module: worker's gets, peak": (0.01, True),
+    }
