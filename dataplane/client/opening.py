@@ -13,6 +13,7 @@ from dataplane.batch.alike import Laid
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.form import Form
+from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
@@ -49,7 +50,7 @@ class Opening:
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
         """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
-        sources, order = ref.sources(name)
+        sources, order = self._together(*ref.sources(name))
         selections: list[Selection] = []
         for (_, ordinal), several in groupby(sources, self._alike):
             selections += self._opened(name, field, ordinal, list(several))
@@ -58,6 +59,37 @@ class Opening:
     def _alike(self, piece: refs.Piece) -> tuple[int, int]:
         """The same for pieces that lie alike: in shards of one outline, in the same column."""
         return id(self._held[piece.node, piece.shard].laid.outline), piece.ordinal
+
+    def _together(
+        self, sources: tuple[refs.Piece, ...], order: Index | None
+    ) -> tuple[Sequence[refs.Piece], Index | None]:
+        """The same rows, pieces that lie alike one after another where more of them are then read in one pass."""
+        if len(sources) < _LEAST:
+            return sources, order
+        numbers: dict[tuple[int, int], int] = {}
+        kinds = np.array([numbers.setdefault(self._alike(piece), len(numbers)) for piece in sources])
+        runs = 1 + np.count_nonzero(np.diff(kinds))
+        if runs == len(numbers) or not any(map(self._is_small, self._many(sources, kinds))):
+            return sources, order
+        by = np.argsort(kinds, kind="stable")
+        lengths = np.array([len(piece.rows) for piece in sources])
+        starts, moved = np.cumsum(lengths) - lengths, np.empty_like(lengths)
+        moved[by] = np.cumsum(lengths[by]) - lengths[by]
+        places = np.arange(int(lengths.sum())) + np.repeat(moved - starts, lengths)
+        return [sources[at] for at in by.tolist()], places if order is None else places[order]
+
+    def _many(self, sources: Sequence[refs.Piece], kinds: Index) -> Iterator[list[refs.Piece]]:
+        """Those of a kind of which there are enough to be read in one pass."""
+        for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
+            yield [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
+
+    def _is_small(self, pieces: Sequence[refs.Piece]) -> bool:
+        """Whether pieces that lie alike can be read in one pass, and are small enough for that."""
+        columns, ordinal = self._held[pieces[0].node, pieces[0].shard].laid.outline.columns, pieces[0].ordinal
+        if ordinal >= len(columns) or _indexed(columns[ordinal][1]):
+            return False
+        stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
+        return stack.nbytes(ordinal) <= _MOST * len(pieces)
 
     def _opened(
         self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]
