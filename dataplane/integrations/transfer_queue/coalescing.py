@@ -22,6 +22,7 @@ from typing import Any
 
 from dataplane.batch import tensordicts, tensors, variants
 from dataplane.batch.values import Values
+from dataplane.integrations.sharing import TENSOR
 from dataplane.integrations.transfer_queue import values
 from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 
@@ -58,7 +59,8 @@ def asked(
     tags: Sequence[Mapping[str, Any]] | None,
     alone: Callable[[], KVBatchMeta],
 ) -> Asked | None:
-    """A put that can be made together with others; None for one that can not."""
+    """A put that can be made together with others; None for one that can not, or has a value so large that it may be
+    stored already: where values of several puts are one column, that is stored as a whole (`sharing`)."""
     if not 0 < len(keys) <= _FEW or len(set(keys)) < len(keys) or (tags is not None and len(tags) != len(keys)):
         return None
     rows: dict[str, list[Any]] = {}
@@ -68,12 +70,21 @@ def asked(
             kind, of_field = _rows(entry, whole=tensordicts.is_tensordict(fields))
             if len(of_field) != len(keys) or not isinstance(name, str):
                 return None
+            if any(_size(value) >= TENSOR for value in of_field):
+                return None
             rows[name] = of_field
             kinds.append((name, kind))
         if not rows:
             return None
     found = None if fields is None else tuple(sorted(kinds))
     return Asked(partition, list(keys), found, rows, tags, alone, Future())
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors that a value is, or has by key."""
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    return int(value.numel() * value.element_size()) if tensors.is_tensor(value) else 0
 
 
 def _entries(fields: Any) -> list[tuple[Any, Any]]:

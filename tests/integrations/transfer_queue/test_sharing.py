@@ -62,6 +62,25 @@ def test_responses_put_at_once_wait_for_one_of_them(ours: Any, pid: str) -> None
         eventually(lambda: used() == before, "the last one frees it")
 
 
+def test_responses_of_several_prompts_put_at_once_are_stored_once_a_prompt(ours: Any, pid: str) -> None:
+    before = used()
+    pairs = [(prompt, response) for response in range(8) for prompt in range(6)]
+    keys = [f"{prompt}_{response}" for prompt, response in pairs]
+
+    async def run() -> None:
+        puts = [
+            ours.async_kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=pid, tags=[{"n": prompt}])
+            for key, (prompt, _) in zip(keys, pairs, strict=True)
+        ]
+        await asyncio.gather(*puts)
+
+    asyncio.run(run())
+    assert used() - before <= 6 * IMAGE + len(keys) * PAGES // 2
+    check(ours, pid, keys, [prompt for prompt, _ in pairs])
+    ours.kv_clear(keys, pid)
+    eventually(lambda: used() == before, "nothing is left")
+
+
 def test_rows_of_one_put_share(ours: Any, pid: str) -> None:
     before = used()
     ours.kv_batch_put(keys=["a", "b", "c"], fields=trajectories([1, 2, 1]), partition_id=pid)
