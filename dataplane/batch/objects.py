@@ -113,9 +113,18 @@ def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
     return [parts.joined(row) for row in encode(column, rows)]
 
 
-def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode: bool = True, number: int = -1) -> Any:
+def decode_row(
+    column: str,
+    data: Any,
+    lookup: Lookup = parts.nowhere,
+    *,
+    decode: bool = True,
+    number: int = -1,
+    copies: dict[tuple[int, int], bytes] | None = None,
+) -> Any:
     """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
-    "bytes" of an image file, and "path" None.
+    "bytes" of an image file, and "path" None. `copies` are bytes that were made of parts by their places in memory, for
+    rows that lie in the same: it is added to.
 
     What comes back is its owner's alone, but for the bytes of files. Raises Corrupt for anything that is no row, and
     SchemaMismatch for a class of users that this process does not have: with the column, the `number` of the row, the
@@ -124,7 +133,8 @@ def decode_row(column: str, data: Any, lookup: Lookup = parts.nowhere, *, decode
     try:
         tree, found = parts.split(data, lookup)
         # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
-        return _Reader(found, decode).value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
+        reader = _Reader(found, decode, {} if copies is None else copies)
+        return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except classes.Absent as absent:
         missing, _, _ = str(absent).partition(":")
         message = f"{'it' if number >= 0 else 'a row'} holds {absent}"
@@ -276,9 +286,10 @@ def _hint(kind: type) -> str:
 class _Reader:
     """Decodes a row; `found` are its parts."""
 
-    def __init__(self, found: Sequence[Any], decode: bool) -> None:
+    def __init__(self, found: Sequence[Any], decode: bool, copies: dict[tuple[int, int], bytes]) -> None:
         self._found = found
         self._decode = decode
+        self._copies = copies
 
     def value(self, data: Any) -> Any:
         """What these bytes are. (A decoder of its own would refer to this, and this to it, so that parts stayed.)"""
@@ -335,7 +346,15 @@ class _Reader:
 
     def _bytes(self, data: bytes | int) -> bytes:
         view = self._view(data)
-        return view.obj if type(view.obj) is bytes and len(view.obj) == len(view) else bytes(view)
+        if type(view.obj) is bytes and len(view.obj) == len(view):
+            return view.obj
+        if type(data) is bytes or not len(view):
+            return bytes(view)
+        place = np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view)
+        copy = self._copies.get(place)
+        if copy is None:
+            copy = self._copies[place] = bytes(view)
+        return copy
 
 
 def _container(code: int, items: list[Any]) -> Any:
@@ -357,4 +376,4 @@ def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
 
 
 #: Of rows without parts.
-_decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True)._extended).decode
+_decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True, {})._extended).decode

@@ -65,8 +65,9 @@ def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> li
         return _text(name, field, rows)
     if field.kind == "bytes":
         return [row.tobytes() for row in reading.spans(rows)]
+    copies: dict[tuple[int, int], bytes] = {}
     return [
-        objects.decode_row(name, row, lookup, decode=decode, number=number)
+        objects.decode_row(name, row, lookup, decode=decode, number=number, copies=copies)
         for number, (row, lookup) in enumerate(reading.objects(rows))
     ]
 

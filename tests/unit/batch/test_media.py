@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence, PngImagePlugin
 
+from dataplane.batch.batch import Column
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.unit.batch.exact import column
@@ -404,6 +405,19 @@ def test_an_image_in_a_column_is_looked_at_after_the_column_has_gone() -> None:
     assert [is_deferred(row["image"]) for row in rows] == [True, True]
     rows[0]["image"].putpixel((0, 0), (1, 2, 3))
     assert same_image(rows[1]["image"], image)
+
+
+def test_rows_that_are_the_same_memory_have_the_same_bytes() -> None:
+    data = file(noise("RGB", (64, 64)))
+    rows = [{"image": opened(data), "bytes": [b"x" * 9000]}, {"image": opened(data[:-1] + b"x"), "bytes": []}]
+    whole = column(rows)
+    [one, other, again] = Column.of("x", whole.field, whole._selections, np.array([0, 1, 0])).to_list()
+    assert one["bytes"][0] is again["bytes"][0]
+    assert one["bytes"] == [b"x" * 9000]
+    assert one["image"].fp.getvalue() == again["image"].fp.getvalue() == data
+    assert other["image"].fp.getvalue() == data[:-1] + b"x"
+    one["image"].putpixel((0, 0), (1, 2, 3))
+    assert again["image"] == opened(data)
 
 
 def is_deferred(image: Any) -> bool:
