@@ -36,7 +36,7 @@ from fit.model import make_data, make_model
 from fit.run import STORES, Job
 
 PROMPTS, RESPONSES, STEPS = 64, 8, 3
-SIDE, PATCH, WIDTH = 448, 14, 1176
+SIDE = 448
 MIB = 1 << 20
 EVERY_S = 0.2
 _ROLES = {"TaskRunner": "driver", "WorkerDict": "worker", "AgentLoop": "agent loop", "SimpleStorage": "unit"}
@@ -101,7 +101,7 @@ def read(record: Path, steps: int) -> dict[str, Any]:
     """What the calls of a run say. `began`: when the first put was. Of the steps but the first: `storage_s`, seconds in
     which any process was in storage or waited for it, and `beside_s`, processor time of storage's threads in processes
     that did not wait for them. Of all: `stored`, the most bytes that the node had; `gets`, the most that a rank's call
-    added to its own memory."""
+    added to its own memory. `logical`: the bytes of the fields that agent loops put in a step."""
     told = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in record.glob("*.jsonl")}
     calls = [line for lines in told.values() for line in lines if "name" in line]
     train = [call for call in calls if call["partition"] == "train"]
@@ -121,6 +121,7 @@ def read(record: Path, steps: int) -> dict[str, Any]:
         "storage_s": covered(spans),
         "beside_s": beside,
         "stored": max((call["stored"] for call in train if call.get("stored")), default=0),
+        "logical": sum(call.get("bytes", 0) for call in train) // steps,
         "gets": max((call["private"] for call in calls if call["name"] == "_meta_to_realdata"), default=0),
     }
 
@@ -134,7 +135,7 @@ def covered(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def rows_of(found: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
+def rows_of(found: dict[str, list[dict[str, Any]]]) -> list[Row]:
     """The promises, each of ours over SimpleStorage's."""
     rows = []
     theirs = found["SimpleStorage"]
@@ -143,8 +144,8 @@ def rows_of(found: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
         shares = [_share(a) / _share(b) for a, b in pairs]
         detail = ", ".join(f"{a['storage_s']:.2f} + {a['beside_s']:.2f} of {a['step_s']:.2f} s" for a in pairs[0])
         rows.append(row(f"{store}: storage's share", shares, at_most=1 / 5, unit="x", detail=detail))
-        stored = [a["stored"] / logical * RESPONSES for a, _ in pairs]
-        detail = f"{pairs[0][0]['stored'] / MIB:.1f} of {logical / MIB:.0f} MiB"
+        stored = [a["stored"] / a["logical"] * RESPONSES for a, _ in pairs]
+        detail = f"{pairs[0][0]['stored'] / MIB:.1f} of {pairs[0][0]['logical'] / MIB:.0f} MiB"
         rows.append(row(f"{store}: stored / logical x 8", stored, at_most=1.05, unit="x", detail=detail))
         for role, of in (("driver", "driver"), ("worker", "worker"), ("gets", "worker's gets")):
             grown = [max(a[role], MIB) / max(b[role], MIB) for a, b in pairs]
@@ -166,7 +167,6 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_fit.json"))
     chosen = parser.parse_args()
     prompts = int(PROMPTS * chosen.scale)
-    logical = prompts * RESPONSES * ((chosen.side // PATCH) ** 2 * WIDTH * 4 + chosen.side**2 * 3)  # and the image
     found: dict[str, list[dict[str, Any]]] = {store: [] for store in STORES}
     with tempfile.TemporaryDirectory() as held:
         directory = Path(held)
@@ -193,7 +193,7 @@ def main() -> int:
                 )
                 results.append(measure(job))
                 print(f"{store}: {json.dumps(results[-1])}", flush=True)
-    rows = rows_of(found, logical)
+    rows = rows_of(found)
     print(table(rows))
     write_json(chosen.json, rows, {"scale": chosen.scale, "side": chosen.side, "stores": found})
     print(f"written to {chosen.json}")

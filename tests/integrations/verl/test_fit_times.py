@@ -13,7 +13,11 @@ import pytest
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
-from tests.integrations.verl.fit.timed import timed
+import torch
+from PIL import Image
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from tests.integrations.verl.fit.timed import nbytes, timed
 
 
 @pytest.fixture
@@ -91,6 +95,13 @@ def test_a_call_that_blocks_is_storages_and_says_what_it_added_to_memory(lines: 
     (line,) = lines()
     assert line["spans"] == [[line["start"], line["end"]]]
     assert 0.9 * len(kept) < line["private"] < 1.1 * len(kept)
+
+
+def test_the_bytes_of_what_is_put() -> None:
+    image = Image.new("RGB", (10, 20))
+    rows = [{"pixels": torch.zeros(3, 4), "kept": {"bytes": b"12345"}}, [image, "text", 7, None]]
+    fields = {"n": torch.zeros(2, dtype=torch.int64), "rows": NonTensorStack(*map(NonTensorData, rows))}
+    assert nbytes(TensorDict(fields, batch_size=[2])) == 2 * 8 + 3 * 4 * 4 + 5 + 600 + 4
 
 
 def test_an_error_is_the_callers_and_the_call_is_written(lines: Any) -> None:

@@ -29,10 +29,10 @@ def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobody
         call("kv_clear", (31, 32), stored=100),
     ]
     loop = [
-        call("kv_batch_put", (2, 4)),
+        call("kv_batch_put", (2, 4), bytes=1000),
         {"threads": 3.0, "at": 4.0},
         {"threads": 4.0, "at": 9.0},
-        call("kv_batch_put", (14, 15), (18, 19)),  # and something else between
+        call("kv_batch_put", (14, 15), (18, 19), bytes=3000),  # and something else between
         {"threads": 4.5, "at": 19.0},
     ]
     rank = [
@@ -46,6 +46,7 @@ def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobody
         "storage_s": 1 + 1 + 2 + 2,
         "beside_s": 0.5,
         "stored": 700,
+        "logical": 2000,
         "gets": 80,
     }
 
@@ -54,10 +55,17 @@ def test_the_promises_are_ours_over_theirs() -> None:
     mib = 1 << 20
     theirs = {"storage_s": 4.0, "beside_s": 1.0, "step_s": 10.0, "stored": 0, "driver": 40 * mib}
     theirs |= {"worker": 200 * mib, "gets": 100 * mib}
-    ours = {"storage_s": 0.25, "beside_s": 0.25, "step_s": 5.0, "stored": 13 * mib, "driver": 10 * mib}
+    ours = {
+        "storage_s": 0.25,
+        "beside_s": 0.25,
+        "step_s": 5.0,
+        "stored": 13 * mib,
+        "logical": 100 * mib,
+        "driver": 10 * mib,
+    }
     ours |= {"worker": 20 * mib, "gets": 0}
     found = {"SimpleStorage": [theirs], "Dataplane": [ours], "module": [ours]}
-    rows = rows_of(found, 100 * mib)
+    rows = rows_of(found)
     assert {row.name: (row.value, row.met) for row in rows if row.name.startswith("module")} == {
         "module: storage's share": (0.2, True),
         "module: stored / logical x 8": (1.04, True),

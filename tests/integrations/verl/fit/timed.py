@@ -5,9 +5,10 @@ Of a call that is awaited two things are storage's: the steps in which the event
 and the time in which that loop has nothing else to do. While the loop computes something else, as verl's processor of
 images does for other trajectories, nobody waits for storage. A call that blocks its thread is storage's as a whole.
 
-A line is `{"name", "partition", "start", "end", "spans"}`; `spans` are pairs of times. One that blocks has `private`,
-the bytes of this process's own memory that it added; of `kv_clear`, `stored` is what the node holds as it begins. A
-line `{"threads", "at"}` has the processor time that storage's threads of a process that awaits have taken until then.
+A line is `{"name", "partition", "start", "end", "spans"}`; `spans` are pairs of times. One that is awaited has the
+`bytes` of its fields. One that blocks has `private`, the bytes of this process's own memory that it added; of
+`kv_clear`, `stored` is what the node holds as it begins. A line `{"threads", "at"}` has the processor time that
+storage's threads of a process that awaits have taken until then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import transfer_queue as tq
+from PIL.Image import Image
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.utils import transferqueue_utils
 
 from dataplane.integrations import process
@@ -77,7 +82,8 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
             return await _stepped(function(*arguments, **named), spans)
         finally:
             del _waits[id(spans)]
-            _write(name, began, time.monotonic(), named.get("partition_id"), {"spans": spans})
+            more = {"spans": spans, "bytes": nbytes(named.get("fields"))}
+            _write(name, began, time.monotonic(), named.get("partition_id"), more)
             _tell_threads()
 
     return call_async if inspect.iscoroutinefunction(function) else call
@@ -130,6 +136,22 @@ def _watch(loop: Any) -> None:
         return found
 
     loop._selector.select = waited
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the tensors, images, bytes and texts that a value has."""
+    if isinstance(value, torch.Tensor):
+        whole = value.values() if value.is_nested else value
+        return int(whole.numel() * whole.element_size())
+    if isinstance(value, Image):
+        return value.width * value.height * len(value.getbands())
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, NonTensorStack | NonTensorData | np.ndarray):
+        return nbytes(value.tolist())
+    if isinstance(value, dict | TensorDict):
+        return sum(map(nbytes, value.values()))
+    return sum(map(nbytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def private() -> int:
