@@ -64,19 +64,21 @@ def test_responses_put_at_once_wait_for_one_of_them(ours: Any, pid: str) -> None
 
 def test_responses_of_several_prompts_put_at_once_are_stored_once_a_prompt(ours: Any, pid: str) -> None:
     before = used()
-    pairs = [(prompt, response) for response in range(8) for prompt in range(6)]
-    keys = [f"{prompt}_{response}" for prompt, response in pairs]
-    for prompt in range(3):  # these are known, and of what is put together then others are not
-        ours.kv_put(f"{prompt}_0", pid, fields={"multi_modal_inputs": pixels(prompt)}, tag={"n": prompt})
+    waves = [[(prompt, wave) for prompt in range(wave + 1)] for wave in range(6)]  # of each, the last is a new prompt's
 
-    async def run() -> None:
+    async def run(wave: list[tuple[int, int]]) -> None:
         puts = [
-            ours.async_kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=pid, tags=[{"n": prompt}])
-            for key, (prompt, _) in zip(keys, pairs, strict=True)
+            ours.async_kv_batch_put(
+                keys=[f"{prompt}_{number}"], fields=trajectories([prompt]), partition_id=pid, tags=[{"n": prompt}]
+            )
+            for prompt, number in wave
         ]
         await asyncio.gather(*puts)
 
-    asyncio.run(run())
+    for wave in waves:
+        asyncio.run(run(wave))
+    pairs = [pair for wave in waves for pair in wave]
+    keys = [f"{prompt}_{number}" for prompt, number in pairs]
     assert used() - before <= 6 * IMAGE + len(keys) * PAGES // 2
     check(ours, pid, keys, [prompt for prompt, _ in pairs])
     ours.kv_clear(keys, pid)
