@@ -74,5 +74,6 @@ def _pixels() -> str:
 
 @lru_cache(maxsize=256)
 def _class(kind: Any, name: str) -> Any:
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     own = {"_deferred_kind": kind, "__class__": property(lambda _: kind), name: property(_load, _settle)}
-    return type(kind.__name__, (_Deferred, kind), own)
+    return type(kind.__name__, (_Deferred, kind), named | own)
