@@ -53,6 +53,10 @@ class Received:
         """See `Memory.private`."""
         return self.block[offset : offset + nbytes]
 
+    def own(self, offset: int, nbytes: int) -> Bytes:
+        """See `Memory.own`."""
+        return self.block[offset : offset + nbytes].copy()
+
 
 def _block(nbytes: int) -> Bytes:
     """The block that is kept, if it is large enough and not far too large; else a new one."""
