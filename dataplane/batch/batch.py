@@ -153,7 +153,7 @@ class Column:
         """
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
-        return views.torch_rows(self.name, self.field, self.reading)
+        return views.torch_rows(self.name, self.field, self.reading, self._device)
 
     def packed(self) -> tuple[Any, Any]:
         """A ragged column as variable-length kernels take it: all items, [total, *item], and where each row begins

@@ -110,14 +110,11 @@ def verify(reports: Reports, job: Job, address: str) -> None:
 
 def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp.BatchRef, board: Board) -> None:
     """Train until the target is reached, or steps or time are over; then examine the policy."""
-    import torch
-
     from examples.multimodal_grpo import trainer
-    from examples.multimodal_grpo.policy import Policy
+    from examples.multimodal_grpo.ranks import Ranks
 
-    torch.set_num_threads(1)
-    policy = Policy(job.seed)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=job.learning_rate)
+    policy, optimizer = trainer.learner(job)
+    alone = Ranks(job, 0, "")
     published: dp.BatchRef | None = None
     recent: deque[float] = deque(maxlen=job.averaged)
     ledger, deadline, number = Ledger(), time.monotonic() + seconds, 0
@@ -132,7 +129,7 @@ def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp
         ):
             with going_on(plane):
                 with rollouts.consume("actor", timeout=deadline - time.monotonic(), **how) as delivery:
-                    recent.append(trainer.update(plane, job, policy, optimizer, delivery.ref))
+                    recent.append(trainer.update(job, policy, optimizer, plane.get(delivery.ref), alone))
                 number += 1  # only now is it acked, and counts
                 ledger.count(delivery.keys)
                 reports.send(trainer.report(job, number, delivery, recent))

@@ -168,8 +168,8 @@ def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(m, "MAJOR", 2)
         with pytest.raises(dp.ProtocolMismatch) as caught:
             dp.connect(node.address)
-        assert caught.value.ours == "1.0"
-        assert caught.value.theirs == "2.0"
+        assert caught.value.ours == f"1.{m.MINOR}"
+        assert caught.value.theirs == f"2.{m.MINOR}"
         monkeypatch.undo()
         with dp.connect(node.address) as plane:
             assert plane.stats().clients == 1
