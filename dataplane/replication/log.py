@@ -90,7 +90,12 @@ class Log:
         self._change(Rebase(snapshot, True))
 
     def install(self, snapshot: Snapshot) -> None:
-        """Let the leader's snapshot take the place of the whole log."""
+        """Let the leader's snapshot take the place of the log up to its index; what follows stays if the log agrees
+        with it there. A follower that has just restarted may have committed entries beyond the snapshot, and lead
+        before it hears more (Raft's InstallSnapshot; Ongaro and Ousterhout, ATC 2014, section 7)."""
+        if self.has(snapshot.index, snapshot.epoch):
+            self.compact(snapshot)
+            return
         self._entries = []
         self.snapshot, self.base, self.last = snapshot, snapshot.index, snapshot.index
         self.persisted = 0

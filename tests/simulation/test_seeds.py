@@ -26,6 +26,12 @@ def test_every_invariant_holds(first: int) -> None:
     assert took < SEED_S * CHUNK
 
 
+@pytest.mark.parametrize("seed", [26875, 44814])
+def test_a_follower_that_restarts_keeps_what_it_has_beyond_a_snapshot(seed: int) -> None:
+    """It was sent the leader's snapshot, dropped committed entries after it, and led without them."""
+    assert run_seed(seed).broken is None
+
+
 def test_runs_are_dense() -> None:
     """Most seeds change leaders and fill logs; few lose a partition in memory with all its replicas."""
     outcomes = [run_seed(seed) for seed in range(CHUNK)]

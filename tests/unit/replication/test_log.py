@@ -48,6 +48,24 @@ def test_a_snapshot_takes_the_place_of_entries() -> None:
     assert (log.base, log.last, log.persisted) == (9, 9, 9)
 
 
+def test_entries_beyond_a_snapshot_stay_where_the_log_agrees_with_it() -> None:
+    log = Log(Stored(), durable=True)
+    log.append(entries(1, 1, 2, 2))
+    log.stored(1)
+    log.install(Snapshot(3, 2, b"state"))
+    assert (log.base, log.last, log.persisted, log.epoch_at(4)) == (3, 4, 4, 2)
+    storage = MemoryStorage(("a", 0))
+    storage.write(operation for _, operation in log.changes)
+    assert storage.load()[1] == Stored(Snapshot(3, 2, b"state"), list(log.after(3, 9)))
+
+
+def test_entries_beyond_a_snapshot_go_where_the_log_differs_from_it() -> None:
+    log = Log(Stored(), durable=False)
+    log.append(entries(1, 1, 1))
+    log.install(Snapshot(2, 3, b"state"))
+    assert (log.base, log.last) == (2, 2)
+
+
 def test_only_what_is_stored_is_persisted() -> None:
     log = Log(Stored(), durable=True)
     log.append(entries(1, 1))  # ticket 1
