@@ -64,14 +64,14 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
             link.tell(rank, text)
     if answer.error is None:
         return answer.chains
-    link.told()  # what is dropped before does not arrive
+    link.flush()  # what is dropped before does not arrive
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 
 def confirm(link: Link) -> None:
     """Return once all ranks are done, and know it."""
     agree(link, Said("the end of it"), lambda _: [])
-    link.told()
+    link.flush()
 
 
 def _answer(heard: Sequence[Said], decide: Decide) -> Answer:

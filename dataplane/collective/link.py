@@ -156,13 +156,13 @@ class Link:
             raise self._broken(rank, error, ran_out=not within.remaining_s) from None
 
     def post(self, rank: int, data: Bytes, tag: int) -> None:
-        """Send bytes, which stay as they are until `told`."""
+        """Send bytes, which stay as they are until `flush` returns."""
         self._sent.append((self.send(rank, data, tag), rank))
 
     # Texts: short, of any length
 
     def tell(self, rank: int, text: bytes) -> None:
-        """Send a text. It is on its way when this returns, and has arrived when `told` does."""
+        """Send a text. It is on its way when this returns, and has arrived when `flush` does."""
         frame = np.zeros(_FRAME, np.uint8)
         whole = _LENGTH.pack(len(text)) + text
         head, rest = whole[:_FRAME], whole[_FRAME:]
@@ -171,8 +171,8 @@ class Link:
         if rest:
             self.post(rank, np.frombuffer(rest, np.uint8), _TEXTS)
 
-    def told(self) -> None:
-        """Wait until all that was told and posted has arrived."""
+    def flush(self) -> None:
+        """Wait until all that was sent has arrived."""
         while self._sent:
             self.wait(*self._sent.pop())
 

@@ -83,7 +83,7 @@ class Chain:
 
 
 def move(link: Link, chains: Sequence[Chain]) -> None:
-    """Carry out this rank's part of all payloads; what it sends is under way when this returns, until `Link.told`.
+    """Carry out this rank's part of all payloads; what it sends is under way when this returns, until `Link.flush`.
     `chains`: those that it is in, in an order that all ranks share."""
     for chain in chains:
         chain.agree(link)

@@ -30,8 +30,8 @@ GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"
 def ready(identity: bytes) -> bytes:
     """What a DEALER of this identity says once it was greeted."""
     known = ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
-    told = b"".join([bytes([len(name)]) + name + struct.pack(">I", len(value)) + value for name, value in known])
-    return _frame(_COMMAND, b"\x05READY" + told)
+    properties = b"".join([bytes([len(name)]) + name + struct.pack(">I", len(value)) + value for name, value in known])
+    return _frame(_COMMAND, b"\x05READY" + properties)
 
 
 def message(frames: Sequence[Any]) -> bytes:
