@@ -262,8 +262,9 @@ def test_a_spill_file_that_was_changed_is_no_data(
     """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
-    whole = [path.read_bytes() for path in files(tmp_path)]
-    for at, path in enumerate(files(tmp_path)):
+    paths = files(tmp_path)  # once: a shard that is still in memory may be written meanwhile
+    whole = [path.read_bytes() for path in paths]
+    for at, path in enumerate(paths):
         size = path.stat().st_size
         if what == "all of it":
             path.unlink()
