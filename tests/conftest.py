@@ -1,4 +1,4 @@
-"""What every test is held to: it leaves no descriptor, thread, child or arena mapping behind."""
+"""What every test is held to: it leaves no descriptor, thread, child or arena mapping behind, and may take its time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
+from hypothesis import settings
+
+settings.register_profile("any pace")
+settings.load_profile("any pace")
 
 SETTLE_S = 5.0  # closing is asynchronous in places: what is still open after this long is a leak
 

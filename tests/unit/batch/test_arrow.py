@@ -251,7 +251,7 @@ def test_metadata_that_does_not_fit_the_column_is_left_aside() -> None:
     assert local_batch(table)["x"].to_list() == [1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(-5, 5), max_size=4), max_size=6), st.data())
 def test_slices_and_chunks_are_seen_as_their_rows(rows: list[list[int]], data: st.DataObject) -> None:
     array = pa.array(rows, pa.list_(pa.int64()))

@@ -37,7 +37,7 @@ def _arrays(draw: st.DrawFn, ndim: int | None = None, dtype: Any = None) -> np.n
     return array[::-1] if draw(st.booleans()) else array
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_arrays())
 def test_an_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
     found = column(array)
@@ -46,7 +46,7 @@ def test_an_array_comes_back_as_it_was(array: np.ndarray[Any, Any]) -> None:
     assert not found.numpy().flags.writeable
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
     dtype, ndim = data.draw(_DTYPES), data.draw(st.integers(1, 3))

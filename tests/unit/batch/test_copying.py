@@ -60,7 +60,7 @@ def test_rows_with_strides_are_joined(way: str) -> None:
 
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
     join = copying._join
     if join is None:

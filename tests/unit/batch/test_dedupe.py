@@ -53,7 +53,7 @@ def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
     assert found.nbytes == plain.nbytes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=12))
 def test_rows_come_back_whatever_repeats(rows: list[list[int]]) -> None:
     arrays = [np.array(row, np.int64) for row in rows]

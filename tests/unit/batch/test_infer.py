@@ -31,7 +31,7 @@ _PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(st.lists(_PLAIN, max_size=6))
 def test_plain_values_come_back_equal_and_mixed_ones_exactly(rows: list[Any]) -> None:
     found = column(rows)
@@ -42,7 +42,7 @@ def test_plain_values_come_back_equal_and_mixed_ones_exactly(rows: list[Any]) ->
         assert repr(back) == repr(rows) or back == rows  # ints among floats are equal; repr is for NaN
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(width=64), min_size=1, max_size=8))
 def test_floats_keep_their_bits(rows: list[float]) -> None:
     assert same(column(rows).to_list(), rows)

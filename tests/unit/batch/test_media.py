@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence, PngImagePlugin
 
@@ -43,7 +43,6 @@ def same_image(a: Any, b: Any) -> bool:
     return bool(a == b and type(a) is type(b) and a.format == b.format)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from((*MODES, *WIDE)),
     st.tuples(st.integers(0, 40), st.integers(0, 40)),
@@ -333,7 +332,6 @@ def test_a_file_that_claims_too_many_pixels_is_corrupt(monkeypatch: pytest.Monke
         decode_row("x", forged(**_PNG, palette=None, data=data))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_an_image_with_wrong_bytes_is_corrupt_or_another(data: st.DataObject) -> None:
     images = [noise("RGB", (8, 8)), noise("P", (8, 8)), opened(file(noise("L", (8, 8))))]

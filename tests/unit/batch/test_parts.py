@@ -106,7 +106,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(_ROWS, st.data())
 def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], data: st.DataObject) -> None:
     found = column([*rows, None])  # None: objects, whatever the others are
@@ -202,7 +202,6 @@ def test_a_part_beyond_the_stored_rows_is_corrupt() -> None:
                 read()
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_rows_with_wrong_bytes_are_corrupt_or_others(data: st.DataObject) -> None:
     [row] = encode_rows("x", [[large(1), (b"x" * LARGE,)]])

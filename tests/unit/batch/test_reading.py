@@ -49,7 +49,7 @@ def _rows(values: Any) -> list[Any]:
     return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 @pytest.mark.parametrize("kind", _PIECES)
 def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject) -> None:

@@ -58,7 +58,7 @@ def read(memory: Any, ordinal: int, rows: Rows) -> Any:
         st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(lambda ends: list(range(min(ends), max(ends)))),
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tables_and_values_are_all_that_rows_are_read_from(ordinals: set[int], rows: list[int]) -> None:
     chosen = Rows.index(rows)
     memory = aligned_bytes(PLANNED.nbytes)

@@ -49,7 +49,7 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     assert same(column(list(tensor[0].unbind())).torch(), tensor[0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.sampled_from(["float32", "bfloat16", "int64"]))
 def test_jagged_tensors_come_back(lengths: list[int], dtype: str) -> None:
     rows = [_of(dtype, n, 2, seed=n) for n in lengths]

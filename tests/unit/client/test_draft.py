@@ -135,7 +135,7 @@ async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> N
                 assert np.array_equal(ours, theirs)
         await plane.free(ref)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(specs())
     def all_of_them(columns: dict[str, Spec]) -> None:
         asyncio.run_coroutine_threadsafe(one(columns), loop).result(20)

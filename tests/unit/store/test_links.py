@@ -164,7 +164,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
 TestOwnersAgainstAModel = OwnersAgainstAModel.TestCase
 TestOwnersAgainstAModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -234,7 +234,7 @@ async def test_a_flipped_bit_of_the_padding_of_compressed_data_is_corrupt(packin
     await refused(packing, file, 8 * PAGE)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(offset=st.integers(0, 3 * PAGE - 1), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_corrupt(tmp_path: Path, offset: int, bit: int) -> None:
     async def scenario() -> None:

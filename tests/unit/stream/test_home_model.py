@@ -680,4 +680,4 @@ class HomeAgainstAModel(RuleBasedStateMachine):
 
 
 TestHomeAgainstAModel = HomeAgainstAModel.TestCase
-TestHomeAgainstAModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestHomeAgainstAModel.settings = settings(max_examples=100, stateful_step_count=40)

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
@@ -221,7 +221,6 @@ def test_rows_that_move_are_told_to_those_only_who_have_nothing_of_them_any_more
     assert told.books.nbytes == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["lose", "ack", "drop", "nack"]), min_size=1, max_size=6), st.integers(0, 5))
 def test_groups_and_counts_end_at_nothing(what: list[str], first: int) -> None:
     """Whatever becomes of rows, in any order: nothing is counted of them once they are gone."""

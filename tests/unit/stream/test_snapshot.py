@@ -432,7 +432,7 @@ def everything(stream: Stream, size: int) -> Iterator[Any]:
                     stream.ack(grant)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     history=st.lists(OPERATIONS, min_size=3, max_size=25),
     late=st.booleans(),
