@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import urllib.error
 import urllib.request
 from base64 import b64encode
 from pathlib import Path
@@ -68,6 +69,8 @@ class EtcdServer:
         assert self._process.poll() is None, (self._directory / "etcd.log").read_text()[-2000:]
         try:
             self.ask("kv/range", {"key": _base64("/")})
+        except urllib.error.HTTPError:  # it asks for a password
+            return True
         except OSError:
             return False
         return True
@@ -112,6 +115,19 @@ class EtcdServer:
         """How many keys begin so."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return int(self.ask("kv/range", {"key": _base64(prefix), "range_end": _base64(end)}).get("count", 0))
+
+    def protect(self, password: str) -> None:
+        """Ask for a user and password from now on: root and this."""
+        self.ask("auth/user/add", {"name": "root", "password": password})
+        self.ask("auth/role/add", {"name": "root"})
+        self.ask("auth/user/grant", {"user": "root", "role": "root"})
+        self.ask("auth/enable", {})
+
+    def gauge(self, name: str) -> float:
+        """The sum of a figure of its own (https://etcd.io/docs/v3.5/metrics/)."""
+        with urllib.request.urlopen(f"http://{self.address}/metrics", timeout=2) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def compact(self) -> None:
         """Forget how it came to what it knows."""

@@ -68,6 +68,11 @@ class Coordinator(ABC):
         """The members now, then at each change. Raises Unavailable where the watch breaks; begin another then."""
 
     @abstractmethod
+    async def evict(self, member: str, value: bytes) -> None:
+        """Take the member's place away if it has this value: who has seen its process end need not wait for the lease.
+        Its registration then renews nothing. Raises Unavailable, OutcomeUnknown."""
+
+    @abstractmethod
     async def read(self, key: str) -> bytes | None:
         """The value of a key, None if it has none. Raises Unavailable."""
 

@@ -77,6 +77,10 @@ class ProcessCoordinator(Coordinator):
         finally:
             del self._watches[event]
 
+    async def evict(self, member: str, value: bytes) -> None:
+        registry, now = self._now()
+        registry.evict(member, value, now)
+
     async def read(self, key: str) -> bytes | None:
         return self._now()[0].read(_checked(key))
 

@@ -52,6 +52,14 @@ class Registry:
             del self._members[member]
             self.members_changed()
 
+    def evict(self, member: str, value: bytes, now: float) -> None:
+        """See `Coordinator.evict`."""
+        self.expire(now)
+        found = self._members.get(member)
+        if found is not None and found.value == value:
+            del self._members[member]
+            self.members_changed()
+
     def expire(self, now: float) -> None:
         """Drop members whose leases have run out."""
         gone = [name for name, member in self._members.items() if member.until_s <= now]

@@ -127,6 +127,18 @@ class CoordinatorSuite:
         assert dict(await coordinator.members()) == {"a": b"2"}
         assert await new.renew()
 
+    async def test_a_member_is_evicted_by_who_knows_its_value(self, coordinator: Coordinator) -> None:
+        a = await coordinator.register("a", b"2", LEASE_S)
+        await coordinator.evict("a", b"1")
+        await coordinator.evict("b", b"2")
+        assert await a.renew()
+        await coordinator.evict("a", b"2")
+        assert dict(await coordinator.members()) == {}
+        assert not await a.renew()
+        again = await coordinator.register("a", b"2", LEASE_S)
+        assert not await a.renew()
+        assert await again.renew()
+
     @pytest.mark.timeout(60)
     async def test_a_lease_that_is_not_renewed_runs_out(self, coordinator: Coordinator) -> None:
         """And the members' watch says so by itself."""
@@ -158,6 +170,7 @@ class CoordinatorSuite:
             lambda: coordinator.read("k"),
             lambda: coordinator.swap("k", None, b"1"),
             coordinator.members,
+            lambda: coordinator.evict("a", b""),
             registration.renew,
             registration.leave,
             lambda: coordinator.register("a", b"", LEASE_S),

@@ -1,0 +1,302 @@
+"""Requests to etcd over its JSON gateway (https://etcd.io/docs/v3.5/dev-guide/api_grpc_gateway/), at one of several
+endpoints.
+
+gRPC would bring grpcio and protobuf, whose versions the other libraries of a training job pin against each other; the
+gateway needs an HTTP client that streams. There keys and values are base64, 64-bit integers are text, and empty fields
+are left out.
+
+What always holds: a request ends by its deadline with etcd's answer, Unavailable or OutcomeUnknown. An endpoint that
+fails is left for the next within that deadline, so requests are ones that may be made twice. OutcomeUnknown is raised
+where one attempt may have reached etcd and none was answered; Unavailable where none can have had an effect: no
+connection was made, or etcd refused. A login is renewed when etcd no longer knows its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dataplane.coordinator.base import OutcomeUnknown, Unavailable
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_MAX_ANSWER = 64 << 20  # bytes of an answer, or of a line of a watch; etcd itself refuses requests over 1.5 MiB
+_REFUSED = {3, 5, 7, 8, 9, 11, 12, 16}
+"""Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes effect.
+Others, UNAVAILABLE among them ("request timed out", "leader changed"), leave open whether it does."""
+_LOGIN = ("invalid auth token", "user name is empty", "revision in header is old")
+
+
+class Header(msgspec.Struct, frozen=True):
+    revision: int = 0
+
+
+class Pair(msgspec.Struct, frozen=True):
+    key: bytes = b""
+    value: bytes = b""
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class Event(msgspec.Struct, frozen=True):
+    kv: Pair = Pair()
+    type: str = "PUT"
+
+
+class Range(msgspec.Struct, frozen=True):
+    kvs: list[Pair] = []
+
+
+class Response(msgspec.Struct, frozen=True):
+    response_range: Range | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The fields of all answers that are read here. What is streamed comes in `result`."""
+
+    result: Answer | None = None
+    header: Header = Header()
+    ID: int = 0
+    TTL: int = 0
+    token: str = ""
+    succeeded: bool = False
+    responses: list[Response] = []
+    kvs: list[Pair] = []
+    events: list[Event] = []
+    created: bool = False
+    canceled: bool = False
+    cancel_reason: str = ""
+    error: Any = None
+    message: str = ""
+    code: int = 0
+
+
+class Refused(Unavailable):
+    """etcd refuses a request; nothing was changed."""
+
+
+class _Unanswered(Exception):
+    """An attempt failed. `sent`: etcd may have had it."""
+
+    def __init__(self, why: str, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+_decoder = msgspec.json.Decoder(Answer, strict=False)  # integers as text
+
+
+def check_installed() -> None:
+    """Raises ValueError where there is no HTTP client."""
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError as error:
+        raise ValueError("etcd needs aiohttp: pip install 'rollout-dataplane[etcd]'") from error
+
+
+class Gateway:
+    """One client of an etcd. To be used from one event loop."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        login: tuple[str, str] | None = None,
+    ) -> None:
+        """`endpoints`: HOST:PORT of each server; `login`: user and password. Raises ValueError where no HTTP client is
+        installed."""
+        check_installed()
+        self.timeout_s = timeout_s
+        self._urls = [f"{'https' if tls else 'http'}://{endpoint}/v3/" for endpoint in endpoints]
+        self._tls = tls
+        self._login = login
+        self._token = ""
+        self._at = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    @property
+    def endpoint(self) -> str:
+        """The HOST:PORT that is asked first."""
+        return self._endpoint(self._at)
+
+    async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> Answer:
+        """Ask each endpoint in turn until one answers. Raises Unavailable (Refused, where etcd says so) and, if
+        `writes`, OutcomeUnknown."""
+        deadline = time.monotonic() + self.timeout_s
+        each_s = self.timeout_s / min(len(self._urls), 3)
+        sent, why, first = False, "", self._at
+        for turn in range(len(self._urls)):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            at = (first + turn) % len(self._urls)
+            try:
+                answer = await self._ask_as_user(at, path, question, min(each_s, left_s))
+            except _Unanswered as error:
+                sent, why = sent or error.sent, f"etcd at {self._endpoint(at)}: {error}"
+            except Refused as error:
+                if sent and writes:
+                    raise OutcomeUnknown(f"an earlier attempt was not answered; then {error}") from error
+                raise
+            else:
+                if turn:
+                    self._at = at
+                return answer
+        if sent and writes:
+            raise OutcomeUnknown(why)
+        raise Unavailable(why)
+
+    async def _ask_as_user(self, at: int, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+        for again in (False, True):
+            await self._authenticate(at, timeout_s)
+            try:
+                return await self._ask_once(at, path, question, timeout_s)
+            except Refused as error:
+                if again or not self._login or not any(said in str(error) for said in _LOGIN):
+                    raise
+                self._token = ""
+        raise AssertionError("the second turn returns or raises")
+
+    async def _authenticate(self, at: int, timeout_s: float) -> None:
+        if self._login is None or self._token:
+            return
+        user, password = self._login
+        try:
+            asked = {"name": user, "password": password}
+            self._token = (await self._ask_once(at, "auth/authenticate", asked, timeout_s)).token
+        except _Unanswered as error:
+            raise _Unanswered(str(error), sent=False) from error  # the question itself was not asked
+
+    async def _ask_once(self, at: int, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+        import aiohttp
+
+        said = bytearray()
+        try:
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._post(at, path, question, timeout) as response:
+                async for part in response.content.iter_any():
+                    said += part
+                    if len(said) > _MAX_ANSWER:
+                        raise _Unanswered(f"it answers with more than {_MAX_ANSWER} bytes", sent=True)
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
+            raise _Unanswered(str(error), sent=False) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Unanswered(str(error) or type(error).__name__, sent=True) from error
+        return _understood(said)
+
+    async def stream(self, question: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+        """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint
+        is asked now and then for something that takes a majority of the servers: without one the watch says nothing.
+        Raises Unavailable."""
+        at = self._at
+        reading: asyncio.Queue[Answer | Unavailable] = asyncio.Queue(1)
+        tasks = [
+            asyncio.ensure_future(work) for work in (self._read_stream(at, question, reading), self._ping(at, reading))
+        ]
+        try:
+            while True:
+                read = await reading.get()
+                if isinstance(read, Unavailable):
+                    raise read
+                yield read
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_stream(self, at: int, question: dict[str, Any], read: asyncio.Queue[Answer | Unavailable]) -> None:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s)
+        try:
+            await self._authenticate(at, self.timeout_s)
+            async with self._post(at, "watch", question, timeout) as response:
+                async for line in response.content:
+                    answer = _understood(line)
+                    if answer.canceled:  # its revision was compacted, say
+                        raise Unavailable(f"etcd ends the watch: {answer.cancel_reason}")
+                    await read.put(answer)
+            raise Unavailable("etcd ends the watch")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, _Unanswered, Unavailable) as error:
+            self._token = ""
+            self._leave(at)
+            await read.put(Unavailable(f"the watch has broken: {str(error) or type(error).__name__}"))
+
+    async def _ping(self, at: int, read: asyncio.Queue[Answer | Unavailable]) -> None:
+        while True:
+            await asyncio.sleep(self.timeout_s)
+            try:
+                question = {"key": encoded("\0"), "count_only": True}
+                await self._ask_as_user(at, "kv/range", question, self.timeout_s)
+            except Refused:  # it answers
+                continue
+            except (_Unanswered, Unavailable) as error:
+                self._leave(at)
+                await read.put(Unavailable(f"etcd at {self._endpoint(at)} does not answer: {error}"))
+
+    def _leave(self, at: int) -> None:
+        """Ask another endpoint first from now on."""
+        if at == self._at:
+            self._at = (at + 1) % len(self._urls)
+
+    def _endpoint(self, at: int) -> str:
+        return self._urls[at].split("/")[2]
+
+    def _post(self, at: int, path: str, question: dict[str, Any], timeout: aiohttp.ClientTimeout) -> Any:
+        import aiohttp
+
+        if self._closed:
+            raise Unavailable("this coordinator was closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_ANSWER // 2)
+        return self._session.post(
+            self._urls[at] + path,
+            data=msgspec.json.encode(question),
+            headers={"Authorization": self._token} if self._token else {},
+            timeout=timeout,
+            allow_redirects=False,
+        )
+
+    async def aclose(self) -> None:
+        """End. Idempotent."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(asyncio.CancelledError):
+                await session.close()
+
+
+def _understood(said: bytes | bytearray) -> Answer:
+    """Raises _Unanswered for what is no answer, or leaves open what happens; Refused where etcd refuses."""
+    try:
+        answer = _decoder.decode(said)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _Unanswered(f"it answers what is none of etcd's answers: {error}", sent=True) from error
+    if answer.error is not None or answer.code:
+        why = f"it says: {answer.message or answer.error}"
+        if answer.code in _REFUSED:
+            raise Refused(f"etcd refuses: {answer.message or answer.error}")
+        raise _Unanswered(why, sent=True)
+    return answer.result or answer
+
+
+def encoded(text: str | bytes) -> str:
+    """Base64, as keys and values go to etcd."""
+    return b64encode(text.encode() if isinstance(text, str) else text).decode()
+
+
+def below(prefix: str) -> dict[str, Any]:
+    """The range of the keys with a prefix: up to the first that is greater than all of them."""
+    name = prefix.encode()
+    return {"key": encoded(name), "range_end": encoded(name[:-1] + bytes([name[-1] + 1]))}

@@ -1,0 +1,202 @@
+"""The coordinator that is an etcd, a real one: the suite of all coordinators, and an etcd that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
+from dataplane.coordinator.etcd import EtcdCoordinator
+from tests.conformance.coordinators import LEASE_S, CoordinatorSuite, until
+from tests.etcd import EtcdServer, needs_etcd
+
+pytestmark = [needs_etcd, pytest.mark.timeout(60)]
+
+SHORT_S = 0.5
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One etcd for tests that leave it as it is, each below a name of its own."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path) as server:
+        yield server
+
+
+@pytest.mark.leaks(reason="the etcd is the module's")
+class TestEtcd(CoordinatorSuite):
+    @pytest.fixture
+    async def coordinator(self, shared: EtcdServer) -> AsyncIterator[Coordinator]:  # type: ignore[override]
+        coordinator = EtcdCoordinator([shared.address], f"suite{next(_names)}")
+        yield coordinator
+        await coordinator.aclose()
+
+
+@pytest.fixture
+async def client(etcd: EtcdServer) -> AsyncIterator[EtcdCoordinator]:
+    client = EtcdCoordinator([etcd.address], "test", timeout_s=SHORT_S)
+    yield client
+    await client.aclose()
+
+
+async def answered(client: EtcdCoordinator) -> None:
+    """Wait until it answers again."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await client.read("k")
+                return
+            except Unavailable:
+                await asyncio.sleep(0.02)
+
+
+async def test_stopped_it_is_unavailable_and_restarted_it_knows_all(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+    await client.swap("k", None, b"1")
+    registration = await client.register("a", b"", 30.0)
+    async with aclosing(client.watch("k")) as watch, aclosing(client.watch_members()) as members:
+        assert await anext(watch) == b"1"
+        assert await anext(members) == {"a": b""}
+        etcd.stop()
+        for broken in (watch, members):
+            with pytest.raises(Unavailable):
+                await anext(broken)
+    with pytest.raises(Unavailable):
+        await client.swap("k", b"1", b"2")  # it can not have had it
+    with pytest.raises(Unavailable):
+        await anext(client.watch("k"))
+    await asyncio.to_thread(etcd.start)
+    await answered(client)
+    assert await client.swap("k", b"1", b"2") == b"2"
+    assert await registration.renew()
+
+
+async def test_wiped_it_has_nothing_and_serves(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+    for value in range(20):  # revisions that the new one has not come to
+        await client.swap("k", b"%d" % (value - 1) if value else None, b"%d" % value)
+    registration = await client.register("a", b"", 30.0)
+    etcd.stop()
+    etcd.wipe()
+    await asyncio.to_thread(etcd.start)
+    await answered(client)
+    assert await client.read("k") is None
+    assert not await registration.renew()
+    async with aclosing(client.watch("k")) as watch:
+        assert await anext(watch) is None
+        await client.swap("k", None, b"new")
+        assert await anext(watch) == b"new"
+
+
+async def test_frozen_it_says_that_the_outcome_is_unknown(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+    """It took the request, and does not answer: the swap happens once it goes on, or not; a watch breaks."""
+    await client.swap("k", None, b"1")
+    async with aclosing(client.watch("k")) as watch:
+        assert await anext(watch) == b"1"
+        etcd.freeze()
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            await client.swap("k", b"1", b"2")
+        with pytest.raises(Unavailable):
+            await client.read("k")
+        with pytest.raises(Unavailable):  # it has asked for a lease, and a lease alone makes no member
+            await client.register("a", b"", LEASE_S)
+        with pytest.raises(Unavailable):
+            await anext(watch)
+        assert time.monotonic() - began < 20 * SHORT_S
+        etcd.thaw()
+    await answered(client)
+    assert await client.swap("k", b"1", b"2") in (b"2", b"1")
+
+
+async def test_a_value_that_somebody_changed_is_a_value(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+    """Whatever it is: who uses it checks it. A swap that expects another changes nothing."""
+    await client.swap("k", None, b"1")
+    registration = await client.register("a", b"mine", 30.0)
+    async with aclosing(client.watch("k")) as watch:
+        assert await anext(watch) == b"1"
+        etcd.put("/dataplane/test/values/k", "garbage \x00")
+        assert await anext(watch) == b"garbage \x00"
+    assert await client.swap("k", b"1", b"2") == b"garbage \x00"
+    assert await client.swap("k", b"garbage \x00", b"2") == b"2"
+    etcd.put("/dataplane/test/members/a", "garbage")
+    assert await client.members() == {"a": b"garbage"}
+    assert not await registration.renew()
+
+
+async def test_a_history_that_was_compacted_breaks_no_watch_that_begins(
+    etcd: EtcdServer, client: EtcdCoordinator
+) -> None:
+    async with aclosing(client.watch("k")) as watch:
+        assert await anext(watch) is None
+        await client.swap("k", None, b"1")
+        await client.swap("k", b"1", b"2")
+        etcd.compact()
+        assert (await until(watch, lambda value: value == b"2"))[-1] == b"2"
+    async with aclosing(client.watch("k")) as watch:
+        assert await anext(watch) == b"2"
+
+
+async def test_one_of_several_endpoints_is_enough(etcd: EtcdServer, tmp_path: Path) -> None:
+    """One where nobody listens, one that has no name, one that takes requests and answers none."""
+    (tmp_path / "other").mkdir()
+    with EtcdServer(tmp_path / "other") as frozen:
+        frozen.freeze()
+        endpoints = ["127.0.0.1:1", "no-such-host.invalid:1", frozen.address, etcd.address]
+        client = EtcdCoordinator(endpoints, "test", timeout_s=4 * SHORT_S)
+        try:
+            assert await client.swap("k", None, b"1") == b"1"
+            assert client.endpoint == etcd.address
+            async with aclosing(client.watch("k")) as watch:
+                assert await anext(watch) == b"1"
+                await client.swap("k", b"1", b"2")
+                assert await anext(watch) == b"2"
+        finally:
+            await client.aclose()
+
+
+async def test_a_hundred_watches_are_one_connection(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+    watches = [client.watch(f"k{number}") for number in range(100)]
+    assert [await anext(watch) for watch in watches] == [None] * 100
+    nexts = [asyncio.ensure_future(anext(watch)) for watch in watches]
+    await asyncio.gather(*(client.swap(f"k{number}", None, b"%d" % number) for number in range(100)))
+    assert await asyncio.gather(*nexts) == [b"%d" % number for number in range(100)]
+    assert etcd.gauge("etcd_debugging_mvcc_watch_stream_total") == 1
+    for watch in watches:
+        await watch.aclose()
+    async with asyncio.timeout(10):
+        while etcd.gauge("etcd_debugging_mvcc_watch_stream_total"):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_password_is_used_and_its_token_renewed(etcd: EtcdServer) -> None:
+    etcd.protect("secret")
+    strangers = [EtcdCoordinator([etcd.address], "test", login=login) for login in (None, ("root", "wrong"))]
+    client = EtcdCoordinator([etcd.address], "test", login=("root", "secret"), timeout_s=4 * SHORT_S)
+    try:
+        for stranger in strangers:
+            with pytest.raises(Unavailable, match="refuses"):
+                await stranger.swap("k", None, b"1")
+        assert await client.swap("k", None, b"1") == b"1"
+        client._gateway._token = "one.that-has-run-out"
+        assert await client.swap("k", b"1", b"2") == b"2"
+        client._gateway._token = "one.that-has-run-out"
+        async with aclosing(client.watch("k")) as watch:
+            assert await anext(watch) == b"2"
+        etcd.stop()
+        await asyncio.to_thread(etcd.start)
+        await answered(client)
+        assert await client.read("k") == b"2"
+    finally:
+        for each in (client, *strangers):
+            await each.aclose()
