@@ -64,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
     node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")
+    node.add_argument("--etcd-ca", metavar="FILE", help="who has signed etcd's certificate; TLS is spoken then")
+    node.add_argument("--etcd-cert", metavar="FILE", help="this node's own certificate, where etcd asks for one")
+    node.add_argument("--etcd-cert-key", metavar="FILE", help="the key of it, if that is in another file")
+    node.add_argument("--etcd-login", metavar="FILE", help="one line USER:PASSWORD, where etcd asks for them")
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
@@ -110,11 +114,12 @@ def _node(chosen: argparse.Namespace) -> int:
     )
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
     cluster = None
+    etcd = {name: getattr(chosen, name) for name in ("etcd_ca", "etcd_cert", "etcd_cert_key", "etcd_login")}
     if chosen.listen:
         transports = tuple(filter(None, (chosen.transports or "").split(",")))
-        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise, transports)
-    elif chosen.join or chosen.key or chosen.advertise or chosen.transports:
-        raise ValueError("--join, --key, --advertise and --transports go with --listen")
+        cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise, transports, **etcd)
+    elif chosen.join or chosen.key or chosen.advertise or chosen.transports or any(etcd.values()):
+        raise ValueError("--join, --key, --advertise, --transports and --etcd-... go with --listen")
     node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:

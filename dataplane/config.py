@@ -135,6 +135,9 @@ class ClusterConfig:
     advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
         then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
     transports: what carries bytes, of `TRANSPORTS`, the best first. Empty: tcp, and before it what uses RDMA here.
+    etcd_ca: the file of the authority that has signed the etcd's certificate; etcd is spoken to over TLS then.
+    etcd_cert, etcd_cert_key: the files of this node's own certificate and its key, for an etcd that asks for one.
+    etcd_login: a file with one line, USER:PASSWORD, for an etcd that asks for them.
     """
 
     listen: str
@@ -142,6 +145,10 @@ class ClusterConfig:
     key: str | os.PathLike[str] | None = None
     advertise: str = ""
     transports: tuple[str, ...] = ()
+    etcd_ca: str | os.PathLike[str] | None = None
+    etcd_cert: str | os.PathLike[str] | None = None
+    etcd_cert_key: str | os.PathLike[str] | None = None
+    etcd_login: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
@@ -158,7 +165,13 @@ class ClusterConfig:
         unknown = [name for name in self.transports if name not in TRANSPORTS]
         if unknown or len(set(self.transports)) < len(self.transports):
             raise ValueError(f"transports are some of {', '.join(TRANSPORTS)}, each once, not {self.transports!r}")
-        _ = self.joined  # checked
+        files = (self.etcd_ca, self.etcd_cert, self.etcd_cert_key, self.etcd_login)
+        if self.joined.engine != "etcd" and any(file is not None for file in files):
+            raise ValueError("an authority, a certificate and a login of etcd go with a cluster that is joined by etcd")
+        if self.etcd_ca is None and (self.etcd_cert is not None or self.etcd_login is not None):
+            raise ValueError(
+                "a certificate or a login go to an etcd over TLS alone: name the authority, --etcd-ca FILE"
+            )
 
     @property
     def host(self) -> str:

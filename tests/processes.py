@@ -34,7 +34,7 @@ MIB = 1 << 20
 _context = multiprocessing.get_context("forkserver")
 _PRELOADED = """
     numpy pyarrow pytest psutil encodings.idna dataplane.client.sync dataplane.cli dataplane.node.node
-    dataplane.node.hosts dataplane.cluster.etcd dataplane.cluster.static tests.processes
+    dataplane.node.hosts dataplane.cluster.leases dataplane.coordinator.etcd dataplane.cluster.static tests.processes
 """  # what a node among others imports as it starts: a fork that has none of it takes four times as long
 _context.set_forkserver_preload(_PRELOADED.split())
 

@@ -2,10 +2,10 @@
 
 What finds them is an engine behind this interface. Each says who the members are and an epoch, a number that goes up
 with every change. A node that was started again is another member. One that others took for dead, and that comes back,
-is the same, and begins anew: what they shared is over, as if it had died.
+is the same in another incarnation: what they shared is over, as if it had died.
 
-Whatever finds them, who is alive is decided on the control channel alone: a node is a member while it answers
-greetings (`cluster.static`). Epochs are this node's own: those of two nodes can not be compared.
+There are two: registrations at a coordinator (`cluster.leases`), and greetings along a list (`cluster.static`). Epochs
+are this node's own: those of two nodes can not be compared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dataplane.wire import peer_messages as pm
+
+MAX_MEMBERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Coordination:
+    """The coordinator that a node asks: what it is and where, and whether it answered last."""
+
+    coordinator: str
+    answers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +84,11 @@ class Membership(ABC):
     @abstractmethod
     async def run(self) -> None:
         """Keep watch until cancelled."""
+
+    @property
+    def coordination(self) -> Coordination | None:
+        """The coordinator, where there is one."""
+        return None
+
+    async def aclose(self) -> None:  # noqa: B027
+        """Let go of what it was made with, once it runs no more. Idempotent."""

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
-from dataplane.cluster.membership import Member, Membership
+from dataplane.cluster.membership import MAX_MEMBERS, Member, Membership
 from dataplane.errors import DataplaneError, ProtocolMismatch
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.peer import Peers, check_address
@@ -37,8 +37,6 @@ DEAD_S = 3.5
 
 FORGET_S = 600.0
 """Seconds without an answer after which an address is given up that nobody named: of a host that has gone for good."""
-
-MAX_MEMBERS = 4096
 
 MAX_UNPROVEN = 256
 """Addresses that others told of and that have not answered yet: a node connects to no more for what others say."""

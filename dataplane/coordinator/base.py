@@ -54,6 +54,11 @@ class Registration(ABC):
 class Coordinator(ABC):
     """One client's view. Called from one loop; a cancelled call may have taken effect, or may yet."""
 
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """What it is and where, for people."""
+
     @abstractmethod
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
         """Be a member, with a value for others to read, for `lease_s` from now and from each renewal; in place of an

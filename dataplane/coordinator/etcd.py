@@ -172,9 +172,8 @@ class EtcdCoordinator(Coordinator):
         self._stream = _Stream(self._gateway, f"/dataplane/{name}/")
 
     @property
-    def endpoint(self) -> str:
-        """The HOST:PORT that is asked first."""
-        return self._gateway.endpoint
+    def address(self) -> str:
+        return f"etcd at {self._gateway.endpoint}"
 
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
         lease = (await self._gateway.ask("lease/grant", {"TTL": math.ceil(lease_s)})).ID

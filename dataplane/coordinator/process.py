@@ -38,6 +38,10 @@ class ProcessCoordinator(Coordinator):
         self._watches: dict[asyncio.Event, str] = {}  # "": the members
         self._closed = False
 
+    @property
+    def address(self) -> str:
+        return "this process"
+
     def _wake(self, key: str) -> None:
         for event, watched in self._watches.items():
             if watched == key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ class Hosts:
         self._config = config
         self._node = node
         self._store = store
-        key = None if config.key is None else auth.load(Path(config.key))
-        self._peers = Peers(config.listen, key, self._answer, freed=freed)
+        self._key = None if config.key is None else auth.load(Path(config.key))
+        self._peers = Peers(config.listen, self._key, self._answer, freed=freed)
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
@@ -94,7 +94,7 @@ class Hosts:
         self._choice = Choice(self._transports)
         self._peers.start()
         me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
-        self.membership = membership = join(self._config.joined, self._peers, me)
+        self.membership = membership = join(self._config, self._peers, me, self._key)
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._homes.replica = self.fetcher.replicas.here
         self.fetcher.replicas.freeing = self._homes.free_replica
@@ -217,7 +217,9 @@ class Hosts:
             for node, m in self.membership.members.items()
         }
         read = self._choice.statistics()
-        return {"epoch": self.membership.epoch, "members": members, "read_bytes": read}
+        figures = {"epoch": self.membership.epoch, "members": members, "read_bytes": read}
+        coordination = self.membership.coordination
+        return figures if coordination is None else figures | {"coordination": asdict(coordination)}
 
     async def aclose(self) -> None:
         """Leave. Idempotent."""
@@ -228,5 +230,7 @@ class Hosts:
         await self._offers.aclose()  # what was asked for meanwhile
         if self.fetcher is not None:
             await self.fetcher.aclose()
+        if self.membership is not None:
+            await self.membership.aclose()
         for transport in self._transports:
             await transport.aclose()

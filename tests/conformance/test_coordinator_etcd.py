@@ -156,7 +156,7 @@ async def test_one_of_several_endpoints_is_enough(etcd: EtcdServer, tmp_path: Pa
         client = EtcdCoordinator(endpoints, "test", timeout_s=4 * SHORT_S)
         try:
             assert await client.swap("k", None, b"1") == b"1"
-            assert client.endpoint == etcd.address
+            assert client.address == f"etcd at {etcd.address}"
             async with aclosing(client.watch("k")) as watch:
                 assert await anext(watch) == b"1"
                 await client.swap("k", b"1", b"2")

@@ -18,7 +18,7 @@ from tests.processes import WAIT_S, eventually
 
 pytestmark = [needs_etcd, pytest.mark.timeout(60)]
 
-NODES = "/dataplane/run-7/nodes/"
+NODES = "/dataplane/run-7/members/"
 
 
 @pytest.fixture

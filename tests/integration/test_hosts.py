@@ -22,7 +22,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
-from dataplane.cluster.etcd import EtcdMembership
+from dataplane.cluster.leases import LeaseMembership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.node.node import Node, run
@@ -75,7 +75,7 @@ class Host(Worker):
 
 def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...], beat_s: float) -> None:
     StaticMembership.__init__.__defaults__ = (beat_s,)  # type: ignore[misc]
-    EtcdMembership.__init__.__defaults__ = (beat_s, 2.0)  # type: ignore[misc]
+    LeaseMembership.__init__.__defaults__ = (None, "127.0.0.1", 2.0)  # type: ignore[misc]
     node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
     hosts = node.hosts
     assert hosts is not None

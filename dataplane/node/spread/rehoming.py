@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from dataplane.cluster.static import MAX_MEMBERS
+from dataplane.cluster.membership import MAX_MEMBERS
 from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node.spread.mirrors import Held, Mirrors, encoded
 from dataplane.node.spread.moves import Move
