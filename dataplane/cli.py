@@ -61,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument(
         "--join", metavar="HOW", default="", help="static://H:P,... of other nodes, or etcd://H:P,.../NAME"
     )
+    node.add_argument(
+        "--seeds", metavar="HOST,...", default="", help="1, 3 or 5 hosts, the same on all: theirs run etcd"
+    )
+    node.add_argument("--seed-dir", metavar="PATH", help="where a seed keeps its etcd (default: as --spill-dir)")
     node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
     node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
     node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")
@@ -114,12 +118,13 @@ def _node(chosen: argparse.Namespace) -> int:
     )
     config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
     cluster = None
-    etcd = {name: getattr(chosen, name) for name in ("etcd_ca", "etcd_cert", "etcd_cert_key", "etcd_login")}
+    names = ("etcd_ca", "etcd_cert", "etcd_cert_key", "etcd_login", "seeds", "seed_dir")
+    etcd = {name: getattr(chosen, name) for name in names}
     if chosen.listen:
         transports = tuple(filter(None, (chosen.transports or "").split(",")))
         cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise, transports, **etcd)
     elif chosen.join or chosen.key or chosen.advertise or chosen.transports or any(etcd.values()):
-        raise ValueError("--join, --key, --advertise, --transports and --etcd-... go with --listen")
+        raise ValueError("--join, --seeds, --key, --advertise, --transports and --etcd-... go with --listen")
     node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
 
     def ready() -> None:

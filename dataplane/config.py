@@ -138,6 +138,9 @@ class ClusterConfig:
     etcd_ca: the file of the authority that has signed the etcd's certificate; etcd is spoken to over TLS then.
     etcd_cert, etcd_cert_key: the files of this node's own certificate and its key, for an etcd that asks for one.
     etcd_login: a file with one line, USER:PASSWORD, for an etcd that asks for them.
+    seeds: instead of `join`: the 1, 3 or 5 hosts whose nodes run an etcd for the cluster, `HOST[:PORT],...[/NAME]`, the
+        same on every host. PORT is for clients of etcd, 2379 if not given; its servers meet at the next.
+    seed_dir: where a seed keeps its etcd, in a directory of that one's own. None: $DATAPLANE_SPILL_DIR, else /var/tmp.
     """
 
     listen: str
@@ -149,6 +152,8 @@ class ClusterConfig:
     etcd_cert: str | os.PathLike[str] | None = None
     etcd_cert_key: str | os.PathLike[str] | None = None
     etcd_login: str | os.PathLike[str] | None = None
+    seeds: str = ""
+    seed_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         host, _ = _host_port(self.listen.removeprefix("tcp://")) if self.listen.startswith("tcp://") else ("", 0)
@@ -165,6 +170,10 @@ class ClusterConfig:
         unknown = [name for name in self.transports if name not in TRANSPORTS]
         if unknown or len(set(self.transports)) < len(self.transports):
             raise ValueError(f"transports are some of {', '.join(TRANSPORTS)}, each once, not {self.transports!r}")
+        if self.seeds and (self.join or self.key is None):
+            raise ValueError("--seeds goes with --key, by which the seeds know each other, and without --join")
+        if self.seed_dir is not None and not self.seeds:
+            raise ValueError("--seed-dir goes with --seeds")
         files = (self.etcd_ca, self.etcd_cert, self.etcd_cert_key, self.etcd_login)
         if self.joined.engine != "etcd" and any(file is not None for file in files):
             raise ValueError("an authority, a certificate and a login of etcd go with a cluster that is joined by etcd")
@@ -187,15 +196,16 @@ class ClusterConfig:
 
     @property
     def joined(self) -> Join:
-        """`join`, as what it says."""
-        return _join(self.join)
+        """`join` or `seeds`, as what it says."""
+        return _seeds(self.seeds) if self.seeds else _join(self.join)
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How the others are found: by a list of where they listen, tcp://HOST:PORT, or by the etcd at one of HOST:PORT."""
+    """How the others are found: by a list of where they listen, tcp://HOST:PORT, or by the etcd at one of HOST:PORT,
+    which the nodes of these hosts run if they are seeds."""
 
-    engine: Literal["static", "etcd"] = "static"
+    engine: Literal["static", "etcd", "seeds"] = "static"
     addresses: tuple[str, ...] = ()
     name: str = ""
 
@@ -215,9 +225,34 @@ def _join(text: str) -> Join:
         raise ValueError(f"{text!r} says no HOST:PORT of an etcd")
     for address in named:
         check_host_port(address)
+    _check_name(slash, name)
+    return Join("etcd", tuple(named), name or "dataplane")
+
+
+ETCD_PORT = 2379
+
+
+def _seeds(text: str) -> Join:
+    where, slash, name = text.partition("/")
+    seeds = [each if _ports(each) else f"{each}:{ETCD_PORT}" for each in where.split(",")]
+    for seed in seeds:
+        check_host_port(seed)
+        if int(seed.rpartition(":")[2]) > 65534:
+            raise ValueError(f"the servers of {seed!r} meet at the next port, and there is none")
+    if len(set(seeds)) != len(seeds) or len(seeds) not in (1, 3, 5):
+        raise ValueError(f"seeds are 1, 3 or 5 different hosts, so that a majority can be alive, not {where!r}")
+    _check_name(slash, name)
+    return Join("seeds", tuple(seeds), name or "dataplane")
+
+
+def _ports(host: str) -> bool:
+    """Whether it ends in a port: of an IPv6 address only one in brackets can."""
+    return ":" in host.rpartition("]")[2] and not _is_v6(host)
+
+
+def _check_name(slash: str, name: str) -> None:
     if slash and not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ValueError(f"a cluster's name is 1 to 64 letters, digits and . _ -, not {name!r}")
-    return Join("etcd", tuple(named), name or "dataplane")
 
 
 def check_host_port(address: str) -> None:

@@ -59,6 +59,15 @@ class Response(msgspec.Struct, frozen=True):
     response_range: Range | None = None
 
 
+class Server(msgspec.Struct, frozen=True):
+    """A server of etcd's, as the others know it."""
+
+    ID: int = 0
+    name: str = ""
+    peerURLs: list[str] = []
+    clientURLs: list[str] = []
+
+
 class Answer(msgspec.Struct, frozen=True):
     """The fields of all answers that are read here. What is streamed comes in `result`."""
 
@@ -71,6 +80,7 @@ class Answer(msgspec.Struct, frozen=True):
     responses: list[Response] = []
     kvs: list[Pair] = []
     events: list[Event] = []
+    members: list[Server] = []
     created: bool = False
     canceled: bool = False
     cancel_reason: str = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
-from dataplane.cluster.joining import join
+from dataplane.cluster.joining import Cluster, join
 from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
@@ -69,6 +69,7 @@ class Hosts:
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
+        self._cluster: Cluster | None = None
         self.membership: Membership | None = None
         self._choice = Choice(())
         self.fetcher: Fetcher | None = None
@@ -94,7 +95,8 @@ class Hosts:
         self._choice = Choice(self._transports)
         self._peers.start()
         me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
-        self.membership = membership = join(self._config, self._peers, me, self._key)
+        self._cluster = join(self._config, self._peers, me, self._key)
+        self.membership = membership = self._cluster.membership
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._homes.replica = self.fetcher.replicas.here
         self.fetcher.replicas.freeing = self._homes.free_replica
@@ -104,9 +106,9 @@ class Hosts:
         membership.watch(self._changed)
 
     async def run(self) -> None:
-        """Keep watch over the others until cancelled."""
-        assert self.membership is not None, "it has been started"
-        await self.membership.run()
+        """Keep watch over the others until cancelled. Raises Rejected where this node may not be one of them."""
+        assert self._cluster is not None, "it has been started"
+        await self._cluster.run()
 
     def seek(self, addresses: Iterable[str]) -> None:
         """Others listen at these tcp://HOST:PORT, as the process says that started this node."""
@@ -230,7 +232,7 @@ class Hosts:
         await self._offers.aclose()  # what was asked for meanwhile
         if self.fetcher is not None:
             await self.fetcher.aclose()
-        if self.membership is not None:
-            await self.membership.aclose()
+        if self._cluster is not None:
+            await self._cluster.aclose()
         for transport in self._transports:
             await transport.aclose()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import monotonic
 from dataplane.config import ClusterConfig, NodeConfig, environment
-from dataplane.errors import PeerUnavailable, Unauthenticated
+from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.tables import Tables
@@ -107,6 +107,8 @@ class Node:
                 await stop.wait()
                 for task in background:
                     task.cancel()
+        except* Rejected as refused:
+            raise refused.exceptions[0] from None
         finally:
             loop.remove_reader(self._listener.fileno())
             await self._close()
@@ -276,6 +278,8 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
             return
+        except Rejected:  # it may not run like this, and would not later
+            raise
         except Exception:
             log.exception("the node goes on")
         pause_s = _AGAIN_S if time.monotonic() - began > _LEAVE_S else min(2 * pause_s, _LEAVE_S)

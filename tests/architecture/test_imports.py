@@ -52,7 +52,19 @@ DRAWN = {"time", "random", "secrets", "uuid", "datetime"}
 IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
 
 #: Optional, heavy, or both: imported where they are used, never where a module is.
-LAZY = {"torch", "tensordict", "ray", "ucxx", "nixl", "nixl_cu12", "nixl_cu13", "aiohttp", "uvloop", "matplotlib"}
+LAZY = {
+    "torch",
+    "tensordict",
+    "ray",
+    "ucxx",
+    "nixl",
+    "nixl_cu12",
+    "nixl_cu13",
+    "aiohttp",
+    "cryptography",
+    "uvloop",
+    "matplotlib",
+}
 
 #: What derives from classes of those, and is itself imported where it is used.
 DERIVED = {"dataplane.integrations.transfer_queue.streaming"}

