@@ -80,6 +80,7 @@ class LeaseMembership(Membership):
         self._lease_s = lease_s
         self._members: Mapping[bytes, Member] = MappingProxyType({me.node: me})  # another with every change
         self._entries: dict[bytes, tuple[Member, bytes]] = {}  # the others that are registered, and their values
+        self._decoded: dict[str, tuple[bytes, Entry | None]] = {}  # by name, of the values that were there last
         self._fallen: dict[bytes, int] = {}  # by node that was removed: its incarnation then
         self._renewed = self._watched = False
         self._answers_since: float | None = None
@@ -216,26 +217,29 @@ class LeaseMembership(Membership):
     def _take(self, entries: Mapping[str, bytes]) -> None:
         """These are registered now."""
         self.look()
+        before, self._decoded = self._decoded, {}
         found: dict[bytes, tuple[Member, bytes]] = {}
         pulses: dict[bytes, str] = {}
         for name, value in entries.items():
             if name == self._name or len(found) >= MAX_MEMBERS:
                 continue
-            entry = self._entry(name, value)
+            known = before.get(name)
+            entry = known[1] if known is not None and known[0] == value else self._entry(name, value)
+            self._decoded[name] = value, entry
             if entry is not None:
                 node = bytes.fromhex(entry.node)
                 found[node] = Member(node, entry.address, entry.transports, entry.since), value
                 pulses[node] = entry.pulse
         self._entries = found
         for node, (member, _) in found.items():
-            known = self._members.get(node)
+            now = self._members.get(node)
             if member.since <= self._fallen.get(node, -1):
                 self._evict(node)
-            elif known is None or known.since < member.since:
-                if known is not None:
+            elif now is None or now.since < member.since:
+                if now is not None:
                     self._remove(node, "it has begun anew")
                 self._add(member)
-            elif known.since == member.since and known != member:
+            elif now.since == member.since and now != member:
                 self._add(member)
         self._sweep()
         self._neighbour.follow({node: pulse for node, pulse in pulses.items() if node in self._members})

@@ -1,0 +1,190 @@
+"""What being a member costs a node, by how many members there are: measured with a real etcd that has them all, and
+added up over the time between two renewals.
+
+`python -m bench.membership` prints it and writes JSON. Costs are processor time of this process, and of etcd's, so that
+a busy machine changes them little. What it adds up for one node: a lease renewal, the question whether the watch is
+alive, a look at who is to be removed, and, `_CHANGES_S` apart, a member that comes or goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from bench.measure import Row, row, table, write_json
+from dataplane.cluster.leases import LEASE_S, LeaseMembership
+from dataplane.cluster.membership import Member
+from dataplane.cluster.server import program
+from dataplane.coordinator.base import Unavailable
+from dataplane.coordinator.etcd import TIMEOUT_S, EtcdCoordinator
+from dataplane.wire import auth
+
+RUNS, RENEWALS, CHANGES = 5, 200, 20
+HOSTS = (16, 1024)
+_CHANGES_S = 60.0
+_RENEW_S, _PING_S, _LOOK_S = LEASE_S / 4, TIMEOUT_S, LEASE_S / 8
+_RESULTS = Path(__file__).parent / "results"
+
+
+async def _each_us(work: Callable[[], Awaitable[object]], count: int, etcd: psutil.Process) -> tuple[float, float]:
+    """Of this process and of etcd's, a time."""
+    began, there = time.process_time(), sum(etcd.cpu_times()[:2])
+    for _ in range(count):
+        await work()
+    spent, spent_there = time.process_time() - began, sum(etcd.cpu_times()[:2]) - there
+    return spent / count * 1e6, spent_there / count * 1e6
+
+
+async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, float]:
+    """Microseconds of each of what a node does among so many."""
+    name = f"bench{hosts}"
+    key = auth.Key(*auth.new().split(b"\n")[1:3])
+    others, client = EtcdCoordinator([address], name), EtcdCoordinator([address], name)
+
+    def membership(number: int, coordinator: EtcdCoordinator) -> LeaseMembership:
+        where = f"tcp://10.0.{number >> 8}.{number & 255}:7000"
+        return LeaseMembership(coordinator, Member(number.to_bytes(8, "big"), where, {"tcp": where}), key)
+
+    made = membership(1, others)
+    value = made._value
+    registered = {}
+    for number in range(2, hosts + 1):
+        one = SimpleNamespace(_me=Member(number.to_bytes(8, "big"), f"tcp://10.1.{number >> 8}.{number & 255}:7000"))
+        one._neighbour, one._seal = made._neighbour, made._seal
+        value = LeaseMembership._value.fget(one)  # type: ignore[attr-defined]
+        registered[number.to_bytes(8, "big").hex()] = value
+    left = iter(registered.items())
+
+    async def register() -> None:
+        for node, value in left:
+            await others.register(node, value, 3600)
+
+    await asyncio.gather(*(register() for _ in range(16)))
+    me = membership(1, client)
+    running = asyncio.ensure_future(me.run())
+    try:
+        while len(me.members) < hosts or not me.coordination.answers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        registration = await client.register("bench", b"", 3600)
+        found: dict[str, float] = {}
+        found["renewal"], found["etcd_renewal"] = await _each_us(registration.renew, RENEWALS, etcd)
+        found["ping"], found["etcd_ping"] = await _each_us(lambda: client.read("ping"), RENEWALS, etcd)
+
+        async def look() -> None:
+            me.look()
+            me._answers_since = 0.0
+            me._sweep()
+
+        found["look"], _ = await _each_us(look, RENEWALS, etcd)
+        turn = 0
+
+        async def change() -> None:
+            """A member begins anew: an entry that is decoded, a member that is replaced."""
+            nonlocal turn
+            turn += 1
+            changed = me.changes = asyncio.Event()  # type: ignore[attr-defined]
+            me._watchers[:] = [changed.set]
+            one = SimpleNamespace(_me=Member((2).to_bytes(8, "big"), "tcp://10.1.0.2:7000", {}, turn))
+            one._neighbour, one._seal = made._neighbour, made._seal
+            await others.register((2).to_bytes(8, "big").hex(), LeaseMembership._value.fget(one), 3600)  # type: ignore[attr-defined]
+            await changed.wait()
+
+        with_change, _ = await _each_us(change, CHANGES, etcd)
+        registering, _ = await _each_us(lambda: others.register("x", b"", 3600), CHANGES, etcd)
+        found["change"] = max(0.0, with_change - registering / 2)
+        return found
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await made.aclose()
+        await me.aclose()
+
+
+def share(found: dict[str, float]) -> float:
+    """Of one core, that a node needs, in percent."""
+    spent = (
+        found["renewal"] / _RENEW_S + found["ping"] / _PING_S + found["look"] / _LOOK_S + found["change"] / _CHANGES_S
+    )
+    return spent / 1e6 * 100
+
+
+def etcd_share(found: dict[str, float], hosts: int) -> float:
+    """Of one core, that etcd's leader needs for so many nodes, in percent."""
+    return hosts * (found["etcd_renewal"] / _RENEW_S + found["etcd_ping"] / _PING_S) / 1e6 * 100
+
+
+def measure(address: str, etcd: psutil.Process) -> tuple[list[Row], dict[str, Any]]:
+    """The rows, and the costs that they are made of."""
+    asyncio.run(ready(address))
+    runs = {hosts: [asyncio.run(costs(address, etcd, hosts)) for _ in range(RUNS)] for hosts in HOSTS}
+    rows = []
+    for hosts, found in runs.items():
+        last = found[-1]
+        detail = f"renewal {last['renewal']:.0f} us, change {last['change']:.0f} us;"
+        detail += f" etcd's leader {etcd_share(last, hosts):.2g} % for all of them"
+        shares = [share(each) for each in found]
+        rows.append(
+            row(f"membership among {hosts} nodes: of a core, a node", shares, at_most=1, unit="%", detail=detail)
+        )
+    return rows, {"costs_us": {str(hosts): found for hosts, found in runs.items()}}
+
+
+@contextmanager
+def server(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """An etcd of its own: its HOST:PORT and process."""
+    with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
+        ports = [each.getsockname()[1] for each in (client, peer)]
+    mine, peers = (f"http://127.0.0.1:{port}" for port in ports)
+    where = ["--listen-client-urls", mine, "--advertise-client-urls", mine, "--listen-peer-urls", peers]
+    where += ["--initial-advertise-peer-urls", peers, "--initial-cluster", f"default={peers}"]
+    command = [program(), "--data-dir", str(directory / "etcd"), *where]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield f"127.0.0.1:{ports[0]}", psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def ready(address: str) -> None:
+    """Wait until it answers."""
+    client = EtcdCoordinator([address], "bench")
+    while True:
+        try:
+            await client.read("ready")
+            return await client.aclose()
+        except Unavailable:
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(prog="python -m bench.membership", description=__doc__)
+    parser.add_argument("--json", type=Path, default=_RESULTS / "membership.json")
+    chosen = parser.parse_args()
+    logging.disable()  # members come and go
+    with tempfile.TemporaryDirectory() as directory, server(Path(directory)) as (address, etcd):
+        rows, extra = measure(address, etcd)
+    print(table(rows))
+    write_json(chosen.json, rows, json.loads(json.dumps(extra)))
+    print(f"written to {chosen.json}")
+    sys.exit(not all(each.met for each in rows))
+
+
+if __name__ == "__main__":
+    main()
