@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     keygen.add_argument("file", type=Path, help="a file that is not there yet")
     keygen.set_defaults(run=_keygen)
 
-    members = commands.add_parser("members", help="show which nodes are in the cluster of one")
+    members = commands.add_parser(
+        "members", help="show the nodes of a cluster, what they lead and follow, and its coordinator"
+    )
     members.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
     members.add_argument("--json", action="store_true", help="as JSON")
     members.set_defaults(run=_members)
@@ -148,6 +150,7 @@ def _keygen(chosen: argparse.Namespace) -> int:
 
 def _members(chosen: argparse.Namespace) -> int:
     from dataplane.client.plane import Connecting
+    from dataplane.observe.members import members_text
 
     address = _address(chosen)
 
@@ -159,14 +162,7 @@ def _members(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps(found))
         return 0
-    if not found:
-        print("this node is alone")
-    for node, member in found.get("members", {}).items():
-        transports = ", ".join(member["transports"])
-        print(f"{node}  {member['address']}  {transports}{'  (this one)' if member['self'] else ''}")
-    read = [f"{format_size(nbytes)} by {name}" for name, nbytes in found.get("read_bytes", {}).items()]
-    if any(found.get("read_bytes", {}).values()):
-        print(f"read from others: {', '.join(read)}")
+    print(members_text(found))
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,8 @@ class Hosts:
         self._inline_bytes = 0
         self._cluster: Cluster | None = None
         self.membership: Membership | None = None
+        self.roles: Callable[[bytes], Mapping[str, Sequence[str]]] = lambda node: {}
+        """Of a member: the partitions that it `leads` and `follows`, for people. Set by whoever drives partitions."""
         self._choice = Choice(())
         self.fetcher: Fetcher | None = None
         self.spread: Spread | None = None
@@ -215,7 +217,12 @@ class Hosts:
         if self.membership is None:
             return {}
         members = {
-            node.hex(): {"address": m.address, "transports": dict(m.transports), "self": node == self._node}
+            node.hex(): {
+                "address": m.address,
+                "transports": dict(m.transports),
+                "self": node == self._node,
+                **{role: list(partitions) for role, partitions in self.roles(node).items()},
+            }
             for node, m in self.membership.members.items()
         }
         read = self._choice.statistics()

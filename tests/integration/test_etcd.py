@@ -62,7 +62,9 @@ def test_a_node_that_is_stopped_past_its_lease_comes_back_as_the_same(two: tuple
 def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], etcd: EtcdServer, how: str) -> None:
     with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
         together(one, other)
+        eventually(lambda: one.members()["coordination"]["answers"], "etcd answers")
         etcd.stop()
+        eventually(lambda: not one.members()["coordination"]["answers"], "it says that etcd is away")
         assert read(other, one.put({"x": [1]})) == [1]
         if how == "empty":
             etcd.wipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,38 @@ def test_what_others_are_told(advertise: str, told: str) -> None:
 def test_what_nobody_could_be_found_by(advertise: str) -> None:
     with pytest.raises(ValueError, match="is no host"):
         ClusterConfig("tcp://127.0.0.1:0", advertise=advertise)
+
+
+def test_seeds_are_hosts_with_a_port_each() -> None:
+    def seeds(text: str) -> tuple[str, ...]:
+        joined = ClusterConfig("tcp://127.0.0.1:0", key="k", seeds=text).joined
+        assert joined.engine == "seeds"
+        return (joined.name, *joined.addresses)
+
+    assert seeds("a") == ("dataplane", "a:2379")
+    assert seeds("10.0.0.1,b:7,[::1]:8/run-7") == ("run-7", "10.0.0.1:2379", "b:7", "[::1]:8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seeds": "a,b"}, "1, 3 or 5"),
+        ({"seeds": "a,b,a:2379"}, "1, 3 or 5"),
+        ({"seeds": "a,,b"}, "HOST:PORT"),
+        ({"seeds": "a:0"}, "HOST:PORT"),
+        ({"seeds": "a:65535"}, "next port"),
+        ({"seeds": "a/x y"}, "name"),
+        ({"seeds": "a", "join": "static://a:1"}, "without --join"),
+        ({"seeds": "a", "key": None}, "goes with --key"),
+        ({"seed_dir": "/x"}, "goes with --seeds"),
+        ({"etcd_ca": "ca"}, "joined by etcd"),
+        ({"join": "etcd://a:1", "etcd_login": "f"}, "over TLS alone"),
+        ({"join": "etcd://a:1", "etcd_cert": "f"}, "over TLS alone"),
+    ],
+)
+def test_seeds_and_access_that_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ClusterConfig("tcp://127.0.0.1:0", **{"key": "k", **settings})
 
 
 def test_where_the_others_listen() -> None:

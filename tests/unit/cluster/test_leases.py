@@ -352,7 +352,9 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 @needs_etcd
 @pytest.mark.parametrize("how", ["killed", "wiped", "frozen"])
 async def test_members_stay_members_while_etcd_is_away(etcd: EtcdServer, how: str) -> None:
-    lease_s = 1.5 * LEASE_S if how == "frozen" else LEASE_S  # etcd ends all leases then, and each node has that to return
+    lease_s = (
+        1.5 * LEASE_S if how == "frozen" else LEASE_S
+    )  # etcd ends all leases then, and each node has that to return
     made = [EtcdCoordinator([etcd.address], "test", timeout_s=lease_s / 4) for _ in range(3)]
     clients = list(made)
     nodes = [Node(number, clients.pop(), port, None, lease_s) for number, port in ((ONE, 7000), (TWO, 7001))]
