@@ -21,8 +21,9 @@ def access(config: ClusterConfig) -> tuple[ssl.SSLContext | None, tuple[str, str
 def _tls(config: ClusterConfig) -> ssl.SSLContext | None:
     if config.etcd_ca is None:
         return None
-    for file in filter(None, (config.etcd_ca, config.etcd_cert, config.etcd_cert_key)):
-        os.stat(file)  # its error names the file, and that of TLS does not
+    for file in (config.etcd_ca, config.etcd_cert, config.etcd_cert_key):
+        if file is not None:
+            os.stat(file)  # its error names the file, and that of TLS does not
     try:
         tls = ssl.create_default_context(cafile=config.etcd_ca)
         if config.etcd_cert is not None:

@@ -24,6 +24,23 @@ from tests.unit.wire.test_peer import strays
 
 BEAT_S = 0.1
 
+MORTAL = {
+    "test_a_watcher_sees_the_change_that_it_is_told_of",
+    "test_one_that_does_not_answer_is_no_member",
+    "test_removed_as_soon_as_it_is_dead",
+    "test_one_that_was_silent_and_answers_again_is_the_same",
+    "test_a_member_that_comes_back_with_another_major_version",
+    "test_who_was_only_heard_of_is_given_up_in_the_end",
+}
+"""Tests in which somebody dies of silence, after 3.5 beats. In all others that takes ten times as long, so that a busy
+machine kills nobody."""
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.originalname not in MORTAL:
+        monkeypatch.setattr(static, "DEAD_S", 10 * static.DEAD_S)
+
 
 class Node:
     """A membership, with a control channel of its own."""
