@@ -60,7 +60,8 @@ class Stored(msgspec.Struct):
 
 
 class Storage(ABC):
-    """Where the log of one replica lies. Called by one thread at a time."""
+    """Where the log of one replica lies. Called by one thread at a time. An error of `write` is of all that was written
+    since the last sync, as one transaction may hold it."""
 
     @abstractmethod
     def load(self) -> tuple[ReplicaId, Stored]:
@@ -72,7 +73,8 @@ class Storage(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Return once all that was written will be there after a crash."""
+        """Return once all that was written will be there after a crash. Raises Backpressure as `write`: then nothing
+        is there of what was written since the last sync, and it is to be written again."""
 
 
 class MemoryStorage(Storage):

@@ -1,0 +1,208 @@
+"""The SQLite file of a data directory: one connection, one transaction at a time, typed errors.
+
+What always holds:
+
+- what several write goes into one transaction until one of them syncs; a commit returns once it is on disk (WAL,
+  `synchronous=FULL`), so one sync serves all who wrote before it;
+- a transaction is there whole or not at all. Where a disk is full it is rolled back, all who wrote in it are told
+  Backpressure, and the next one may succeed;
+- after any other failure of the disk nothing more is written: what a failed sync has left on the disk is not known
+  until the file is opened again.
+
+The directory's lock keeps other processes away, so SQLite needs none of its own and no memory shared with them.
+Used by any thread; calls wait for each other.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded
+from dataplane.store.durable import wal
+from dataplane.store.durable.errors import DirectoryUnusable
+
+T = TypeVar("T")
+
+APPLICATION = 0x64706C6E
+"""SQLite's `application_id`: dpln."""
+FORMAT = 1
+"""SQLite's `user_version`: what the tables are and mean."""
+
+_SCHEMA = """
+CREATE TABLE identity (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE logs (
+    id INTEGER PRIMARY KEY, name TEXT UNIQUE, node TEXT, incarnation INTEGER, base INTEGER, last INTEGER, sum INTEGER
+);
+CREATE TABLE snapshots (log INTEGER PRIMARY KEY, epoch INTEGER, state BLOB, sum INTEGER);
+CREATE TABLE entries (place INTEGER PRIMARY KEY, epoch INTEGER, command BLOB, sum INTEGER);
+CREATE TABLE shards (
+    number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, size INTEGER, rows INTEGER, columns INTEGER,
+    layout BLOB, holder TEXT, sums BLOB, sum INTEGER
+);
+"""
+
+
+class Database:
+    """See the module."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises DirectoryUnusable where it is no such file or of another version, or the
+        system refuses; Corrupt where bytes of it have changed."""
+        self.path = path
+        self._lock = threading.Lock()
+        self._failure: DataplaneError | None = None
+        self._batch = 1  # the transaction that is open, or comes next
+        self._refused: dict[int, DataplaneError] = {}  # by transaction that was rolled back, why
+        check_header(path)
+        with translated(path):
+            self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        try:
+            with translated(path):
+                self._open(path)
+        except BaseException:
+            self._sql.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        sql = self._sql
+        sql.execute("PRAGMA locking_mode = EXCLUSIVE")
+        wal.check(path.with_name(path.name + "-wal"))
+        found = sql.execute("PRAGMA application_id").fetchone()[0], sql.execute("PRAGMA user_version").fetchone()[0]
+        fresh = found == (0, 0) and not sql.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if not fresh:
+            check_format(path, *found)
+        if sql.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise DirectoryUnusable(f"{path} can not have a write-ahead log", path=str(path), reason="file system")
+        sql.execute("PRAGMA synchronous = FULL")
+        sql.execute("PRAGMA cache_size = -16384")  # KiB
+        if fresh:
+            sql.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {APPLICATION}; "
+                f"PRAGMA user_version = {FORMAT}; COMMIT"
+            )
+            sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its header says from now on whose it is
+
+    def write(self, work: Callable[[sqlite3.Connection], T], after: int = 0) -> tuple[T, int]:
+        """Run `work` in the open transaction; what it gives, and the number to `sync`. `after`: the transaction with
+        what the caller wrote before. Raises Backpressure where there was no room for that, or is none now,
+        DirectoryUnusable or Corrupt where it can not be done; the transaction is gone then."""
+        with self._lock:
+            self._check(after)
+            with self._rolling_back():
+                if not self._sql.in_transaction:
+                    self._sql.execute("BEGIN IMMEDIATE")
+                return work(self._sql), self._batch
+
+    def sync(self, batch: int) -> None:
+        """Return once that transaction is on disk. Raises as `write`; nothing of it is there then."""
+        with self._lock:
+            if batch < self._batch and batch not in self._refused:
+                return
+            self._check(batch)
+            with self._rolling_back():
+                if self._sql.in_transaction:
+                    self._sql.execute("COMMIT")
+            self._batch += 1
+
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What `work` finds, of what was written and not only of what was synced. Raises Corrupt, DirectoryUnusable."""
+        with self._lock, translated(self.path):
+            return work(self._sql)
+
+    def _check(self, batch: int) -> None:
+        error = self._refused.get(batch) or self._failure
+        if error is not None:
+            raise type(error)(str(error), **error.fields)
+
+    @contextmanager
+    def _rolling_back(self) -> Iterator[None]:
+        try:
+            with translated(self.path):
+                yield
+        except BaseException as error:
+            if self._sql.in_transaction:
+                with translated(self.path):
+                    self._sql.execute("ROLLBACK")
+            if isinstance(error, DataplaneError):
+                self._refused[self._batch] = kept = type(error)(str(error), **error.fields)
+                if not isinstance(error, Backpressure | LimitExceeded):
+                    self._failure = kept
+            self._batch += 1
+            raise
+
+    def close(self) -> None:
+        """Let go of the file. What was not synced is not there. Idempotent."""
+        with self._lock:
+            self._failure = DirectoryUnusable(f"{self.path} was closed", path=str(self.path), reason="closed")
+            if self._sql.in_transaction:
+                self._sql.rollback()
+            self._sql.close()
+
+
+_HEADER = struct.Struct(">16s44xI4xI28x")  # https://www.sqlite.org/fileformat2.html#the_database_header
+_MAGIC = b"SQLite format 3\0"
+
+
+def check_header(path: Path) -> None:
+    """Raises DirectoryUnusable for a file that is not to be opened: closing it would already write to it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        reason, remedy = _REFUSED[sqlite3.SQLITE_CANTOPEN]
+        raise DirectoryUnusable(f"{path}: {error.strerror}; {remedy}", path=str(path), reason=reason) from error
+    if head:
+        magic, version, application = _HEADER.unpack(head.ljust(_HEADER.size, b"\0"))
+        if magic != _MAGIC or (application, version) != (0, 0):
+            check_format(path, application if magic == _MAGIC else 0, version)
+
+
+def check_format(path: Path, application: int, version: int) -> None:
+    """Raises DirectoryUnusable for a file that is another program's, or another version's."""
+    if application != APPLICATION:
+        raise DirectoryUnusable(
+            f"{path} is another program's; choose another directory", path=str(path), reason="another program's"
+        )
+    if version != FORMAT:
+        raise DirectoryUnusable(
+            f"{path} is of format {version}, and this version writes {FORMAT}: run the version that wrote it, let its "
+            "streams drain, and choose an empty directory for this one",
+            path=str(path),
+            reason="another version's",
+        )
+
+
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_NOMEM)
+_REFUSED = {
+    sqlite3.SQLITE_READONLY: ("read-only", "mount it to be written, or choose another directory"),
+    sqlite3.SQLITE_PERM: ("no permission", "let the node's user write there, or choose another directory"),
+    sqlite3.SQLITE_CANTOPEN: ("no permission", "let the node's user write there, or choose another directory"),
+    sqlite3.SQLITE_IOERR: ("failed", "see what the system says of the disk, and start the node again"),
+    sqlite3.SQLITE_BUSY: ("in use", "stop who uses it, or choose another directory"),
+    sqlite3.SQLITE_LOCKED: ("in use", "stop who uses it, or choose another directory"),
+}
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Errors of SQLite and of the system, as those of this package."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _FULL:
+            raise Backpressure(f"{path}: {error}", spill_error=f"writing {path} failed: {error}") from error
+        if code == sqlite3.SQLITE_TOOBIG:
+            raise LimitExceeded(f"{path}: {error}", what="bytes of one value") from error
+        if code in _REFUSED:
+            reason, remedy = _REFUSED[code]
+            raise DirectoryUnusable(f"{path}: {error}; {remedy}", path=str(path), reason=reason) from error
+        raise Corrupt(f"{path} is not as it was written: {error}", path=str(path)) from error

@@ -1,0 +1,190 @@
+"""A node's data directory: who the node is, kept by the one process that has the directory.
+
+    DIR/node.sqlite     identity, logs of partitions, index of durable shards (`database`)
+    DIR/shards/         the files of durable shards (`shards`)
+
+A node is who its directory says: started again on it, it is the same member with the same logs. The lock is a flock on
+the directory itself, as spill directories have it (`store.claim`), which the kernel drops however the process ends.
+
+What always holds: nothing is written to a directory that is another process's, program's, version's or cluster's, nor
+to one that has other files in it and is no data directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import sqlite3
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from dataplane.errors import Backpressure, Corrupt
+from dataplane.store.durable.database import Database
+from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.log import checksum
+
+DATABASE, SHARDS = "node.sqlite", "shards"
+NUMBERS = 1 << 28
+"""Numbers of shards that one start of a node takes for itself, and takes again when it has used most of them."""
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_ODD = ("lost+found",)  # what a file system puts into its root
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """Who a node is. `incarnation` is of its logs: a directory made anew has another. `starts`: how often it was
+    opened. No shard has had a number from `numbers` on."""
+
+    node: bytes
+    incarnation: int
+    cluster: str
+    starts: int
+    numbers: int
+
+
+class DataDirectory:
+    """See the module. `database` and `shards`, the open folder of files, are closed with it; `first` is the first
+    number of a shard of this start."""
+
+    def __init__(self, path: Path, cluster: str = "") -> None:
+        """Open it, or make it, for this process alone. Raises DirectoryUnusable, Corrupt, Backpressure."""
+        self.path = path
+        with ExitStack() as undo:
+            self._lock = self._locked(path)
+            undo.callback(os.close, self._lock)
+            self._check_content(path)
+            self.database = Database(path / DATABASE)
+            undo.callback(self.database.close)
+            found = self._identity(cluster)
+            self.first = found.numbers
+            self.identity = self._keep(replace(found, starts=found.starts + 1, numbers=self.first + NUMBERS))
+            with _system(path / SHARDS):
+                (path / SHARDS).mkdir(mode=0o700, exist_ok=True)
+                self.shards = os.open(SHARDS, _OPEN | os.O_NOFOLLOW, dir_fd=self._lock)
+                undo.callback(os.close, self.shards)
+            with _system(path):
+                os.fsync(self._lock)
+            self._undo = undo.pop_all()
+
+    def _locked(self, path: Path) -> int:
+        """The directory, open and locked. Raises DirectoryUnusable, Backpressure."""
+        with _system(path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, _OPEN)
+        try:
+            with _system(path):
+                owner = os.fstat(descriptor).st_uid
+                if owner != os.geteuid():
+                    raise DirectoryUnusable(
+                        f"{path} is user {owner}'s: choose a directory of the node's own user",
+                        path=str(path),
+                        reason="another user's",
+                    )
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check_content(self, path: Path) -> None:
+        """Raises DirectoryUnusable where the directory has something in it and is no data directory."""
+        with _system(path):
+            names = set(os.listdir(path)) - set(_ODD)
+            if names - {SHARDS} and DATABASE not in names:
+                raise DirectoryUnusable(
+                    f"{path} has {min(names)!r} in it and is no data directory: choose an empty one",
+                    path=str(path),
+                    reason="another program's",
+                )
+            if DATABASE in names and not stat.S_ISREG(os.stat(path / DATABASE, follow_symlinks=False).st_mode):
+                raise DirectoryUnusable(
+                    f"{path / DATABASE} is no file: choose an empty directory",
+                    path=str(path),
+                    reason="another program's",
+                )
+
+    def _identity(self, cluster: str) -> Identity:
+        found = self.database.read(_read)
+        if found is None:
+            return Identity(secrets.token_bytes(8), secrets.randbits(31), cluster, 0, 1)
+        if found.cluster != cluster:
+            named = repr(found.cluster) if found.cluster else "no cluster: it was of one host alone"
+            raise DirectoryUnusable(
+                f"{self.path} is of a node of {named}, and this one is to be of {cluster or 'none'!r}: join that one,"
+                " or choose an empty directory",
+                path=str(self.path),
+                reason="another cluster's",
+            )
+        return found
+
+    def _keep(self, identity: Identity) -> Identity:
+        def write(sql: sqlite3.Connection) -> None:
+            values = (msgspec.msgpack.encode(identity), checksum(identity))
+            sql.execute("INSERT OR REPLACE INTO identity VALUES ('node', ?), ('sum', ?)", values)
+
+        _, batch = self.database.write(write)
+        self.database.sync(batch)
+        return identity
+
+    def more_numbers(self, sql: sqlite3.Connection, last: int) -> None:
+        """Numbers up to `last` are this start's too: to be committed well before they are used."""
+        kept = replace(self.identity, numbers=last)
+        sql.execute("UPDATE identity SET value = ? WHERE name = 'node'", (msgspec.msgpack.encode(kept),))
+        sql.execute("UPDATE identity SET value = ? WHERE name = 'sum'", (checksum(kept),))
+        self.identity = kept
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        self._undo.close()
+
+
+def _read(sql: sqlite3.Connection) -> Identity | None:
+    rows: dict[str, Any] = dict(sql.execute("SELECT name, value FROM identity").fetchall())
+    if not rows:
+        return None
+    try:
+        found = msgspec.msgpack.decode(rows["node"], type=Identity)
+    except (KeyError, TypeError, msgspec.MsgspecError):
+        raise Corrupt("the node's identity is not as it was written") from None
+    if checksum(found) != rows.get("sum"):
+        raise Corrupt("the node's identity is not as it was written")
+    return found
+
+
+class _system:
+    """Errors of the system about `path`, as those of this package."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise refused(self._path, error) from error
+
+
+_REASONS = {
+    errno.EWOULDBLOCK: ("in use", "another node runs on it: stop that one, or choose another directory"),
+    errno.EROFS: ("read-only", "mount it to be written, or choose another directory"),
+    errno.EACCES: ("no permission", "let the node's user write there, or choose another directory"),
+    errno.EPERM: ("no permission", "let the node's user write there, or choose another directory"),
+    errno.ENOTDIR: ("another program's", "it is no directory: choose another"),
+    errno.EEXIST: ("another program's", "it is no directory: choose another"),
+}
+
+
+def refused(path: Path, error: OSError) -> DirectoryUnusable | Backpressure:
+    """Why the system does not do what was asked of it there."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Backpressure(f"{path}: {error.strerror}", spill_error=f"writing {path} failed: {error.strerror}")
+    reason, remedy = _REASONS.get(error.errno or 0, ("failed", "see what the system says of the disk"))
+    return DirectoryUnusable(f"{path} can not be used: {error.strerror}; {remedy}", path=str(path), reason=reason)

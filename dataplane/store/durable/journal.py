@@ -1,0 +1,102 @@
+"""The commits of a data directory: what comes while one is under way goes into the next.
+
+A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, of all of
+its partitions and of its index of shards. Writes are committed in the order in which they were given.
+
+What always holds: who is answered has its write on disk, and all that was given before. While the disk is full nobody
+is answered; it is tried again and again, and `refusal` says so. After any other failure everybody is told of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from dataplane.errors import Backpressure
+from dataplane.store.durable.database import Database
+from dataplane.workers import Workers
+
+RETRY_S = 0.5
+LAZY_S = 0.2
+
+Work = Callable[[sqlite3.Connection], None]
+
+
+class Journal:
+    """Used from one event loop, that of the first write; one thread of its own commits."""
+
+    def __init__(self, database: Database) -> None:
+        """Raises OSError where the system starts no thread."""
+        self._database = database
+        self._workers = Workers(1, 0, "dataplane-commit")
+        self._waiting: list[tuple[Work, asyncio.Future[None]]] = []
+        self._under_way: list[tuple[Work, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.refusal: Backpressure | None = None
+        """Why nothing is committed now, if the disk is full."""
+        self.commits = 0
+
+    def write(self, work: Work, *, lazily: bool = False) -> asyncio.Future[None]:
+        """Have `work` done in the next transaction, by another thread; the future is done once that is on disk. It may
+        be done again, where a transaction was rolled back. `lazily`: by the way, with what is written next.
+
+        Raises, by the future, DirectoryUnusable or Corrupt. Cancelling the future takes nothing back."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((work, future))
+        if not lazily:
+            self._begin()
+        elif self._timer is None and not self._under_way:
+            self._timer = loop.call_later(LAZY_S, self._begin)
+        return future
+
+    def _begin(self) -> None:
+        if self._under_way or self._closed or not self._waiting:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._under_way, self._waiting = self._waiting, []
+        done = asyncio.wrap_future(self._workers.submit(self._commit, [work for work, _ in self._under_way]))
+        done.add_done_callback(self._ended)
+
+    def _commit(self, works: Sequence[Work]) -> None:
+        def all_of_them(sql: sqlite3.Connection) -> None:
+            for work in works:
+                work(sql)
+
+        _, batch = self._database.write(all_of_them)
+        self._database.sync(batch)
+
+    def _ended(self, done: asyncio.Future[None]) -> None:
+        under_way, self._under_way = self._under_way, []
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if isinstance(error, Backpressure) and not self._closed:
+            self.refusal = error
+            self._waiting[:0] = under_way
+            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._begin)
+            return
+        self.refusal = None
+        self.commits += error is None
+        for _, future in under_way:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            elif isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)
+        self._begin()
+
+    def close(self, patience_s: float = 1.5) -> None:
+        """Stop. What has not begun is cancelled, and what has is waited for so long. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        self._workers.close(patience_s)

@@ -1,0 +1,172 @@
+"""The log of one partition in a data directory: `replication.storage` on SQLite.
+
+An entry is a row with a checksum over all that it says; the log's own row says where it begins and ends, so an entry
+that is not there any more is noticed too. A write goes into the transaction that all logs of the directory share, and
+the first `sync` commits it for everybody (`database`).
+
+What always holds: a log is found as some first part of its operations made it, not less than was synced, or it is
+Corrupt; a log of another replica is not touched.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import xxhash
+
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.messages import Entry, Snapshot
+from dataplane.replication.storage import Extend, Operation, Storage, Stored, Truncate
+from dataplane.store.durable.database import Database
+from dataplane.store.durable.errors import DirectoryUnusable
+
+_INDEX_BITS = 40
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def checksum(*values: object) -> int:
+    """Of values of a row, as SQLite keeps it: signed."""
+    return xxhash.xxh3_64_intdigest(_encode(values)) - (1 << 63)
+
+
+class SQLiteStorage(Storage):
+    """The log `name` of `replica` in a database. Any thread may call it."""
+
+    def __init__(self, database: Database, name: str, replica: ReplicaId) -> None:
+        """Find the log, or make it. Raises DirectoryUnusable where it is another replica's, Corrupt, Backpressure."""
+        self._database = database
+        self._name = name
+        self._replica = replica
+        self._written = 0  # the transaction that has what was written last
+        found = database.read(self._found)
+        self._id = self._made() if found is None else found[0]
+
+    def _found(self, sql: sqlite3.Connection) -> tuple[int, int, int] | None:
+        """Its number, and the indices at which it begins and ends."""
+        query = "SELECT id, node, incarnation, base, last, sum FROM logs WHERE name = ?"
+        row = sql.execute(query, (self._name,)).fetchone()
+        if row is None:
+            return None
+        number, node, incarnation, base, last, summed = row
+        if checksum(number, self._name, node, incarnation, base, last) != summed or not 0 <= base <= last:
+            raise self._corrupt("its row is not as it was written")
+        if (node, incarnation) != self._replica:
+            ours, theirs = ("{}, life {}".format(*who) for who in (self._replica, (node, incarnation)))
+            raise DirectoryUnusable(
+                f"the log of {self._name} in {self._database.path} is of node {theirs}, and this is node {ours}: give "
+                "each node a data directory of its own",
+                path=str(self._database.path),
+                reason="another node's",
+            )
+        return number, base, last
+
+    def _made(self) -> int:
+        def make(sql: sqlite3.Connection) -> int:
+            number: int = sql.execute("SELECT coalesce(max(id), 0) + 1 FROM logs").fetchone()[0]
+            summed = checksum(number, self._name, *self._replica, 0, 0)
+            sql.execute("INSERT INTO logs VALUES (?, ?, ?, ?, 0, 0, ?)", (number, self._name, *self._replica, summed))
+            return number
+
+        number, batch = self._database.write(make)
+        self._database.sync(batch)
+        return number
+
+    def load(self) -> tuple[ReplicaId, Stored]:
+        return self._replica, self._database.read(self._load)
+
+    def _load(self, sql: sqlite3.Connection) -> Stored:
+        found = self._found(sql)
+        if found is None:
+            raise self._corrupt("its row is gone")
+        _, base, last = found
+        snapshot = self._snapshot(sql, base)
+        first = self._place(base + 1)
+        query = "SELECT place, epoch, command, sum FROM entries WHERE place >= ? AND place < ? ORDER BY place"
+        entries: list[Entry] = []
+        for place, epoch, command, summed in sql.execute(query, (self._place(0), self._place(1 << _INDEX_BITS))):
+            if place != first + len(entries) or checksum(place, epoch, command) != summed:
+                raise self._corrupt(f"its entry {base + 1 + len(entries)} is not as it was written")
+            entries.append(Entry(epoch, command))
+        if len(entries) != last - base:
+            raise self._corrupt(f"it has {len(entries)} entries, and not {last - base}")
+        return Stored(snapshot, entries)
+
+    def _snapshot(self, sql: sqlite3.Connection, base: int) -> Snapshot:
+        row = sql.execute("SELECT epoch, state, sum FROM snapshots WHERE log = ?", (self._id,)).fetchone()
+        if row is None and not base:
+            return Snapshot(0, 0, b"")
+        if row is None or checksum(self._id, base, *row[:2]) != row[2]:
+            raise self._corrupt("its snapshot is not as it was written")
+        return Snapshot(base, row[0], row[1])
+
+    def _corrupt(self, what: str) -> Corrupt:
+        path = str(self._database.path)
+        return Corrupt(f"the log of {self._name} in {path} can not be used: {what}", path=path)
+
+    def _place(self, index: int) -> int:
+        return (self._id << _INDEX_BITS) + index
+
+    def write(self, operations: Iterable[Operation]) -> None:
+        batch = list(operations)
+        if batch:
+            with self._forgetting():
+                _, self._written = self._database.write(lambda sql: self._write(sql, batch), self._written)
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """After an error, what was written since the last sync is not there, and is written again."""
+        try:
+            yield
+        except DataplaneError:
+            self._written = 0
+            raise
+
+    def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
+        found = self._found(sql)
+        if found is None:
+            raise self._corrupt("its row is gone")
+        number, base, last = found
+        for operation in operations:
+            if isinstance(operation, Extend):
+                place = self._place(operation.first)
+                rows = [
+                    (place + i, entry.epoch, entry.command, checksum(place + i, entry.epoch, entry.command))
+                    for i, entry in enumerate(operation.entries)
+                ]
+                if operation.first <= last:
+                    self._delete(sql, operation.first, last)
+                sql.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+                last = operation.first + len(rows) - 1
+            elif isinstance(operation, Truncate):
+                self._delete(sql, operation.last + 1, last)
+                last = operation.last
+            else:
+                snapshot = operation.snapshot
+                self._delete(sql, base + 1, snapshot.index if operation.keep else last)
+                base = snapshot.index
+                last = max(base, last) if operation.keep else base
+                self._keep(sql, snapshot)
+        summed = checksum(number, self._name, *self._replica, base, last)
+        sql.execute("UPDATE logs SET base = ?, last = ?, sum = ? WHERE id = ?", (base, last, summed, number))
+
+    def _delete(self, sql: sqlite3.Connection, first: int, last: int) -> None:
+        sql.execute("DELETE FROM entries WHERE place BETWEEN ? AND ?", (self._place(first), self._place(last)))
+
+    def _keep(self, sql: sqlite3.Connection, snapshot: Snapshot) -> None:
+        row = (self._id, snapshot.epoch, snapshot.state)
+        summed = checksum(self._id, snapshot.index, *row[1:])
+        sql.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (*row, summed))
+
+    def sync(self) -> None:
+        with self._forgetting():
+            self._database.sync(self._written)
+
+
+def names(database: Database) -> list[tuple[str, ReplicaId]]:
+    """The logs in a database, and whose each is."""
+    rows = database.read(lambda sql: sql.execute("SELECT name, node, incarnation FROM logs ORDER BY id").fetchall())
+    return [(name, (node, incarnation)) for name, node, incarnation in rows]

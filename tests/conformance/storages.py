@@ -1,0 +1,260 @@
+"""What every storage of logs does. A backend's test subclasses a suite here and says how one is opened.
+
+`StorageSuite` is for all, `DurableSuite` for those whose logs survive the process: kills, disks that lose what was not
+synced, bytes that change, disks that are full.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.errors import Corrupt, Rejected
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.messages import Entry, Snapshot
+from dataplane.replication.storage import Extend, Operation, Rebase, Storage, Stored, Truncate
+
+ME: ReplicaId = ("node", 7)
+
+
+def entries(draw: random.Random, count: int, most: int = 300) -> tuple[Entry, ...]:
+    return tuple(Entry(draw.randint(1, 5), draw.randbytes(draw.choice([0, 1, 20, most]))) for _ in range(count))
+
+
+def operations(draw: random.Random) -> Iterator[tuple[Operation, Stored]]:
+    """Operations as a log says them, each with what they have made so far."""
+    made = Stored()
+    while True:
+        base, last = made.snapshot.index, made.snapshot.index + len(made.entries)
+        kind = draw.choices(("extend", "truncate", "compact", "install"), (12, 2, 2, 1))[0]
+        operation: Operation
+        if kind == "extend":
+            operation = Extend(last + 1, entries(draw, draw.randint(1, 6)))
+        elif kind == "truncate":
+            operation = Truncate(draw.randint(base, last))
+        elif kind == "compact":
+            operation = Rebase(Snapshot(draw.randint(base, last), 2, draw.randbytes(draw.choice([0, 90]))), True)
+        else:
+            operation = Rebase(Snapshot(last + draw.randint(0, 9), 3, draw.randbytes(9000)), False)
+        made.apply(operation)
+        yield operation, Stored(made.snapshot, made.entries.copy())
+
+
+class StorageSuite(ABC):
+    """See the module."""
+
+    @abstractmethod
+    def opened(self, directory: Path, name: str = "p") -> Storage:
+        """The log `name` of `ME` that is kept in the directory; closed with the test at the latest."""
+
+    def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
+        assert self.opened(tmp_path).load() == (ME, Stored())
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_operations_make_what_they_say(self, tmp_path: Path, seed: int) -> None:
+        draw = random.Random(seed)
+        storage = self.opened(tmp_path)
+        batch: list[Operation] = []
+        for number, (operation, made) in enumerate(operations(draw)):
+            batch.append(operation)
+            if draw.random() < 0.5:
+                storage.write(batch)
+                batch = []
+                if draw.random() < 0.5:
+                    storage.sync()
+                assert storage.load() == (ME, made)
+            if number == 150:
+                break
+
+    def test_what_is_loaded_is_the_callers(self, tmp_path: Path) -> None:
+        storage = self.opened(tmp_path)
+        storage.write([Extend(1, (Entry(1, b"a"),))])
+        storage.load()[1].entries.clear()
+        assert storage.load()[1].entries == [Entry(1, b"a")]
+
+    def test_large_commands_and_snapshots(self, tmp_path: Path) -> None:
+        storage = self.opened(tmp_path)
+        command, state = random.Random(0).randbytes(3 << 20), random.Random(1).randbytes(17 << 20)
+        storage.write([Extend(1, (Entry(1, b""), Entry(1, command))), Rebase(Snapshot(1, 1, state), True)])
+        storage.sync()
+        assert storage.load()[1] == Stored(Snapshot(1, 1, state), [Entry(1, command)])
+
+    def test_nothing_to_write_and_nothing_to_sync(self, tmp_path: Path) -> None:
+        storage = self.opened(tmp_path)
+        storage.sync()
+        storage.write([])
+        storage.sync()
+        assert storage.load() == (ME, Stored())
+
+
+class DurableSuite(StorageSuite):
+    """See the module. `WRITER` is a module that writes as `written` says until it is killed."""
+
+    WRITER = ""
+
+    @abstractmethod
+    def close(self, directory: Path) -> None:
+        """Close all that was opened there, and leave the files as they are."""
+
+    @abstractmethod
+    def may_be_torn(self, name: str, content: bytes, position: int) -> bool:
+        """Whether a wrong byte there may go unseen, as one of the last transaction that looks like its torn end."""
+
+    def reopened(self, directory: Path) -> Stored:
+        storage = self.opened(directory)
+        try:
+            return storage.load()[1]
+        finally:
+            self.close(directory)
+
+    def test_what_was_synced_is_there_again(self, tmp_path: Path) -> None:
+        draw = random.Random(5)
+        for _ in range(4):
+            storage = self.opened(tmp_path)
+            start = storage.load()[1]
+            last = start.snapshot.index + len(start.entries)
+            more = entries(draw, 40)
+            storage.write([Extend(last + 1, more)])
+            storage.sync()
+            self.close(tmp_path)
+            assert self.reopened(tmp_path) == Stored(start.snapshot, [*start.entries, *more])
+
+    def test_logs_beside_each_other(self, tmp_path: Path) -> None:
+        draw = random.Random(6)
+        makers = {name: operations(random.Random(name)) for name in ("a", "b", "a/b")}
+        logs = {name: self.opened(tmp_path, name) for name in makers}
+        made = {name: Stored() for name in makers}
+        for _ in range(120):
+            name = draw.choice(list(makers))
+            operation, made[name] = next(makers[name])
+            logs[name].write([operation])
+            if draw.random() < 0.2:
+                logs[draw.choice(list(makers))].sync()
+        for log in logs.values():
+            log.sync()
+        self.close(tmp_path)
+        assert {name: self.opened(tmp_path, name).load()[1] for name in makers} == made
+
+    def test_a_disk_that_loses_what_was_not_synced(self, tmp_path: Path) -> None:
+        """After each sync the files are copied; a later file is a copy of then with anything of what came after."""
+        draw, disk, crashed = random.Random(7), tmp_path / "disk", tmp_path / "crashed"
+        storage = self.opened(disk)
+        made = operations(draw)
+        history, synced, before = [Stored()], 0, _files(disk)
+        for _ in range(30):
+            for _ in range(draw.randint(1, 4)):
+                operation, now = next(made)
+                storage.write([operation])
+                history.append(now)
+            storage.sync()
+            after = _files(disk)
+            for _ in range(2):
+                shutil.rmtree(crashed, ignore_errors=True)
+                _tear(crashed, before, after, draw)
+                there = self.reopened(crashed)
+                assert there in history[synced:], "a part of what was written, and all that was synced"
+            synced, before = len(history) - 1, after
+        self.close(disk)
+
+    def test_a_wrong_byte_is_never_served(self, tmp_path: Path) -> None:
+        draw, disk, copy = random.Random(8), tmp_path / "disk", tmp_path / "copy"
+        storage = self.opened(disk)
+        made = Stored()
+        for operation, now in itertools.islice(operations(draw), 60):
+            storage.write([operation])
+            storage.sync()
+            made = now
+        files = _files(disk)
+        self.close(disk)
+        refused = 0
+        for _ in range(150):
+            name = draw.choice(sorted(files))
+            position = draw.randrange(len(files[name]))
+            content = bytearray(files[name])
+            content[position] ^= 1 << draw.randrange(8)
+            shutil.rmtree(copy, ignore_errors=True)
+            _write(copy, files | {name: bytes(content)})
+            try:
+                there = self.reopened(copy)
+            except (Corrupt, Rejected):
+                refused += 1
+                continue
+            assert there == made or self.may_be_torn(name, files[name], position), (name, position)
+        assert refused > 20
+
+    @pytest.mark.timeout(120)
+    @pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "4"))])
+    def test_killed_at_random(self, tmp_path: Path, kills: int) -> None:
+        draw, answered = random.Random(), 0
+        for _ in range(kills):
+            command = [sys.executable, "-m", self.WRITER, str(tmp_path), str(answered)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
+                assert writer.stdout is not None
+                for _ in range(draw.randint(1, 60)):
+                    answered = int(writer.stdout.readline())
+                writer.send_signal(signal.SIGKILL)
+                answered = max([answered, *(int(line) for line in writer.stdout if line.endswith(b"\n"))])
+            there = self.reopened(tmp_path)
+            last = there.snapshot.index + len(there.entries)
+            assert last >= answered
+            for index, entry in enumerate(there.entries, there.snapshot.index + 1):
+                assert entry == written(index)
+            assert there.snapshot.state == (b"state of %d" % there.snapshot.index if there.snapshot.index else b"")
+            answered = last
+
+
+def written(index: int) -> Entry:
+    """The entry that a writer puts at an index."""
+    return Entry(1, random.Random(index).randbytes(index % 5000))
+
+
+def write_until_killed(storage: Storage) -> None:
+    """Extend and compact a log, and print the index up to which it is synced."""
+    there = storage.load()[1]
+    base, last = there.snapshot.index, there.snapshot.index + len(there.entries)
+    draw = random.Random()
+    while True:
+        count = draw.randint(1, 5)
+        storage.write([Extend(last + 1, tuple(written(last + 1 + i) for i in range(count)))])
+        last += count
+        if last - base > 100:
+            base = last - 10
+            storage.write([Rebase(Snapshot(base, 1, b"state of %d" % base), True)])
+        storage.sync()
+        print(last, flush=True)  # noqa: T201
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def _write(directory: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _tear(directory: Path, before: dict[str, bytes], after: dict[str, bytes], draw: random.Random) -> None:
+    """Files in which each sector is of before or after, and those that have grown may have grown by less."""
+    torn = {}
+    for name in before | after:
+        old, new = before.get(name, b""), after.get(name, b"")
+        size = draw.randint(min(len(old), len(new)), max(len(old), len(new)))
+        content = bytearray(old.ljust(size, b"\0")[:size])
+        whole = draw.random()  # how much of it came to the disk
+        for start in range(0, size, 512):
+            if new[start : start + 512] != bytes(content[start : start + 512]) and draw.random() < whole:
+                content[start : start + 512] = new[start : start + 512].ljust(min(512, size - start), b"\0")
+        torn[name] = bytes(content)
+    _write(directory, torn)

@@ -1,0 +1,158 @@
+"""The logs of partitions: those in memory, and those of a data directory."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.errors import Backpressure
+from dataplane.replication.messages import Entry
+from dataplane.replication.storage import Extend, MemoryStorage, Storage
+from dataplane.store.durable.database import Database
+from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.log import SQLiteStorage, names
+from tests.conformance.storages import ME, DurableSuite, StorageSuite
+
+
+class TestMemory(StorageSuite):
+    def opened(self, directory: Path, name: str = "p") -> Storage:
+        return MemoryStorage(ME)
+
+
+def database(directory: Path) -> Database:
+    return Database(directory / "node.sqlite")
+
+
+class TestSQLite(DurableSuite):
+    WRITER = "tests.conformance.log_writer"
+
+    @pytest.fixture(autouse=True)
+    def databases(self) -> Iterator[None]:
+        self.open: dict[Path, Database] = {}
+        yield
+        for database in self.open.values():
+            database.close()
+
+    def opened(self, directory: Path, name: str = "p") -> Storage:
+        directory.mkdir(exist_ok=True)
+        if directory not in self.open:
+            self.open[directory] = Database(directory / "node.sqlite")
+        return SQLiteStorage(self.open[directory], name, ME)
+
+    def close(self, directory: Path) -> None:
+        database = self.open.pop(directory, None)
+        if database is not None:
+            database.close()
+
+    def may_be_torn(self, name: str, content: bytes, position: int) -> bool:
+        """In the last transaction of the write-ahead log, whose frames come after the last but one that ends one."""
+        if not name.endswith("-wal"):
+            return False
+        (page,) = struct.unpack_from(">I", content, 8)
+        frames = range(32, len(content), page + 24)
+        ends = [at for at in frames if struct.unpack_from(">I", content, at + 4)[0]]
+        return position >= (ends[-2] if len(ends) > 1 else 0)
+
+
+def test_one_sync_is_for_all_who_wrote_before(tmp_path: Path) -> None:
+    store = database(tmp_path)
+    a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
+    a.write([Extend(1, (Entry(1, b"a"),))])
+    b.write([Extend(1, (Entry(1, b"b"),))])
+    a.sync()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for path in tmp_path.glob("node*"):
+        shutil.copy(path, copied)
+    b.sync()
+    store.close()
+    again = database(copied)
+    assert names(again) == [("a", ME), ("b", ME)]
+    assert [SQLiteStorage(again, name, ME).load()[1].entries for name in "ab"] == [[Entry(1, b"a")], [Entry(1, b"b")]]
+    again.close()
+
+
+def test_a_log_of_another_replica_is_left_alone(tmp_path: Path) -> None:
+    store = database(tmp_path)
+    SQLiteStorage(store, "p", ME).write([Extend(1, (Entry(1, b"x"),))])
+    for other in (("another", 7), ("node", 8)):
+        with pytest.raises(DirectoryUnusable, match="data directory of its own") as refused:
+            SQLiteStorage(store, "p", other)
+        assert refused.value.reason == "another node's"
+    assert SQLiteStorage(store, "p", ME).load()[1].entries == [Entry(1, b"x")]
+    store.close()
+
+
+def test_a_full_disk_takes_nothing_and_all_are_told(tmp_path: Path) -> None:
+    store = database(tmp_path)
+    a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
+    a.write([Extend(1, (Entry(1, b"before"),))])
+    a.sync()
+    pages = store.read(lambda sql: sql.execute("PRAGMA page_count").fetchone()[0])
+    store.read(lambda sql: sql.execute(f"PRAGMA max_page_count = {pages + 4}").fetchone())
+    b.write([Extend(1, (Entry(1, b"beside"),))])
+    with pytest.raises(Backpressure) as refused:
+        a.write([Extend(2, (Entry(1, b""), Entry(1, bytes(1 << 20))))])
+    assert "full" in refused.value.spill_error
+    with pytest.raises(Backpressure):
+        b.sync()
+    b.sync()  # nothing is left to sync
+    a.write([Extend(2, (Entry(1, b"small"),))])
+    b.write([Extend(1, (Entry(1, b"again"),))])
+    a.sync()
+    store.read(lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone())
+    a.write([Extend(3, (Entry(1, bytes(1 << 20)),))])
+    a.sync()
+    assert [entry.command[:6] for entry in a.load()[1].entries] == [b"before", b"small", bytes(6)]
+    assert b.load()[1].entries == [Entry(1, b"again")]
+    store.close()
+
+
+def test_who_goes_on_after_a_batch_was_lost_is_told(tmp_path: Path) -> None:
+    store = database(tmp_path)
+    a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
+    store.read(lambda sql: sql.execute("PRAGMA max_page_count = 20").fetchone())
+    a.write([Extend(1, (Entry(1, b"1"),))])
+    with pytest.raises(Backpressure):
+        b.write([Extend(1, (Entry(1, bytes(1 << 20)),))])
+    with pytest.raises(Backpressure):
+        a.write([Extend(2, (Entry(1, b"2"),))])
+    a.write([Extend(1, (Entry(1, b"1"), Entry(1, b"2")))])
+    a.sync()
+    assert a.load()[1].entries == [Entry(1, b"1"), Entry(1, b"2")]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("application", "version", "reason"), [(7, 1, "another program's"), (0, 9, "another program's")]
+)
+def test_a_file_of_another_program(tmp_path: Path, application: int, version: int, reason: str) -> None:
+    path = tmp_path / "node.sqlite"
+    with sqlite3.connect(path) as sql:
+        sql.execute(f"PRAGMA application_id = {application}")
+        sql.execute(f"PRAGMA user_version = {version}")
+        sql.execute("CREATE TABLE mine (x)")
+    sql.close()
+    before = path.read_bytes()
+    with pytest.raises(DirectoryUnusable) as refused:
+        database(tmp_path)
+    assert refused.value.reason == reason
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["node.sqlite"]
+
+
+def test_another_version_is_left_alone(tmp_path: Path) -> None:
+    database(tmp_path).close()
+    path = tmp_path / "node.sqlite"
+    content = bytearray(path.read_bytes())
+    content[60:64] = struct.pack(">I", 2)
+    path.write_bytes(content)
+    with pytest.raises(DirectoryUnusable, match="format 2") as refused:
+        database(tmp_path)
+    assert refused.value.reason == "another version's"
+    assert path.read_bytes() == bytes(content)
