@@ -30,6 +30,7 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import DataplaneError, Freed
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.budget import Budget
+from dataplane.store.durable.shards import Durable
 from dataplane.store.extents import RangeSet
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
@@ -134,7 +135,25 @@ class Residency:
                 self._clean_bytes -= shard.held
             if isinstance(shard.file, SpillFile):
                 self._disk.remove(shard.file)
+            elif isinstance(shard.file, Durable):
+                shard.file.free()
             shard.file = None
+
+    def persisted(self, shard: Shard, durable: Durable) -> None:
+        """The shard has bytes on disk that stay, and is clean from now on."""
+        if isinstance(shard.file, SpillFile):
+            self._disk.remove(shard.file)
+        elif shard.file is None:
+            self._clean_bytes += shard.held
+        shard.file = durable
+
+    def was_read(self, shard: Shard) -> None:
+        """All of a shard's memory was read, to be written somewhere: its pages count once, and holes have none."""
+        extent = shard.extent
+        if extent is not None and not shard.shared:
+            self._arena.forget(extent, 0, extent.size)
+            for start, end in shard.hollow or ():
+                self._arena.hollow(extent, start, end, 0)
 
     # Reading back
 

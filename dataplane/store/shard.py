@@ -1,6 +1,7 @@
 """One sealed, immutable object of the store, and what is left of it after some of its rows were freed.
 
-Where its bytes are, by its two fields (`file` is on this host's disk, or stands for another host's memory):
+Where its bytes are, by its two fields (`file` is on this host's disk, to stay where it is `Durable`, or stands for
+another host's memory):
 
     extent      file        the shard is
     set         None        in memory only ("dirty": it must be written before its memory can be taken)
@@ -22,6 +23,7 @@ from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent, pages
 from dataplane.store.backing import Backing
+from dataplane.store.durable.shards import Durable
 from dataplane.store.extents import RangeSet
 from dataplane.store.links import Links
 from dataplane.store.live import Live
@@ -80,6 +82,11 @@ class Shard:
         if self.shared:
             return self.size
         return self.room if self.hollow is None else self.room - self.hollow.covered(0, self.room)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it was put here, and is no copy of another host's."""
+        return self.file is None or isinstance(self.file, SpillFile | Durable)
 
     @property
     def clean(self) -> bool:

@@ -31,14 +31,16 @@ from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
-from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
+from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.carried import Carried, laid_out
+from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.hollow import dead_pages
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
+from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
 from dataplane.store.residency import OWN, Residency
 from dataplane.store.shard import Shard, check_cost
@@ -94,7 +96,8 @@ class StoreStatistics:
 class Store:
     """The shards of one node."""
 
-    def __init__(self, config: NodeConfig, *, clock: Clock = monotonic) -> None:
+    def __init__(self, config: NodeConfig, *, directory: DataDirectory | None = None, clock: Clock = monotonic) -> None:
+        """`directory`: where durable shards are; it is the store's from now on. Without one there are none."""
         self._config = config
         self._clock = clock
         self.budget = Budget(
@@ -107,7 +110,13 @@ class Store:
         self._small = SharedPages(self.arena, OWN)
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes: defaultdict[str, set[int]] = defaultdict(set)
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1 if directory is None else directory.first)
+        self.persistence: Persistence | None = None
+        """Durable shards, if there is a directory for them."""
+        if directory is not None:
+            self.persistence = Persistence(
+                directory, self.arena, self._residency, self._shards, self._find, self.pin, self.unpin
+            )
         self._carried = Carried(self.budget, self.arena, self._small, self.following)
         self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
         self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
@@ -395,6 +404,27 @@ class Store:
             )
         return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 
+    async def persist(self, numbers: Iterable[int], deadline: Deadline) -> None:
+        """Return once these shards, or those of links, are on disk to stay: the next node on the directory has them
+        under the same numbers, unless they were freed. Several calls at once share a sync.
+
+        Raises Freed or Corrupt as `pin`, Backpressure at the deadline where the disk is full or slow, DirectoryUnusable
+        where it refuses, Misuse for what is not put here or where there is no directory. Cancelled, or late, they may
+        be durable later.
+        """
+        await self._persisting.persist(numbers, deadline)
+
+    async def recover(self) -> list[int]:
+        """Take over the durable shards that earlier nodes on the directory had and nobody has freed; who does not need
+        one frees it. To be called once, before anything is put. Raises Corrupt."""
+        return await self._persisting.recover()
+
+    @property
+    def _persisting(self) -> Persistence:
+        if self.persistence is None:
+            raise Misuse("nothing is durable without a data directory: start the node with --data-dir DIR")
+        return self.persistence
+
     def _hold(self, client: Hashable, numbers: Sequence[int]) -> list[Shard]:
         shards = [self._find(number) for number in numbers]
         for shard in shards:
@@ -456,7 +486,7 @@ class Store:
         shard.freed = True
         if shard.links is not None:
             self._links_bytes -= shard.links.nbytes
-        if shard.file is None or isinstance(shard.file, SpillFile):  # else it was never put here
+        if shard.ours:
             self._freed_bytes += shard.size
         if self.pins.holds(shard.number):
             self._held_freed[shard.number] = shard
@@ -722,7 +752,7 @@ class Store:
             arena=self.arena.statistics(),
             disk=self.disk.statistics(),
             shards=len(self._shards),
-            spilled_shards=sum(s.extent is None and isinstance(s.file, SpillFile) for s in self._shards.values()),
+            spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self._shards.values()),
             pinned=sum(self._any(number).held for number in self.pins.shards()),
             reserved=sum(extent.size for held in self._reserved.values() for extent in held.values()),
             put=self._put_bytes,
@@ -734,11 +764,15 @@ class Store:
     async def aclose(self) -> None:
         """Wait for the disk, then give everything back to the host. The store is of no use afterwards."""
         await self._residency.aclose()
+        if self.persistence is not None:
+            await self.persistence.aclose()
         self.abandon()
 
     def abandon(self) -> None:
         """Give everything back to the host, whatever is under way; a disk that hangs is not waited for. Idempotent."""
         self.disk.close()
+        if self.persistence is not None:
+            self.persistence.close()
         self.arena.close()
 
 

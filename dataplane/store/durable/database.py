@@ -15,6 +15,7 @@ Used by any thread; calls wait for each other.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import struct
 import threading
@@ -42,8 +43,8 @@ CREATE TABLE logs (
 CREATE TABLE snapshots (log INTEGER PRIMARY KEY, epoch INTEGER, state BLOB, sum INTEGER);
 CREATE TABLE entries (place INTEGER PRIMARY KEY, epoch INTEGER, command BLOB, sum INTEGER);
 CREATE TABLE shards (
-    number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, size INTEGER, rows INTEGER, columns INTEGER,
-    layout BLOB, holder TEXT, sums BLOB, sum INTEGER
+    number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, stored INTEGER, size INTEGER, rows INTEGER,
+    columns INTEGER, layout BLOB, holder TEXT, sums BLOB, sum INTEGER
 );
 """
 
@@ -202,7 +203,17 @@ def translated(path: Path) -> Iterator[None]:
             raise Backpressure(f"{path}: {error}", spill_error=f"writing {path} failed: {error}") from error
         if code == sqlite3.SQLITE_TOOBIG:
             raise LimitExceeded(f"{path}: {error}", what="bytes of one value") from error
+        if code == sqlite3.SQLITE_IOERR and _read_only(path):
+            code = sqlite3.SQLITE_READONLY
         if code in _REFUSED:
             reason, remedy = _REFUSED[code]
             raise DirectoryUnusable(f"{path}: {error}; {remedy}", path=str(path), reason=reason) from error
         raise Corrupt(f"{path} is not as it was written: {error}", path=str(path)) from error
+
+
+def _read_only(path: Path) -> bool:
+    """Whether the file system is mounted to be read alone, which SQLite does not always say."""
+    try:
+        return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False

@@ -1,0 +1,233 @@
+"""Files of durable shards: written and synced before anybody is told of them, and never changed but for holes.
+
+A file has the shards of one batch, one behind another: large ones on whole pages, so that they go from and to the arena
+past the page cache, small ones (`shared.MOST`) packed behind each other. The file says nothing about itself: where its
+shards are and their checksums is in the index, in the database. So a file that the index does not know was not
+finished, and is removed; a file that is not there, or whose bytes are others, is Corrupt.
+
+Freed shards give back the pages that no other shard lies in, by punching holes; a file goes with its last shard.
+
+The functions here are for threads: each may wait for the disk. They raise OSError where the system refuses.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from dataplane.batch.layout import aligned as rounded
+from dataplane.config import PAGE
+from dataplane.errors import Corrupt
+from dataplane.store.extents import RangeSet
+from dataplane.store.shared import MOST
+from dataplane.store.spillfile import CHUNK, create, pwrite, whole_pages
+
+_SUM = 8  # bytes of one
+
+
+class Place(NamedTuple):
+    """Where a shard's bytes are: `size` of them at `start` of a file. `sums`: the xxh3-64 of each `CHUNK`."""
+
+    file: int
+    start: int
+    size: int
+    sums: bytes
+
+
+def name(file: int) -> str:
+    return f"{file:016x}.shards"
+
+
+def number(name: str) -> int | None:
+    """The number of a file, or None for what is none of ours."""
+    stem, _, kind = name.partition(".")
+    if kind != "shards" or len(stem) != 16 or set(stem) - set("0123456789abcdef"):
+        return None
+    return int(stem, 16)
+
+
+def placed(file: int, contents: Sequence[memoryview]) -> list[Place]:
+    """Where shards of these bytes go in a file; their checksums. Those of more than `MOST` bytes are of whole pages."""
+    places, at = [], 0
+    for content in contents:
+        size = len(content)
+        at = whole_pages(at) if size > MOST else rounded(at)
+        places.append(Place(file, at, size, sums(content)))
+        at += size
+    return places
+
+
+def sums(content: memoryview) -> bytes:
+    starts = range(0, len(content), CHUNK)
+    digests = [xxhash.xxh3_64_intdigest(content[start : start + CHUNK]) for start in starts]
+    return b"".join(digest.to_bytes(_SUM, "little") for digest in digests)
+
+
+def write(directory: int, file: int, places: Sequence[Place], contents: Sequence[memoryview]) -> None:
+    """Make the file of these shards, and return once all of it is on disk. Where that fails there is no file. Large
+    shards begin at a page of memory, as O_DIRECT asks.
+
+    `places` are those of `placed`."""
+    path = name(file)
+    fd = create(directory, Path(path))
+    try:
+        try:
+            _write(fd, places, contents)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        os.fsync(directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path, dir_fd=directory)
+        raise
+
+
+def _write(fd: int, places: Sequence[Place], contents: Sequence[memoryview]) -> None:
+    packed = bytearray()  # small shards behind each other, and where they begin
+    begin = 0
+
+    def flush() -> None:
+        if packed:
+            buffer = mmap.mmap(-1, whole_pages(len(packed)))
+            buffer[: len(packed)] = packed
+            pwrite(fd, memoryview(buffer), begin)
+            packed.clear()
+
+    for place, content in zip(places, contents, strict=True):
+        if place.size > MOST:
+            flush()
+            pwrite(fd, content, place.start)
+            continue
+        if not packed:
+            begin = place.start // PAGE * PAGE
+        packed += bytes(place.start - begin - len(packed))
+        packed += content
+    flush()
+
+
+def read(directory: int, place: Place, memory: memoryview) -> None:
+    """Fill memory, which begins at a page, with a shard's bytes, and zeros after them. Raises Corrupt where they are
+    not what was written."""
+    path = name(place.file)
+    try:
+        fd = _opened(directory, path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise _corrupt(place, "is gone") from None
+    try:
+        if place.size > MOST:
+            _read(fd, place, memory[: place.size], place.start)
+        else:
+            begin = place.start // PAGE * PAGE
+            buffer = mmap.mmap(-1, whole_pages(place.start + place.size) - begin)
+            _read(fd, place, memoryview(buffer), begin)
+            memory[: place.size] = buffer[place.start - begin : place.start - begin + place.size]
+    finally:
+        os.close(fd)
+    memory[place.size :] = bytes(len(memory) - place.size)
+    with memory[: place.size] as content:
+        if sums(content) != place.sums:
+            raise _corrupt(place, "has other bytes than were written")
+
+
+def _opened(directory: int, path: str, flags: int) -> int:
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, dir_fd=directory)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system without O_DIRECT
+            raise
+    return os.open(path, flags, dir_fd=directory)
+
+
+def _read(fd: int, place: Place, memory: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(memory):
+        count = os.preadv(fd, [memory[done:]], offset + done)
+        if not count:
+            raise _corrupt(place, "was cut short")
+        done += count
+
+
+def _corrupt(place: Place, what: str) -> Corrupt:
+    return Corrupt(f"the file {name(place.file)} of durable shards {what} (from byte {place.start})")
+
+
+def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool) -> None:
+    """Give ranges of whole pages of a file back to the disk, or the file. One that is not there is passed over."""
+    path = name(file)
+    with suppress(FileNotFoundError):
+        if gone:
+            os.unlink(path, dir_fd=directory)
+            return
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            size = os.fstat(fd).st_size
+            with mmap.mmap(fd, 0) as mapped:
+                for start, end in holes:
+                    if start < min(end, size):
+                        mapped.madvise(mmap.MADV_REMOVE, start, min(end, whole_pages(size)) - start)
+        finally:
+            os.close(fd)
+
+
+def tidy(directory: int, holes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
+    """Remove the files of which nothing is known, and give back what lies in the holes of the others."""
+    with os.scandir(directory) as found:
+        there = [(entry.name, number(entry.name)) for entry in found]
+    for path, file in there:
+        if file is None:
+            continue
+        if file not in holes:
+            free(directory, file, (), True)
+        elif os.stat(path, dir_fd=directory, follow_symlinks=False).st_size > _live(holes[file]):
+            free(directory, file, holes[file], False)
+
+
+def _live(holes: Sequence[tuple[int, int]]) -> int:
+    """The bytes of whole pages before the last hole that are in none."""
+    return holes[-1][0] - sum(end - start for start, end in holes[:-1])
+
+
+class Pages:
+    """Which bytes of one file shards lie in."""
+
+    def __init__(self) -> None:
+        self._live = RangeSet()
+        self.shards = 0
+        self.nbytes = 0
+
+    def add(self, place: Place) -> None:
+        self._live.add(place.start, place.start + place.size)
+        self.shards += 1
+        self.nbytes += place.size
+
+    def free(self, place: Place) -> tuple[int, int] | None:
+        """A shard is no more; the range of whole pages that no other lies in, around its place."""
+        start, end = place.start, place.start + place.size
+        self._live.remove(start, end)
+        self.shards -= 1
+        self.nbytes -= place.size
+        first, last = start // PAGE * PAGE, whole_pages(end)
+        if self._live.covered(first, start):
+            first += PAGE
+        if self._live.covered(end, last):
+            last -= PAGE
+        return (first, last) if first < last else None
+
+    def holes(self) -> list[tuple[int, int]]:
+        """The ranges of whole pages in which nothing lies, the last one up to any end."""
+        found, at = [], 0
+        for start, end in self._live:
+            first = start // PAGE * PAGE
+            if at < first:
+                found.append((at, first))
+            at = whole_pages(end)
+        return [*found, (at, 1 << 62)]

@@ -1,0 +1,304 @@
+"""The durable shards of a data directory: written in batches, found again by the index, freed when nobody needs them.
+
+A durable shard is one that has a `Durable` behind it, as a copy of another host's has its `Backing`: its memory can be
+taken at once, and its bytes come back when it is pinned.
+
+What always holds:
+
+- `write` returns once the bytes and their row of the index are on disk; shards that were given while a batch was being
+  written go into the next, so that a sync serves all of them;
+- a row of the index goes before its bytes do. So the file of each row is whole, unless somebody changed it;
+- a shard whose row is there and that nobody frees is found again by the next process, under the same number.
+
+Row and file are synced at once, by two threads: a row of which the file was not finished is of a shard that nobody was
+told of, and nobody reads it before he frees it. Rejected: an index in the files' own headers, which costs a rename and
+a second sync of the folder, can not say which shards a file had that is gone, and takes a read of each file to recover
+(docs/decisions/0053).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.store.backing import Backing
+from dataplane.store.durable import files
+from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
+from dataplane.store.durable.files import Pages, Place
+from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.log import checksum
+from dataplane.workers import Workers
+
+Args = ParamSpec("Args")
+T = TypeVar("T")
+
+CLOSE_S = 1.5
+_THREADS = 4
+_BATCH_BYTES = 64 << 20  # of a file, but for its last shard: what is freed of a small file soon is all of it
+
+
+class Described(msgspec.Struct, frozen=True, gc=False):
+    """What the index says of a shard besides where it is."""
+
+    number: int
+    rows: int
+    columns: int
+    layout: bytes
+    holder: str
+    size: int
+
+
+class Durable(Backing):
+    """A durable shard's place. `free` it when nobody needs the shard."""
+
+    __slots__ = ("_shards", "number", "place")
+
+    def __init__(self, shards: DurableShards, number: int, place: Place) -> None:
+        self._shards = shards
+        self.number = number
+        self.place = place
+
+    async def read(self, memory: memoryview) -> None:
+        await self._shards.read(self, memory)
+
+    def free(self) -> None:
+        """Have its row removed by the way, and then its bytes."""
+        self._shards.free(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStatistics:
+    """Counts, and bytes of shards that are not freed."""
+
+    shards: int
+    nbytes: int
+    files: int
+    commits: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    shards: Sequence[tuple[Described, memoryview]]
+    done: asyncio.Future[list[Durable]]
+
+
+class DurableShards:
+    """See the module. Used from one event loop."""
+
+    def __init__(self, directory: DataDirectory) -> None:
+        """Takes the directory over. Raises OSError where the system starts no thread."""
+        self.directory = directory
+        self.journal = Journal(directory.database)
+        try:
+            self._workers = Workers(_THREADS, 0, "dataplane-durable")
+        except OSError:
+            self.journal.close()
+            raise
+        self._files: dict[int, Pages] = {}
+        self._names = itertools.count(1)
+        self._wanted: list[_Wanted] = []
+        self._writing = self._closed = False
+        self._freed: list[Durable] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self._workers.submit(work, *args, **kwargs))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Writing
+
+    async def write(self, shards: Sequence[tuple[Described, memoryview]]) -> list[Durable]:
+        """Write these shards' bytes, of large ones whole pages of the arena; nobody changes them meanwhile.
+
+        Raises Backpressure where the disk is full, DirectoryUnusable where it refuses: then none is there. While the
+        index can not be written it waits. Not to be cancelled: a thread would go on reading.
+        """
+        wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
+        self._wanted.append(wanted)
+        if not self._writing:
+            self._begin()
+        return await wanted.done
+
+    def _begin(self) -> None:
+        """Write a batch of what is wanted, if anything is."""
+        batch: list[_Wanted] = []
+        nbytes = 0
+        while self._wanted and nbytes < _BATCH_BYTES:
+            batch.append(self._wanted.pop(0))
+            nbytes += sum(len(content) for _, content in batch[-1].shards)
+        self._writing = bool(batch)
+        if batch:
+            self._start(self._write(batch))
+
+    async def _write(self, batch: Sequence[_Wanted]) -> None:
+        try:
+            made = iter(await self._written([shard for each in batch for shard in each.shards]))
+            for each in batch:
+                each.done.set_result(list(itertools.islice(made, len(each.shards))))
+        except Exception as error:  # it is who asked for them that hears of it
+            for each in batch:
+                if not each.done.done():
+                    each.done.set_exception(error)
+        finally:
+            for each in batch:
+                each.done.cancel()  # where none of that came
+            self._begin()
+
+    async def _written(self, shards: Sequence[tuple[Described, memoryview]]) -> list[Durable]:
+        file, contents = next(self._names), [content for _, content in shards]
+        places = await self._by_thread(files.placed, file, contents)
+        rows = [_row(described, place) for (described, _), place in zip(shards, places, strict=True)]
+        indexed = self.journal.write(lambda sql: _insert(sql, rows))
+        try:
+            await self._by_thread(files.write, self.directory.shards, file, places, contents)
+            await indexed
+        except (OSError, DataplaneError) as error:
+            self._start(self._undo(indexed, file, [row[0] for row in rows]))
+            raise refused(self.directory.path, error) if isinstance(error, OSError) else error from None
+        pages = self._files[file] = Pages()
+        for place in places:
+            pages.add(place)
+        return [Durable(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)]
+
+    async def _undo(self, indexed: asyncio.Future[None], file: int, numbers: Sequence[int]) -> None:
+        """Remove the rows and the file of a batch that failed. If that fails too, the next process removes them."""
+        with suppress(DataplaneError, OSError):
+            await indexed
+            await self.journal.write(lambda sql: _delete(sql, numbers), lazily=True)
+            await self._by_thread(files.free, self.directory.shards, file, (), True)
+
+    # Reading
+
+    async def read(self, durable: Durable, memory: memoryview) -> None:
+        """Fill the memory with a shard's bytes. Raises Corrupt, or OSError where the system does not let it be read."""
+        try:
+            await self._by_thread(files.read, self.directory.shards, durable.place, memory)
+        except Corrupt as error:
+            path = self.directory.path / SHARDS / files.name(durable.place.file)
+            raise Corrupt(f"shard {durable.number}: {error}", shard=durable.number, path=str(path)) from None
+
+    # Freeing
+
+    def free(self, durable: Durable) -> None:
+        """Have a shard's row removed by the way, and then its bytes."""
+        if self._closed:
+            return
+        self._freed.append(durable)
+        if len(self._freed) == 1:
+            self._start(self._free())
+
+    async def _free(self) -> None:
+        """If that fails, rows or bytes are left of shards that nobody has, and the next process frees them."""
+        freed, self._freed = self._freed, []
+        numbers = [durable.number for durable in freed]
+        with suppress(DataplaneError):
+            await self.journal.write(lambda sql: _delete(sql, numbers), lazily=True)
+            holes: dict[int, list[tuple[int, int]]] = {}
+            for durable in freed:
+                hole = self._files[durable.place.file].free(durable.place)
+                holes.setdefault(durable.place.file, []).extend([hole] if hole else [])
+            for file, ranges in holes.items():
+                await self._release(file, ranges)
+
+    async def _release(self, file: int, holes: Sequence[tuple[int, int]]) -> None:
+        gone = file in self._files and not self._files[file].shards
+        if gone:
+            del self._files[file]
+        with suppress(OSError):
+            if gone or holes:
+                await self._by_thread(files.free, self.directory.shards, file, holes, gone)
+
+    # Recovery
+
+    async def recover(self) -> list[tuple[Described, Durable]]:
+        """The shards that the index has; to be called before the first is written. Files that it does not know, and
+        pages in which nothing lies, go. Raises Corrupt where a row is not as it was written."""
+        found = await self._by_thread(self.directory.database.read, _select)
+        for _, place in found:
+            self._files.setdefault(place.file, Pages()).add(place)
+        self._names = itertools.count(1 + max(self._files, default=0))
+        holes = {file: pages.holes() for file, pages in self._files.items()}
+        with suppress(OSError):
+            await self._by_thread(files.tidy, self.directory.shards, holes)
+        return [(described, Durable(self, described.number, place)) for described, place in found]
+
+    def tend(self, last: int) -> None:
+        """See to it that there are numbers for more shards than `last`. To be called now and then."""
+        if last > self.directory.identity.numbers - NUMBERS // 2:
+            self._start(self._extend(last + NUMBERS))
+
+    async def _extend(self, last: int) -> None:
+        with suppress(DataplaneError):
+            await self.journal.write(lambda sql: self.directory.more_numbers(sql, last), lazily=True)
+
+    def statistics(self) -> DurableStatistics:
+        pages = self._files.values()
+        shards, nbytes = sum(p.shards for p in pages), sum(p.nbytes for p in pages)
+        return DurableStatistics(shards, nbytes, len(pages), self.journal.commits)
+
+    async def aclose(self) -> None:
+        """Do what was begun, as far as the disk answers, and stop."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        self.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Stop, whatever is under way. Idempotent."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        self.journal.close()
+        self._workers.close(CLOSE_S)
+        self.directory.close()
+
+
+Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
+
+
+def _row(described: Described, place: Place) -> Row:
+    file, start, stored, sums = place
+    number, size = described.number, described.size
+    return (
+        number,
+        file,
+        start,
+        stored,
+        size,
+        described.rows,
+        described.columns,
+        described.layout,
+        described.holder,
+        sums,
+    )
+
+
+def _insert(sql: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    marks = ", ".join("?" * 11)
+    sql.executemany(f"INSERT INTO shards VALUES ({marks})", [(*row, checksum(*row)) for row in rows])
+
+
+def _delete(sql: sqlite3.Connection, numbers: Iterable[int]) -> None:
+    sql.executemany("DELETE FROM shards WHERE number = ?", [(number,) for number in numbers])
+
+
+def _select(sql: sqlite3.Connection) -> list[tuple[Described, Place]]:
+    found = []
+    for *row, summed in sql.execute("SELECT * FROM shards ORDER BY number"):
+        if checksum(*row) != summed:
+            raise Corrupt(f"the index of durable shards is not as it was written at shard {row[0]}")
+        number, file, start, stored, size, rows, columns, layout, holder, sums = row
+        found.append((Described(number, rows, columns, layout, holder, size), Place(file, start, stored, sums)))
+    return found

@@ -1,0 +1,158 @@
+"""Making shards durable, and having them again: between a store's memory and its data directory (`store.durable`).
+
+A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. What always holds: a
+shard that is being written is held until that has ended, whoever waits for it or gives up; one that was freed meanwhile
+leaves nothing on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+
+from dataplane.batch.links import shard_of
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, Misuse
+from dataplane.store.arena import Arena
+from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.durable.shards import Described, Durable, DurableShards, DurableStatistics
+from dataplane.store.residency import Residency
+from dataplane.store.shard import Shard
+
+RETRY_S = 0.25  # between attempts to write to a full disk
+
+Find = Callable[[int], Shard]
+Pin = Callable[[Hashable, Sequence[int], Deadline], Awaitable[object]]
+Unpin = Callable[[Hashable, Iterable[int]], None]
+
+
+class Persistence:
+    """The durable side of one store: its shards by number, and how they are held."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        arena: Arena,
+        residency: Residency,
+        shards: dict[int, Shard],
+        find: Find,
+        pin: Pin,
+        unpin: Unpin,
+    ) -> None:
+        """Takes the directory over. Raises OSError where the system starts no thread."""
+        self.durable = DurableShards(directory)
+        self._arena = arena
+        self._residency = residency
+        self._shards = shards
+        self._find = find
+        self._pin = pin
+        self._unpin = unpin
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+
+    async def persist(self, numbers: Iterable[int], deadline: Deadline) -> None:
+        """As `Store.persist`."""
+        wanted = [number for number in dict.fromkeys(map(shard_of, numbers)) if not self._is_durable(number)]
+        fresh = [number for number in wanted if number not in self._under_way]
+        if fresh:
+            task = asyncio.create_task(self._persist(fresh, deadline))
+            task.add_done_callback(_heard)
+            self._under_way |= dict.fromkeys(fresh, task)
+        tasks = {self._under_way[number] for number in wanted}
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=deadline.remaining_s)
+        if late:
+            raise self._refusal(deadline)
+        for task in tasks:
+            task.result()
+
+    def _is_durable(self, number: int) -> bool:
+        shard = self._shards.get(number)
+        return shard is not None and isinstance(shard.file, Durable)
+
+    def _refusal(self, deadline: Deadline) -> Backpressure:
+        refusal = self.durable.journal.refusal
+        if refusal is not None:
+            return Backpressure(str(refusal), waited_s=deadline.waited_s, spill_error=refusal.spill_error)
+        path = self.durable.directory.path
+        return Backpressure(f"{path} is slow: not on disk after {deadline.waited_s:.1f} s", waited_s=deadline.waited_s)
+
+    async def _persist(self, numbers: Sequence[int], deadline: Deadline) -> None:
+        try:
+            await self._pin(self, numbers, deadline)
+            try:
+                await self._save(list(map(self._find, numbers)), deadline)
+            finally:
+                self._unpin(self, numbers)
+        finally:
+            for number in numbers:
+                del self._under_way[number]
+
+    async def _save(self, shards: Sequence[Shard], deadline: Deadline) -> None:
+        for shard in shards:
+            if shard.file is not None and not shard.ours:
+                raise Misuse(f"shard {shard.number} is a copy of another host's: it is durable there, or not at all")
+            while shard.moving is not None:  # to the spill directory
+                await asyncio.wait([shard.moving])
+        contents = [self._content(shard) for shard in shards]
+        try:
+            written = await self._write(list(zip(map(described, shards), contents, strict=True)), deadline)
+        finally:
+            for shard, content in zip(shards, contents, strict=True):
+                content.release()
+                self._residency.was_read(shard)
+        for shard, durable in zip(shards, written, strict=True):
+            if shard.freed:
+                durable.free()
+            else:
+                self._residency.persisted(shard, durable)
+
+    def _content(self, shard: Shard) -> memoryview:
+        assert shard.extent is not None, "it is pinned"
+        return memoryview(self._arena.read(shard.extent)) if shard.shared else self._arena.view(shard.extent)
+
+    async def _write(self, shards: Sequence[tuple[Described, memoryview]], deadline: Deadline) -> list[Durable]:
+        while True:
+            try:
+                return await self.durable.write(shards)
+            except Backpressure:
+                if deadline.remaining_s <= RETRY_S:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def recover(self) -> list[int]:
+        """As `Store.recover`."""
+        found = await self.durable.recover()
+        for what, durable in found:
+            shard = Shard(
+                what.number, what.size, what.rows, what.columns, what.layout, what.holder, "", 0, None, durable
+            )
+            self._shards[what.number] = shard
+        return [what.number for what, _ in found]
+
+    def statistics(self) -> DurableStatistics:
+        """What is durable now."""
+        return self.durable.statistics()
+
+    async def aclose(self) -> None:
+        """Wait for what is being written, as far as the disk answers, and let go of the directory."""
+        await self.durable.aclose()
+        tasks = set(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Let go of the directory, whatever is under way. Idempotent."""
+        self.durable.close()
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Whoever waited may have gone; what came of it shows in what is durable."""
+    if not task.cancelled():
+        task.exception()
+
+
+def described(shard: Shard) -> Described:
+    """What the index says of a shard."""
+    return Described(shard.number, shard.rows, shard.columns, shard.layout, shard.holder, shard.size)

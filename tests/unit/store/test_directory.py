@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dataplane.errors import Corrupt
+from dataplane.store.durable import directory
+from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.durable.errors import DirectoryUnusable
+
+HOLD = "import sys; from pathlib import Path; from dataplane.store.durable.directory import DataDirectory; \
+d = DataDirectory(Path(sys.argv[1])); print(d.identity.node.hex(), flush=True); sys.stdin.read()"
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_a_node_is_who_its_directory_says(tmp_path: Path) -> None:
+    found = []
+    for _ in range(3):
+        opened = DataDirectory(tmp_path / "a" / "b", "prod")
+        found.append(opened.identity)
+        assert opened.first == opened.identity.numbers - directory.NUMBERS
+        opened.close()
+    assert len({(each.node, each.incarnation, each.cluster) for each in found}) == 1
+    assert [each.starts for each in found] == [1, 2, 3]
+    assert [each.numbers for each in found] == [1 + n * directory.NUMBERS for n in (1, 2, 3)]
+    other = DataDirectory(tmp_path / "other")
+    assert other.identity.node != found[0].node
+    other.close()
+    other.close()
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()) as holder:
+        assert holder.stdout is not None
+        node = holder.stdout.readline().strip().decode()
+        before = content(tmp_path)
+        with pytest.raises(DirectoryUnusable, match="another node runs on it") as refused:
+            DataDirectory(tmp_path)
+        assert refused.value.reason == "in use"
+        assert content(tmp_path) == before
+        holder.kill()
+    opened = DataDirectory(tmp_path)
+    assert opened.identity.node.hex() == node
+    opened.close()
+
+
+def _another_program(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("mine")
+
+
+def _another_database(path: Path) -> None:
+    path.mkdir()
+    with sqlite3.connect(path / "node.sqlite") as sql:
+        sql.execute("CREATE TABLE mine (x)")
+        sql.execute("PRAGMA application_id = 7")
+    sql.close()
+
+
+def _a_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def _a_folder_in_its_place(path: Path) -> None:
+    (path / "node.sqlite").mkdir(parents=True)
+
+
+def _another_version(path: Path) -> None:
+    DataDirectory(path).close()
+    with (path / "node.sqlite").open("r+b") as file:
+        file.seek(60)
+        file.write((9).to_bytes(4, "big"))
+
+
+def _another_cluster(path: Path) -> None:
+    DataDirectory(path, "prod").close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_another_program, "another program's"),
+        (_another_database, "another program's"),
+        (_a_file, "another program's"),
+        (_a_folder_in_its_place, "another program's"),
+        (_another_version, "another version's"),
+        (_another_cluster, "another cluster's"),
+    ],
+)
+def test_what_is_not_its_own_is_left_alone(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
+    path = tmp_path / "data"
+    make(path)
+    before, names = content(tmp_path), sorted(os.listdir(tmp_path))
+    for _ in range(2):
+        with pytest.raises(DirectoryUnusable, match=r"choose|another") as refused:
+            DataDirectory(path)
+        assert refused.value.reason == reason
+        assert str(path) in str(refused.value)
+    assert content(tmp_path) == before or reason == "another cluster's"  # which is known once it was opened
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_another_user(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root makes another user's directory")
+    path = tmp_path / "data"
+    path.mkdir()
+    os.chown(path, 4242, -1)
+    with pytest.raises(DirectoryUnusable, match="user 4242's"):
+        DataDirectory(path)
+
+
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        DataDirectory(tmp_path / "data").close()
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        for path in (tmp_path / "data", tmp_path / "new"):
+            with pytest.raises(DirectoryUnusable, match="mount it to be written") as refused:
+                DataDirectory(path)
+            assert refused.value.reason == "read-only"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_an_identity_that_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    opened = DataDirectory(path)
+    opened.database.write(lambda sql: sql.execute("UPDATE identity SET value = x'93' WHERE name = 'node'"))
+    opened.database.sync(opened.database.write(lambda sql: None)[1])
+    opened.close()
+    with pytest.raises(Corrupt, match="identity"):
+        DataDirectory(path)
+
+
+def test_more_numbers(tmp_path: Path) -> None:
+    opened = DataDirectory(tmp_path)
+    _, batch = opened.database.write(lambda sql: opened.more_numbers(sql, 1 << 36))
+    opened.database.sync(batch)
+    opened.close()
+    again = DataDirectory(tmp_path)
+    assert again.first == 1 << 36
+    again.close()

@@ -1,0 +1,284 @@
+"""Durable shards: there again for the next node on the directory, in place, checked, freed page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.clock import Deadline
+from dataplane.config import PAGE, NodeConfig
+from dataplane.errors import Backpressure, Corrupt, Freed, Misuse
+from dataplane.store.durable import files
+from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.shared import MOST
+from dataplane.store.store import Store
+
+MIB = 1 << 20
+SIZES = [1, 64, 200, PAGE, MOST, MOST + 1, MIB // 8, 5 * MIB]
+
+
+def layout(nbytes: int) -> bytes:
+    column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
+    return ShardLayout((("x", column),)).encode()
+
+
+def content(seed: int, nbytes: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+@asynccontextmanager
+async def running(directory: Path, **settings: Any) -> AsyncIterator[Store]:
+    """A store on the data directory, without room to spill."""
+    config = NodeConfig(**({"memory": 32 * MIB, "spill": 0, "spill_dir": directory, "prewarm": 0} | settings))
+    store = Store(config, directory=DataDirectory(directory / "data"))
+    mover = asyncio.create_task(store.run())
+    try:
+        yield store
+        assert not mover.done(), mover.exception()
+    finally:
+        mover.cancel()
+        await asyncio.gather(mover, return_exceptions=True)
+        await store.aclose()
+
+
+def soon(seconds: float = 15.0) -> Deadline:
+    return Deadline.after(seconds)
+
+
+async def put(store: Store, data: bytes) -> int:
+    return await store.put("p", data, layout(len(data)), soon(), scope="", holder="p")
+
+
+async def read(store: Store, number: int) -> bytes:
+    (pinned,) = await store.pin("r", [number], soon())
+    try:
+        return store.arena.read(pinned.extent)
+    finally:
+        store.unpin("r", [number])
+
+
+def kept(directory: Path) -> list[Path]:
+    return sorted((directory / "data" / "shards").iterdir())
+
+
+async def removed(directory: Path, count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(kept(directory)) > count:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_next_node_has_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        shards = {await put(store, content(size, size)): size for size in SIZES}
+        await put(store, b"not durable")
+        await store.persist(shards, soon())
+        before = store.describe(shards)
+    async with running(tmp_path) as store:
+        assert await store.recover() == list(shards)
+        assert store.describe(shards) == before
+        for number, size in shards.items():
+            assert (await read(store, number))[:size] == content(size, size)
+        assert await put(store, b"new") > 1 << 20 > max(shards)
+        await store.persist(shards, soon())  # as they are already
+        assert store.persistence is not None
+        assert store.persistence.statistics().shards == len(SIZES)
+
+
+async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Path) -> None:
+    async with running(tmp_path, memory=4 * MIB) as store:
+        shards = {}
+        for seed in range(12):
+            number = await put(store, content(seed, MIB))
+            shards[number] = seed
+            await store.persist([number], soon())
+        for _ in range(2):
+            for number, seed in shards.items():
+                assert await read(store, number) == content(seed, MIB)
+
+
+async def test_what_was_spilled_becomes_durable(tmp_path: Path) -> None:
+    async with running(tmp_path, memory=4 * MIB, spill=64 * MIB) as store:
+        shards = {await put(store, content(seed, MIB)): seed for seed in range(8)}
+        assert store.disk.statistics().files
+        for number in shards:
+            await store.persist([number], soon())
+        async with asyncio.timeout(10):
+            while store.disk.used:
+                await asyncio.sleep(0.01)
+        for number, seed in shards.items():
+            assert await read(store, number) == content(seed, MIB)
+
+
+async def test_a_sync_serves_all_who_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, content(seed, 100)) for seed in range(100)]
+        await asyncio.gather(*(store.persist([number], soon()) for number in numbers))
+        assert store.persistence is not None
+        figures = store.persistence.statistics()
+        assert (figures.shards, figures.nbytes) == (100, 100 * 128)
+        assert figures.files < 10
+        assert figures.commits < 10
+        assert sum(path.stat().st_size for path in kept(tmp_path)) < 10 * PAGE
+
+
+async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, content(size, size)) for size in SIZES]
+        await store.persist(numbers, soon())
+        (file,) = kept(tmp_path)
+        store.free([numbers[-1]])
+        async with asyncio.timeout(10):
+            while file.stat().st_blocks * 512 > MIB:
+                await asyncio.sleep(0.01)
+        store.free(numbers[1:3])
+    async with running(tmp_path) as store:
+        left = [number for number in numbers if number not in (*numbers[1:3], numbers[-1])]
+        assert await store.recover() == left
+        for number in left:
+            size = SIZES[numbers.index(number)]
+            assert (await read(store, number))[:size] == content(size, size)
+        store.free(left)
+        await removed(tmp_path, 0)
+    async with running(tmp_path) as store:
+        assert await store.recover() == []
+
+
+async def test_freed_while_it_is_written(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        number = await put(store, content(1, MIB))
+        persisting = asyncio.create_task(store.persist([number], soon()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        store.free([number])
+        await persisting
+        await removed(tmp_path, 0)
+        with pytest.raises(Freed):
+            await store.persist([number], soon())
+    async with running(tmp_path) as store:
+        assert await store.recover() == []
+
+
+async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        numbers = [await put(store, content(size, size)) for size in SIZES]
+        await store.persist(numbers, soon())
+        await store.persist([await put(store, content(0, MIB))], soon())
+    one, other = kept(tmp_path)
+    with one.open("r+b") as file:
+        file.seek(-MIB, os.SEEK_END)
+        file.write(b"wrong")
+    other.unlink()
+    async with running(tmp_path) as store:
+        *sound, gone = await store.recover()
+        for number in (sound.pop(), gone):
+            with pytest.raises(Corrupt, match=r"\.shards") as refused:
+                await read(store, number)
+            assert refused.value.shard == number
+        for number, size in zip(sound, SIZES, strict=False):
+            assert (await read(store, number))[:size] == content(size, size)
+
+
+async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        await store.persist([await put(store, content(0, MIB))], soon())
+    folder = tmp_path / "data" / "shards"
+    (folder / files.name(99)).write_bytes(bytes(MIB))
+    (folder / "notes.txt").write_text("mine")
+    async with running(tmp_path) as store:
+        assert len(await store.recover()) == 1
+        assert len(kept(tmp_path)) == 2
+        number = await put(store, content(1, MIB))
+        await store.persist([number], soon())
+        assert len(kept(tmp_path)) == 3
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A data directory on a file system of 6 MiB."""
+    path = tmp_path / "data"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(path)], check=False)
+    if done.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield tmp_path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+async def test_a_full_disk_is_backpressure(small: Path) -> None:
+    async with running(small) as store:
+        fits = await put(store, content(0, 4 * MIB))
+        await store.persist([fits], soon())
+        number = await put(store, content(1, 4 * MIB))
+        with pytest.raises(Backpressure) as refused:
+            await store.persist([number], soon(0.3))
+        assert "No space left" in refused.value.spill_error
+        assert len(kept(small)) == 1
+        waiting = asyncio.create_task(store.persist([number], soon()))
+        await asyncio.sleep(0)
+        store.free([fits])
+        await waiting
+    async with running(small) as store:
+        assert await store.recover() == [number]
+        assert await read(store, number) == content(1, 4 * MIB)
+
+
+async def test_without_a_directory(tmp_path: Path) -> None:
+    store = Store(NodeConfig(memory=MIB, spill=0, spill_dir=tmp_path, prewarm=0))
+    with pytest.raises(Misuse, match="--data-dir"):
+        await store.persist([1], soon())
+    with pytest.raises(Misuse, match="--data-dir"):
+        await store.recover()
+    await store.aclose()
+
+
+async def test_a_copy_of_another_hosts_is_not_for_keeps(tmp_path: Path) -> None:
+    class Elsewhere:
+        async def read(self, memory: memoryview) -> None:
+            memory[:] = bytes(len(memory))
+
+    async with running(tmp_path) as store:
+        number = store.adopt(64, 1, 1, layout(64), b"", b"", Elsewhere(), holder="p")
+        with pytest.raises(Misuse, match="another host"):
+            await store.persist([number], soon())
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_files_keep_what_lies_in_them(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    sizes = [draw.choice([64, 640, PAGE, MOST, 8 * PAGE]) for _ in range(60)]
+    contents = {number: memoryview(_at_a_page(draw.randbytes(size))) for number, size in enumerate(sizes)}
+    places = dict(enumerate(files.placed(7, list(contents.values()))))
+    files.write(folder, 7, list(places.values()), list(contents.values()))
+    pages = files.Pages()
+    for place in places.values():
+        pages.add(place)
+    order = list(places)
+    draw.shuffle(order)
+    buffer = memoryview(_at_a_page(bytes(8 * PAGE)))
+    for freed in order:
+        hole = pages.free(places.pop(freed))
+        files.free(folder, 7, [hole] if hole else [], False)
+        for number in draw.sample(sorted(places), min(5, len(places))):
+            files.read(folder, places[number], buffer)
+            assert bytes(buffer[: sizes[number]]) == bytes(contents[number])
+            assert not any(buffer[sizes[number] :])
+    assert (tmp_path / files.name(7)).stat().st_blocks == 0
+    os.close(folder)
+
+
+def _at_a_page(data: bytes) -> Any:
+    buffer = mmap.mmap(-1, files.whole_pages(len(data)))
+    buffer[: len(data)] = data
+    return memoryview(buffer)[: len(data)]
