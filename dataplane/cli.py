@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--memory", metavar="SIZE", help="shared memory, e.g. 8GiB (default: 30 %% of the memory)")
     node.add_argument("--spill", metavar="SIZE", help="disk, 0 for none (default: 4 x memory, half of what is free)")
     node.add_argument("--spill-dir", metavar="PATH", help="where on disk (default: $DATAPLANE_SPILL_DIR, /var/tmp)")
+    node.add_argument("--data-dir", metavar="PATH", help="where the node is kept: the same member when started again")
     node.add_argument("--prewarm", metavar="SIZE", help="memory made ready for the first client (default: 512MiB)")
     node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
     node.add_argument(
@@ -118,7 +119,8 @@ def _node(chosen: argparse.Namespace) -> int:
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if chosen.verbose else logging.WARNING
     )
-    config = NodeConfig(memory=chosen.memory, spill=chosen.spill, spill_dir=chosen.spill_dir, prewarm=chosen.prewarm)
+    named = {name: getattr(chosen, name) for name in ("memory", "spill", "spill_dir", "prewarm", "data_dir")}
+    config = NodeConfig(**named)
     cluster = None
     names = ("etcd_ca", "etcd_cert", "etcd_cert_key", "etcd_login", "seeds", "seed_dir")
     etcd = {name: getattr(chosen, name) for name in names}
@@ -133,6 +135,8 @@ def _node(chosen: argparse.Namespace) -> int:
         print(f"DATAPLANE_ADDRESS={node.address}", flush=True)
         if node.hosts is not None:
             print(f"other nodes find it at {node.hosts.address}", file=sys.stderr)
+        if config.data_dir is not None:
+            print(f"node {node.id.hex()}, kept in {config.data_dir}", file=sys.stderr)
         sizes = f"memory {format_size(config.memory_bytes)}, spill {format_size(config.spill_bytes)}"
         print(f"{sizes} in {config.spill_dir}; stop with Ctrl-C", file=sys.stderr)
 

@@ -70,6 +70,8 @@ class NodeConfig:
         need until those without a copy there are below the low one.
     reservation_lease_s: seconds without a sign of life after which a client's unsealed bytes are taken back.
     compression: "auto" compresses spill files with LZ4 when the disk is slower than LZ4; "never"; "always".
+    data_dir: where the node keeps who it is and what is durable, for itself alone; on a disk that stays. A node started
+        again on it is the same member. None: nothing is durable, and each node is a new one.
     """
 
     memory: int | str | None = None
@@ -80,6 +82,7 @@ class NodeConfig:
     low_watermark: float = 0.75
     reservation_lease_s: float = 60.0
     compression: Literal["auto", "never", "always"] = "auto"
+    data_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         memory = parse_size(default_memory() if self.memory is None else self.memory) // PAGE * PAGE
@@ -100,7 +103,11 @@ class NodeConfig:
             raise ValueError(f"reservation_lease_s is more than 0, not {self.reservation_lease_s}")
         if self.compression not in ("auto", "never", "always"):
             raise ValueError(f"compression is 'auto', 'never' or 'always', not {self.compression!r}")
-        for name, value in (("memory", memory), ("spill", spill), ("spill_dir", str(spill_dir)), ("prewarm", prewarm)):
+        data_dir = None if self.data_dir is None else str(Path(self.data_dir).expanduser().absolute())
+        if data_dir is not None and Path(data_dir) == spill_dir:
+            raise ValueError(f"data_dir and spill_dir are both {data_dir}: give each a directory of its own")
+        derived = {"memory": memory, "spill": spill, "spill_dir": str(spill_dir), "prewarm": prewarm}
+        for name, value in (derived | {"data_dir": data_dir}).items():
             object.__setattr__(self, name, value)
 
     @property
@@ -122,6 +129,11 @@ class NodeConfig:
     def spill_path(self) -> Path:
         """`spill_dir`, as an absolute path."""
         return Path(self.spill_dir or "")
+
+    @property
+    def data_path(self) -> Path | None:
+        """`data_dir`, as an absolute path, if there is one."""
+        return None if self.data_dir is None else Path(self.data_dir)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import socket
 import sys
 
 from dataplane.config import ClusterConfig, NodeConfig
+from dataplane.errors import DataplaneError
 from dataplane.node.node import Node, run
 
 _MAX_REASON = 4000  # bytes: a socket takes them at once
@@ -43,7 +44,7 @@ def main() -> None:
         cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
         node = Node(config, cluster=cluster)
         run(node, starter=starter, ready=say)
-    except (OSError, ValueError) as error:  # a setting that this host can not meet
+    except (OSError, ValueError, DataplaneError) as error:  # a setting that this host can not meet
         if said:
             raise
         ready.send(str(error).encode(errors="replace")[:_MAX_REASON])

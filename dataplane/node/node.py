@@ -32,6 +32,7 @@ from dataplane.node.tables.tables import Tables
 from dataplane.node.trimming import Trimming
 from dataplane.node.waits import Waits
 from dataplane.store.claim import Claim
+from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
 from dataplane.wire.boundary import failure
 from dataplane.wire.framing import frame
@@ -55,8 +56,8 @@ class Node:
 
     def __init__(self, config: NodeConfig, path: Path | None = None, cluster: ClusterConfig | None = None) -> None:
         """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Raises OSError
-        where that can not be done, ValueError for a key that is none."""
-        self.id = secrets.token_bytes(8)
+        where that can not be done, ValueError for a key that is none; for the data directory DirectoryUnusable, Corrupt
+        or Backpressure."""
         self.config = config
         self._claim: Claim | None = None
         self.hosts: Hosts | None = None
@@ -71,7 +72,13 @@ class Node:
                 undo.callback(self._claim.release)
                 path = self._claim.path / "node.sock"
             self._path = path
-            self._store = Store(config)
+            directory = None
+            if config.data_path is not None:
+                directory = DataDirectory(config.data_path, "" if cluster is None else cluster.joined.name)
+                undo.callback(directory.close)
+            self.id = secrets.token_bytes(8) if directory is None else directory.identity.node
+            """Who it is: for as long as it lives, or for as long as its data directory is there."""
+            self._store = Store(config, directory=directory)
             undo.callback(self._store.abandon)
             self._trimming = Trimming(self._store.cool)
             self._waits = Waits(freed=self._trimming.freed)
@@ -188,6 +195,7 @@ class Node:
     async def _watch_leases(self) -> None:
         while True:
             await asyncio.sleep(self.config.reservation_lease_s / 4)
+            self._store.tend()
             for client in self._store.revoke_silent():
                 log.warning("client %s gave no sign of life: its unsealed bytes were taken back", client)
             for each in list(self._clients):

@@ -419,6 +419,11 @@ class Store:
         one frees it. To be called once, before anything is put. Raises Corrupt."""
         return await self._persisting.recover()
 
+    def tend(self) -> None:
+        """What is to be done now and then: numbers for the shards to come."""
+        if self.persistence is not None:
+            self.persistence.durable.tend(self.following())
+
     @property
     def _persisting(self) -> Persistence:
         if self.persistence is None:

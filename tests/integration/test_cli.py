@@ -59,6 +59,35 @@ def test_nobody_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"dataplane {command}: " in capsys.readouterr().err
 
 
+def test_a_node_started_again_on_its_directory_is_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
+    command += ["--data-dir", str(tmp_path / "data")]
+    nodes = []
+    for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            with dp.connect(running.stdout.readline().strip().partition("=")[2]) as plane:
+                nodes.append(plane.stats().node)
+            if len(nodes) == 2:
+                second = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+                assert second.returncode == 1
+                assert "another node runs on it" in second.stderr
+                assert "Traceback" not in second.stderr
+            running.send_signal(end)
+    assert len(set(nodes)) == 1
+
+
+def test_a_process_can_keep_its_node(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="1MiB", spill=0, prewarm=0, data_dir=tmp_path / "data")
+    with dp.connect(config=config) as plane:
+        node = plane.stats().node
+    with dp.connect(config=config) as plane:
+        assert plane.stats().node == node
+    (tmp_path / "other").write_text("mine")
+    with pytest.raises(dp.errors.Rejected, match="no directory"):
+        dp.connect(config=dp.NodeConfig(memory="1MiB", spill=0, prewarm=0, data_dir=tmp_path / "other"))
+
+
 class Terminal:
     """`dataplane top` in a terminal of 100 columns and 30 lines."""
 

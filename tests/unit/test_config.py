@@ -109,9 +109,13 @@ def test_memory_and_prewarm_are_whole_pages(tmp_path: Path) -> None:
 
 def test_a_relative_spill_directory_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = NodeConfig(memory="2MiB", spill_dir="spill")
+    config = NodeConfig(memory="2MiB", spill_dir="spill", data_dir="data")
     monkeypatch.chdir("/")
     assert config.spill_path == tmp_path / "spill"
+    assert config.data_path == tmp_path / "data"
+    assert NodeConfig(memory="2MiB").data_path is None
+    with pytest.raises(ValueError, match="of its own"):
+        NodeConfig(memory="2MiB", spill_dir=tmp_path, data_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
