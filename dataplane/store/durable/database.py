@@ -30,6 +30,9 @@ from dataplane.store.durable.errors import DirectoryUnusable
 
 T = TypeVar("T")
 
+Work = Callable[[sqlite3.Connection], None]
+"""What is done in a transaction; again, where that was rolled back."""
+
 APPLICATION = 0x64706C6E
 """SQLite's `application_id`: dpln."""
 FORMAT = 1

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dataplane.errors import Backpressure
-from dataplane.store.durable.database import Database
+from dataplane.store.durable.database import Database, Work
 from dataplane.workers import Workers
 
 RETRY_S = 0.5
 LAZY_S = 0.2
-
-Work = Callable[[sqlite3.Connection], None]
 
 
 class Journal:

@@ -21,7 +21,7 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import Entry, Snapshot
 from dataplane.replication.storage import Extend, Operation, Storage, Stored, Truncate
-from dataplane.store.durable.database import Database
+from dataplane.store.durable.database import Database, Work
 from dataplane.store.durable.errors import DirectoryUnusable
 
 _INDEX_BITS = 40
@@ -115,6 +115,10 @@ class SQLiteStorage(Storage):
         if batch:
             with self._forgetting():
                 _, self._written = self._database.write(lambda sql: self._write(sql, batch), self._written)
+
+    def writing(self, operations: Sequence[Operation]) -> Work:
+        """What writes operations after those before in a transaction of a journal's, instead of `write` and `sync`."""
+        return lambda sql: self._write(sql, operations)
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
