@@ -49,12 +49,12 @@ class Persistence:
         self._unpin = unpin
         self._under_way: dict[int, asyncio.Task[None]] = {}
 
-    async def persist(self, numbers: Iterable[int], deadline: Deadline) -> None:
+    async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool) -> None:
         """As `Store.persist`."""
         wanted = [number for number in dict.fromkeys(map(shard_of, numbers)) if not self._is_durable(number)]
         fresh = [number for number in wanted if number not in self._under_way]
         if fresh:
-            task = asyncio.create_task(self._persist(fresh, deadline))
+            task = asyncio.create_task(self._persist(fresh, deadline, with_next))
             task.add_done_callback(_heard)
             self._under_way |= dict.fromkeys(fresh, task)
         tasks = {self._under_way[number] for number in wanted}
@@ -77,18 +77,18 @@ class Persistence:
         path = self.durable.directory.path
         return Backpressure(f"{path} is slow: not on disk after {deadline.waited_s:.1f} s", waited_s=deadline.waited_s)
 
-    async def _persist(self, numbers: Sequence[int], deadline: Deadline) -> None:
+    async def _persist(self, numbers: Sequence[int], deadline: Deadline, with_next: bool) -> None:
         try:
             await self._pin(self, numbers, deadline)
             try:
-                await self._save(list(map(self._find, numbers)), deadline)
+                await self._save(list(map(self._find, numbers)), deadline, with_next)
             finally:
                 self._unpin(self, numbers)
         finally:
             for number in numbers:
                 del self._under_way[number]
 
-    async def _save(self, shards: Sequence[Shard], deadline: Deadline) -> None:
+    async def _save(self, shards: Sequence[Shard], deadline: Deadline, with_next: bool) -> None:
         for shard in shards:
             if shard.file is not None and not shard.ours:
                 raise Misuse(f"shard {shard.number} is a copy of another host's: it is durable there, or not at all")
@@ -96,7 +96,8 @@ class Persistence:
                 await asyncio.wait([shard.moving])
         contents = [self._content(shard) for shard in shards]
         try:
-            written = await self._write(list(zip(map(described, shards), contents, strict=True)), deadline)
+            wanted = list(zip(map(described, shards), contents, strict=True))
+            written = await self._write(wanted, deadline, with_next)
         finally:
             for shard, content in zip(shards, contents, strict=True):
                 content.release()
@@ -111,10 +112,12 @@ class Persistence:
         assert shard.extent is not None, "it is pinned"
         return memoryview(self._arena.read(shard.extent)) if shard.shared else self._arena.view(shard.extent)
 
-    async def _write(self, shards: Sequence[tuple[Described, memoryview]], deadline: Deadline) -> list[Durable]:
+    async def _write(
+        self, shards: Sequence[tuple[Described, memoryview]], deadline: Deadline, with_next: bool
+    ) -> list[Durable]:
         while True:
             try:
-                return await self.durable.write(shards)
+                return await self.durable.write(shards, with_next=with_next)
             except Backpressure:
                 if deadline.remaining_s <= RETRY_S:
                     raise

@@ -404,15 +404,17 @@ class Store:
             )
         return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 
-    async def persist(self, numbers: Iterable[int], deadline: Deadline) -> None:
+    async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
         """Return once these shards, or those of links, are on disk to stay: the next node on the directory has them
-        under the same numbers, unless they were freed. Several calls at once share a sync.
+        under the same numbers, unless they were freed. Several calls at once share a sync. `with_next`: only their
+        bytes are by then, and all of it will be before anything that the directory's journal writes later: a command
+        that names the shards costs no sync more.
 
         Raises Freed or Corrupt as `pin`, Backpressure at the deadline where the disk is full or slow, DirectoryUnusable
         where it refuses, Misuse for what is not put here or where there is no directory. Cancelled, or late, they may
         be durable later.
         """
-        await self._persisting.persist(numbers, deadline)
+        await self._persisting.persist(numbers, deadline, with_next=with_next)
 
     async def recover(self) -> list[int]:
         """Take over the durable shards that earlier nodes on the directory had and nobody has freed; who does not need

@@ -1,7 +1,7 @@
 """A durable partition on one host, under load until it is killed: `python -m tests.chaos.durable_host DIRECTORY LAST`.
 
 A replica with its log in SQLite, the simulator's stream for a state machine, and a store with durable shards: what an
-append makes is persisted before its command. LAST is a JSON object, the last sequence that each client had answered.
+append makes is persisted before its command. LAST is a JSON object, the last sequence that each producer had answered.
 What clients are told is printed, a JSON list a line, when they are told.
 """
 
@@ -134,7 +134,7 @@ class Host:
                 layout = ShardLayout((("x", column),)).encode()
                 shard = await self.store.put(name, data, layout, soon(), scope="", holder=name)
                 rows.append((shard, f"{name}.{sequence}.{row}:{shard}:{xxhash.xxh3_64_hexdigest(data)}"))
-            await self.store.persist([shard for shard, _ in rows], soon())
+            await self.store.persist([shard for shard, _ in rows], soon(), with_next=True)
             result = await self.request(Append(name, sequence, tuple(("", label) for _, label in rows)))
             assert isinstance(result, Appended)
             labels = [self.machine.state.rows[offset] for offset in result.offsets]
@@ -142,14 +142,15 @@ class Host:
             if labels != [label for _, label in rows]:  # an earlier life's, of which the answer was lost
                 self.store.free([shard for shard, _ in rows])
 
-    async def consume(self, name: str, last: int, draw: random.Random) -> None:
-        sequence = last
-        while True:
+    async def consume(self, name: str, draw: random.Random) -> None:
+        """A consumer of this life alone: what an earlier one asked last would be taken for its own."""
+        for sequence in range(1, 1 << 30):
             leased = await self.request(LeaseRows(name, TASK, draw.randint(1, 8), 30.0))
             assert isinstance(leased, Leased)
-            if not leased.rows:
+            while not leased.rows:
                 await asyncio.sleep(0.001)
-                continue
+                leased = await self.request(LeaseRows(name, TASK, draw.randint(1, 8), 30.0))
+                assert isinstance(leased, Leased)
             say("leased", [offset for offset, _, _ in leased.rows])
             shards = [self.shard_of(offset) for offset, _, _ in leased.rows]
             for pinned, (number, digest) in zip(
@@ -159,10 +160,9 @@ class Host:
                 if xxhash.xxh3_64_hexdigest(self.store.arena.read(pinned.extent)[:size]) != digest:
                     say("wrong", number)
             self.store.unpin(name, [number for number, _ in shards])
-            sequence += 1
             settled = tuple((offset, lease) for offset, lease, _ in leased.rows)
             await self.request(Settle(name, sequence, TASK, settled, True))
-            say("acked", name, sequence, [offset for offset, _, _ in leased.rows])
+            say("acked", [offset for offset, _, _ in leased.rows])
             self.store.free([number for number, _ in shards])
 
 
@@ -179,7 +179,7 @@ async def main(path: Path, last: dict[str, int]) -> None:
         for number in range(PRODUCERS):
             group.create_task(host.produce(f"p{number}", last.get(f"p{number}", 0), draw))
         for number in range(CONSUMERS):
-            group.create_task(host.consume(f"c{number}", last.get(f"c{number}", 0), draw))
+            group.create_task(host.consume(f"c{directory.identity.starts}.{number}", draw))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,8 @@ class History:
         again = self.acked & set(offsets)
         self._holds(not again, f"rows came again after their ack: {again}")
 
-    def _acked(self, client: str, sequence: int, offsets: list[int]) -> None:
+    def _acked(self, offsets: list[int]) -> None:
         self.acked |= set(offsets)
-        self.last[client] = sequence
 
     def _wrong(self, shard: int) -> None:
         self._holds(False, f"shard {shard} has other bytes than were put")

@@ -5,13 +5,13 @@ taken at once, and its bytes come back when it is pinned.
 
 What always holds:
 
-- `write` returns once the bytes and their row of the index are on disk; shards that were given while a batch was being
-  written go into the next, so that a sync serves all of them;
-- a row of the index goes before its bytes do. So the file of each row is whole, unless somebody changed it;
+- `write` returns once the bytes are on disk, and their rows of the index too, or will be before anything that is
+  committed later; shards that were given while a batch was being written go into the next, so that a sync serves all;
+- a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless somebody
+  changed it; a file without a row was not finished, or is not needed, and the next process removes it;
 - a shard whose row is there and that nobody frees is found again by the next process, under the same number.
 
-Row and file are synced at once, by two threads: a row of which the file was not finished is of a shard that nobody was
-told of, and nobody reads it before he frees it. Rejected: an index in the files' own headers, which costs a rename and
+Rejected: an index in the files' own headers, which costs a rename and
 a second sync of the folder, can not say which shards a file had that is gone, and takes a read of each file to recover
 (docs/decisions/0053).
 """
@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 CLOSE_S = 1.5
 _THREADS = 4
+_AT_ONCE = 1 << 20  # bytes that are hashed sooner than a thread has begun
 _BATCH_BYTES = 64 << 20  # of a file, but for its last shard: what is freed of a small file soon is all of it
 
 
@@ -87,6 +88,7 @@ class DurableStatistics:
 @dataclass(slots=True)
 class _Wanted:
     shards: Sequence[tuple[Described, memoryview]]
+    with_next: bool
     done: asyncio.Future[list[Durable]]
 
 
@@ -119,13 +121,14 @@ class DurableShards:
 
     # Writing
 
-    async def write(self, shards: Sequence[tuple[Described, memoryview]]) -> list[Durable]:
+    async def write(self, shards: Sequence[tuple[Described, memoryview]], *, with_next: bool) -> list[Durable]:
         """Write these shards' bytes, of large ones whole pages of the arena; nobody changes them meanwhile.
+        `with_next`: their rows are given to the journal, and committed with what is written there next.
 
         Raises Backpressure where the disk is full, DirectoryUnusable where it refuses: then none is there. While the
         index can not be written it waits. Not to be cancelled: a thread would go on reading.
         """
-        wanted = _Wanted(shards, asyncio.get_running_loop().create_future())
+        wanted = _Wanted(shards, with_next, asyncio.get_running_loop().create_future())
         self._wanted.append(wanted)
         if not self._writing:
             self._begin()
@@ -135,7 +138,9 @@ class DurableShards:
         """Write a batch of what is wanted, if anything is."""
         batch: list[_Wanted] = []
         nbytes = 0
-        while self._wanted and nbytes < _BATCH_BYTES:
+        for each in self._wanted if self._closed else ():
+            each.done.cancel()
+        while not self._closed and self._wanted and nbytes < _BATCH_BYTES:
             batch.append(self._wanted.pop(0))
             nbytes += sum(len(content) for _, content in batch[-1].shards)
         self._writing = bool(batch)
@@ -144,7 +149,8 @@ class DurableShards:
 
     async def _write(self, batch: Sequence[_Wanted]) -> None:
         try:
-            made = iter(await self._written([shard for each in batch for shard in each.shards]))
+            with_next = all(each.with_next for each in batch)
+            made = iter(await self._written([shard for each in batch for shard in each.shards], with_next))
             for each in batch:
                 each.done.set_result(list(itertools.islice(made, len(each.shards))))
         except Exception as error:  # it is who asked for them that hears of it
@@ -156,28 +162,26 @@ class DurableShards:
                 each.done.cancel()  # where none of that came
             self._begin()
 
-    async def _written(self, shards: Sequence[tuple[Described, memoryview]]) -> list[Durable]:
+    async def _written(self, shards: Sequence[tuple[Described, memoryview]], with_next: bool) -> list[Durable]:
         file, contents = next(self._names), [content for _, content in shards]
-        places = await self._by_thread(files.placed, file, contents)
-        rows = [_row(described, place) for (described, _), place in zip(shards, places, strict=True)]
-        indexed = self.journal.write(lambda sql: _insert(sql, rows))
+        if sum(map(len, contents)) <= _AT_ONCE:
+            places = files.placed(file, contents)
+        else:
+            places = await self._by_thread(files.placed, file, contents)
         try:
             await self._by_thread(files.write, self.directory.shards, file, places, contents)
+        except OSError as error:
+            raise refused(self.directory.path, error) from error
+        rows = [_row(described, place) for (described, _), place in zip(shards, places, strict=True)]
+        indexed = self.journal.write(lambda sql: _insert(sql, rows), lazily=with_next)
+        if with_next:
+            indexed.add_done_callback(_heard)
+        else:
             await indexed
-        except (OSError, DataplaneError) as error:
-            self._start(self._undo(indexed, file, [row[0] for row in rows]))
-            raise refused(self.directory.path, error) if isinstance(error, OSError) else error from None
         pages = self._files[file] = Pages()
         for place in places:
             pages.add(place)
         return [Durable(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)]
-
-    async def _undo(self, indexed: asyncio.Future[None], file: int, numbers: Sequence[int]) -> None:
-        """Remove the rows and the file of a batch that failed. If that fails too, the next process removes them."""
-        with suppress(DataplaneError, OSError):
-            await indexed
-            await self.journal.write(lambda sql: _delete(sql, numbers), lazily=True)
-            await self._by_thread(files.free, self.directory.shards, file, (), True)
 
     # Reading
 
@@ -266,6 +270,12 @@ class DurableShards:
 
 
 Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
+
+
+def _heard(written: asyncio.Future[None]) -> None:
+    """A row that could not be written: nor can what comes with it, and who wrote that hears of it."""
+    if not written.cancelled():
+        written.exception()
 
 
 def _row(described: Described, place: Place) -> Row:

@@ -132,6 +132,21 @@ async def test_a_sync_serves_all_who_wait(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in kept(tmp_path)) < 10 * PAGE
 
 
+async def test_rows_of_the_index_go_with_what_is_written_next(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        assert store.persistence is not None
+        journal = store.persistence.durable.journal
+        shards = {await put(store, content(seed, PAGE)): seed for seed in range(3)}
+        await store.persist(shards, soon(), with_next=True)
+        before = journal.commits
+        await journal.write(lambda sql: None)
+        assert journal.commits == before + 1
+        database = store.persistence.durable.directory.database
+        assert database.read(lambda sql: sql.execute("SELECT count(*) FROM shards").fetchone()) == (3,)
+    async with running(tmp_path) as store:
+        assert await store.recover() == list(shards)
+
+
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
