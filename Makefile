@@ -75,7 +75,7 @@ demo-hosts: $(STAMP) ## run it over three hosts, of which one is killed
 	@$(BIN)/python -m examples.multi_host --kill
 
 bench: $(STAMP) ## measure this machine, other systems beside ours, and write the report
-	@missed=0; for what in local stream media peers report; do \
+	@missed=0; for what in local stream media durable peers report; do \
 		echo "-- bench.$$what"; $(BIN)/python -m bench.$$what || missed=1; \
 	done; exit $$missed
 

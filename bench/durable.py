@@ -1,6 +1,6 @@
 """What durability costs, against what the disk itself takes for the same bytes in the same run.
 
-`python -m bench.durable [--only NAME] [--gib 4]`.
+`python -m bench.durable [--only NAME] [--dir DIRECTORY]`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def _append(scratch: Path) -> list[Row]:
         await durable.journal.write(log.writing([Extend(index, (Entry(1, command),))]))
         return shard
 
-    ratios, times, spent, together = [], [], [], []
+    ratios, fastest, times, spent, together = [], [], [], [], []
     for _ in range(RUNS):
         disk, one, cpu = [], [], []
         for _ in range(ROUNDS):
@@ -98,6 +98,7 @@ async def _append(scratch: Path) -> list[Row]:
             store.free([shard])
             await asyncio.sleep(0)
         ratios.append(float(np.median(one) / np.median(disk)))
+        fastest.append(min(one) / min(disk))
         times.append(float(np.median(one)) * 1e3)
         spent.append(float(np.mean(cpu)) * 1e3)
         began = time.perf_counter()
@@ -106,6 +107,7 @@ async def _append(scratch: Path) -> list[Row]:
     await store.aclose()
     return [
         row("512 rows, 1 MiB: durable append over the disk's write + fdatasync", ratios, at_most=3.0, unit="x"),
+        row("the same, the fastest of 30 of each", fastest, at_most=3.0, unit="x", detail="undisturbed"),
         row("the same, 16 at once, each", together, at_most=3.0, unit="x"),
         row("the same, one by one, time", times, at_most=1e3, unit="ms", detail="no bound: what the disk gives"),
         row("the same, processor time", spent, at_most=1e3, unit="ms", detail="no bound"),
@@ -168,9 +170,9 @@ async def first_row(scratch: Path, began: float) -> str:
     return json.dumps([first, known, len(shards), len(stored.entries)])
 
 
-def recovery(scratch: Path, gib: float = 4.0) -> list[Row]:
+def recovery(scratch: Path) -> list[Row]:
     """A process that starts on 4 GiB of durable columns, and the log of 100,000 rows and a snapshot of as many."""
-    asyncio.run(_fill(scratch, int(gib * GIB) // MIB))
+    asyncio.run(_fill(scratch, 4 * GIB // MIB))
     command = [sys.executable, "-c", _FIRST_ROW, str(scratch)]
     found = []
     for _ in range(RUNS):

@@ -17,6 +17,7 @@ EXPECTED = {
     "local": ("One host", "python -m bench.local"),
     "stream": ("Streams", "python -m bench.stream"),
     "media": ("Images", "python -m bench.media"),
+    "durable": ("Durable streams and tables", "python -m bench.durable"),
     "replay": ("A training step", "python -m bench.replay"),
     "replay_video": (
         "The video step, 64 prompts by 8, in 2 GiB",

@@ -143,6 +143,7 @@ WRAP(posix_fadvise64, "fadvise", int, (int fd, off64_t o, off64_t n, int a), (fd
 WRAP(fstat64, "fstat", int, (int fd, struct stat64 *s), (fd, s), fd, NULL, -1)
 WRAP(fchmod, "fchmod", int, (int fd, mode_t m), (fd, m), fd, NULL, -1)
 WRAP(fsync, "fsync", int, (int fd), (fd), fd, NULL, -1)
+WRAP(fdatasync, "fsync", int, (int fd), (fd), fd, NULL, -1)
 WRAP(flock, "flock", int, (int fd, int o), (fd, o), fd, NULL, -1)
 WRAP(memfd_create, "memfd_create", int, (const char *name, unsigned f), (name, f), -2, name, -1)
 WRAP(madvise, "madvise", int, (void *a, size_t n, int advice), (a, n, advice), -1, NULL, -1)
