@@ -30,7 +30,8 @@ from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
-from dataplane.store.store import Pinned, Reservation, Store
+from dataplane.store.reservations import Reservation
+from dataplane.store.store import Pinned, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.boundary import Heads, failure, line

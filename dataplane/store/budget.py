@@ -65,6 +65,8 @@ class Budget:
     ) -> None:
         self.capacity = capacity
         self.used = 0
+        self.peak = 0
+        """The most that was ever in use."""
         self._on_demand = on_demand
         self._explain = explain
         self._passing_s = passing_s
@@ -93,6 +95,7 @@ class Budget:
         if any(self._clock() - waiter.since > self._passing_s for waiter in ahead):
             return False
         self.used += nbytes
+        self.peak = max(self.peak, self.used)
         return True
 
     def _waiters(self) -> Iterator[_Waiter]:
@@ -158,6 +161,7 @@ class Budget:
                 if self.used + waiter.nbytes <= self.capacity:
                     queue.remove(waiter)
                     self.used += waiter.nbytes
+                    self.peak = max(self.peak, self.used)
                     waiter.granted.set_result(None)
                 elif now - waiter.since > self._passing_s:
                     self._on_demand()

@@ -1,6 +1,7 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
-The store owns the budget, the arena, the pins and the disk; what moves between memory and disk is `residency`'s.
+The store owns the budget, the arena, the pins and the disk. Its rooms: `reservations`, `carried` (what comes in a
+message), `residency` (what moves between memory and disk), `persistence` (what stays on disk), `scopes`.
 What always holds:
 
 - a reservation is one client's, invisible to everybody else, and goes back when it is aborted, when its client
@@ -31,18 +32,20 @@ from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
-from dataplane.errors import Backpressure, Corrupt, Freed, LeaseExpired, LimitExceeded, Misuse, ProtocolMismatch
-from dataplane.store.arena import Arena, ArenaStatistics, Extent, pages
+from dataplane.errors import Backpressure, Corrupt, Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
-from dataplane.store.carried import Carried, laid_out
+from dataplane.store.carried import Carried
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.hollow import dead_pages
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
+from dataplane.store.reservations import Reservations
 from dataplane.store.residency import OWN, Residency
+from dataplane.store.scopes import Scopes
 from dataplane.store.shard import Shard, check_cost
 from dataplane.store.shared import SharedPages
 from dataplane.store.spill import Disk, DiskStatistics
@@ -51,14 +54,6 @@ from dataplane.store.spillfile import Opened, SpillFile
 _HOLDERS = 64  # that are named
 _PLACE = 64  # bytes, more than it takes to say where a shard is
 _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Bytes that one client may write, and the number of the shard that they will be."""
-
-    shard: int
-    extent: Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ class Store:
         self._shards: dict[int, Shard] = {}
         self._small = SharedPages(self.arena, OWN)
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
-        self._scopes: defaultdict[str, set[int]] = defaultdict(set)
+        self._scopes = Scopes()
         self._numbers = itertools.count(1 if directory is None else directory.first)
         self.persistence: Persistence | None = None
         """Durable shards, if there is a directory for them."""
@@ -117,17 +112,21 @@ class Store:
             self.persistence = Persistence(
                 directory, self.arena, self._residency, self._shards, self._find, self.pin, self.unpin
             )
+        self._reservations = made = Reservations(
+            self.budget, self.arena, self.following, config.reservation_lease_s, clock
+        )
+        self.lease_s = made.lease_s
+        # The room's methods are the store's: a put calls no others on its way.
+        self.reserve_now, self.reserve, self.abort = made.reserve_now, made.reserve, made.abort
+        self.touch, self.silent = made.touch, made.silent
+        self.revoke, self.revoke_silent = made.revoke, made.revoke_silent
         self._carried = Carried(self.budget, self.arena, self._small, self.following)
-        self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
-        self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
-        self._seen: dict[Hashable, float] = {}
         self._held_freed: dict[int, Shard] = {}
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
         self._put_bytes = 0
         self._freed_bytes = 0
-        self._peak = 0
         self._links_bytes = 0
         self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
         """Called with a shard, or a link to one, of which some columns of some rows were freed; without rows, all."""
@@ -140,44 +139,6 @@ class Store:
 
     # Writing
 
-    def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
-        """As `reserve`, or None where it would have to wait."""
-        total = self._total(sizes)
-        return self._allocate(client, sizes, client) if self.budget.try_reserve(total) else None
-
-    async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
-        """Room for shards of these sizes in bytes, all or none, for the client to write and then seal.
-
-        Raises LimitExceeded at once where all of them together exceed the budget, Backpressure at the deadline.
-        """
-        await self.budget.reserve(self._total(sizes), deadline)
-        return self._allocate(client, sizes, client)
-
-    def _total(self, sizes: Sequence[int]) -> int:
-        if not sizes or min(sizes) < 0:
-            raise ProtocolMismatch(f"a reservation is of one or more sizes, none negative, not {list(sizes)[:8]}")
-        return sum(map(pages, sizes))
-
-    def _allocate(self, client: Hashable, sizes: Sequence[int], owner: Hashable) -> list[Reservation]:
-        """Reservations of bytes that the budget has given. Raises Backpressure where the system refuses, with the bytes
-        given back."""
-        self.touch(client)
-        made: list[Reservation] = []
-        following = self._total(sizes)
-        try:
-            for size in sizes:
-                following -= pages(size)
-                made.append(Reservation(next(self._numbers), self.arena.allocate(owner, size, following)))
-        except OSError as error:
-            for reservation in made:
-                self.arena.release(reservation.extent)
-            total = self._total(sizes)
-            self.budget.release(total)
-            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=total) from None
-        self._reserved[client].update((r.shard, r.extent) for r in made)
-        self._peak = max(self._peak, self.budget.used)
-        return made
-
     def seal(
         self, client: Hashable, sealed: Sequence[tuple[int, bytes]], *, scope: str, holder: str, hold: bool = False
     ) -> None:
@@ -189,37 +150,21 @@ class Store:
         nothing is visible then, and the reservations are gone.
         """
         try:
-            made = [self._seal_one(client, number, layout, scope, holder) for number, layout in sealed]
+            made = [self._reservations.sealed(client, number, layout, scope, holder) for number, layout in sealed]
             if len({number for number, _ in sealed}) < len(sealed):
                 raise ProtocolMismatch("one reservation, sealed twice at once")
         except BaseException:
             self.abort(client, [number for number, _ in sealed])
             raise
         for shard in made:
-            del self._reserved[client][shard.number]
+            self._reservations.taken(client, shard.number)
             if hold:
                 self.pins.add(client, shard.number)
             self._add(shard)
 
-    def _seal_one(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
-        if number in self._revoked[client]:
-            raise LeaseExpired(
-                f"no sign of life for {self.lease_s} s, so the memory was given to others; put again",
-                lease_s=self.lease_s,
-            )
-        extent = self._reserved[client].get(number)
-        if extent is None:
-            raise ProtocolMismatch(f"shard {number} is no reservation of this client")
-        layout = laid_out(encoded, extent.size)
-        with self.arena.view(extent) as view:
-            layout.check_contents(np.frombuffer(view, dtype=np.uint8))
-        columns = len(layout.outline.columns)
-        return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
-
     def _add(self, shard: Shard) -> None:
         self._shards[shard.number] = shard
-        if shard.scope:
-            self._scopes[shard.scope].add(shard.number)
+        self._scopes.add(shard)
         self._put_bytes += shard.size
         self._residency.used(shard)
 
@@ -236,7 +181,6 @@ class Store:
 
     def _came(self, client: Hashable, shard: Shard) -> int:
         self.touch(client)
-        self._peak = max(self._peak, self.budget.used)
         self._add(shard)
         return shard.number
 
@@ -288,20 +232,6 @@ class Store:
         shard = self._shards.get(number)
         return shard is not None and shard.extent is not None and shard.damage is None
 
-    def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
-        """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
-        for number in numbers:
-            extent = self._reserved[client].pop(number, None)
-            if extent is not None:
-                self._release(extent)
-            revoked = self._revoked[client].pop(number, None)
-            if revoked is not None:
-                self.arena.readmit(revoked)
-
-    def _release(self, extent: Extent) -> None:
-        self.arena.release(extent)
-        self.budget.release(extent.size)
-
     # Reading
 
     def pin_now(self, client: Hashable, numbers: Sequence[int]) -> list[Pinned] | None:
@@ -334,7 +264,6 @@ class Store:
                 async with self._admission:  # whoever waits for it holds nothing
                     shards = self._hold(client, numbers)
                     await self._residency.restore(shards, deadline)
-                    self._peak = max(self._peak, self.budget.used)
                 for shard in shards:
                     if shard.extent is None and shard.moving is not None:
                         await asyncio.shield(shard.moving)
@@ -648,26 +577,18 @@ class Store:
         """These shards are under no scope from now on. Those that are gone are passed over."""
         for number in numbers:
             shard = self._shards.get(number)
-            if shard is not None and shard.scope:
-                self._scopes[shard.scope].discard(number)
-                if not self._scopes[shard.scope]:
-                    del self._scopes[shard.scope]
-                shard.scope = ""
+            if shard is not None:
+                self._scopes.remove(shard)
 
     def scope(self, scope: str) -> list[int]:
         """The shards that were put under the scope and not freed."""
-        return list(self._scopes.get(scope, ()))
+        return self._scopes[scope]
 
     def free_scope(self, scope: str) -> None:
         """Free every shard that was put under the scope. A scope that is not there has none."""
         self.free(self.scope(scope))
 
     # Clients
-
-    @property
-    def lease_s(self) -> float:
-        """Seconds of silence after which a client's reservations are taken back."""
-        return self._config.reservation_lease_s
 
     def prewarm(self, client: Hashable) -> tuple[int | None, int]:
         """A segment for the first client that comes, and how many bytes at its start it should make ready. When that
@@ -688,34 +609,9 @@ class Store:
         """Give the pages that the node itself has ready for small shards back to the host."""
         self.arena.cool(OWN)
 
-    def touch(self, client: Hashable) -> None:
-        """The client gave a sign of life."""
-        self._seen[client] = self._clock()
-
-    def silent(self, client: Hashable) -> bool:
-        """Whether the client gave no sign of life for the lease."""
-        limit = self._clock() - self._config.reservation_lease_s
-        return self._seen.get(client, limit) < limit
-
-    def revoke_silent(self) -> list[Hashable]:
-        """Take the reservations of silent clients back; which clients."""
-        silent = [client for client, held in self._reserved.items() if held and self.silent(client)]
-        for client in silent:
-            self.revoke(client)
-        return silent
-
-    def revoke(self, client: Hashable) -> None:
-        """Take the client's reservations back; it may still write there, so their addresses wait until it goes."""
-        for number, extent in self._reserved.pop(client, {}).items():
-            self.arena.quarantine(extent)
-            self._revoked[client][number] = extent
-            self.budget.release(extent.size)
-
     def leave(self, client: Hashable) -> None:
         """The client has gone: its pins and reservations go too, and its segments with the last shard in them."""
-        self.abort(client, [*self._reserved[client], *self._revoked[client]])
-        del self._reserved[client], self._revoked[client]
-        self._seen.pop(client, None)
+        self._reservations.leave(client)
         self._unheld(self.pins.drop_client(client))
         self.arena.depart(client)
         if self._prewarmed is client:
@@ -735,8 +631,8 @@ class Store:
     def holders(self) -> tuple[dict[str, Any], ...]:
         """Who holds memory, and how: `holder`, `bytes`, `how` ("pinned", "reserved", "stored"), the most first."""
         held: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for client, extents in self._reserved.items():
-            held[str(client), "reserved"] += sum(extent.size for extent in extents.values())
+        for client, nbytes in self._reservations:
+            held[str(client), "reserved"] += nbytes
         for client, numbers in self.pins.by_client().items():
             held[str(client), "pinned"] += sum(self._any(number).held for number in numbers)
         for shard in self._shards.values():
@@ -761,10 +657,10 @@ class Store:
             shards=len(self._shards),
             spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self._shards.values()),
             pinned=sum(self._any(number).held for number in self.pins.shards()),
-            reserved=sum(extent.size for held in self._reserved.values() for extent in held.values()),
+            reserved=sum(nbytes for _, nbytes in self._reservations),
             put=self._put_bytes,
             freed=self._freed_bytes,
-            peak=self._peak,
+            peak=self.budget.peak,
             holders=self.holders(),
         )
 

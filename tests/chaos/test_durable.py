@@ -28,7 +28,6 @@ class History:
     acked: set[int] = field(default_factory=set)
     last: dict[str, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
-    again: int = 0
     recovered: int = 0
 
     def told(self, what: str, *more: Any) -> None:
@@ -84,7 +83,7 @@ def live(directory: Path, history: History, seconds: float, *, starting: bool) -
             killing.join()
 
 
-@pytest.mark.timeout(max(120, 6 * KILLS))
+@pytest.mark.timeout(max(120, 15 * KILLS))
 def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()
     for number in range(KILLS):

@@ -1,0 +1,148 @@
+"""Bytes that clients may write: reserved, and then sealed as shards, given back, or taken back.
+
+What always holds: a reservation is one client's, and goes back when it is aborted, when its client goes, or when its
+client gives no sign of life for the lease. Where a stopped client may still write, its addresses wait until it goes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dataplane.clock import Clock, Deadline
+from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
+from dataplane.store.arena import Arena, Extent, pages
+from dataplane.store.budget import Budget
+from dataplane.store.carried import laid_out
+from dataplane.store.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Bytes that one client may write, and the number of the shard that they will be."""
+
+    shard: int
+    extent: Extent
+
+
+class Reservations:
+    """Those of one store. `number()` gives the next number of a shard; `lease_s` are the seconds of silence after which
+    a client's reservations are taken back."""
+
+    def __init__(self, budget: Budget, arena: Arena, number: Callable[[], int], lease_s: float, clock: Clock) -> None:
+        self._budget = budget
+        self._arena = arena
+        self._number = number
+        self.lease_s = lease_s
+        self._clock = clock
+        self._reserved: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
+        self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
+        self._seen: dict[Hashable, float] = {}
+
+    def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
+        """As `reserve`, or None where it would have to wait."""
+        total = self._total(sizes)
+        return self._allocate(client, sizes, client) if self._budget.try_reserve(total) else None
+
+    async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
+        """Room for shards of these sizes in bytes, all or none, for the client to write and then seal.
+
+        Raises LimitExceeded at once where all of them together exceed the budget, Backpressure at the deadline.
+        """
+        await self._budget.reserve(self._total(sizes), deadline)
+        return self._allocate(client, sizes, client)
+
+    def _total(self, sizes: Sequence[int]) -> int:
+        if not sizes or min(sizes) < 0:
+            raise ProtocolMismatch(f"a reservation is of one or more sizes, none negative, not {list(sizes)[:8]}")
+        return sum(map(pages, sizes))
+
+    def _allocate(self, client: Hashable, sizes: Sequence[int], owner: Hashable) -> list[Reservation]:
+        """Reservations of bytes that the budget has given. Raises Backpressure where the system refuses, with the bytes
+        given back."""
+        self.touch(client)
+        made: list[Reservation] = []
+        following = self._total(sizes)
+        try:
+            for size in sizes:
+                following -= pages(size)
+                made.append(Reservation(self._number(), self._arena.allocate(owner, size, following)))
+        except OSError as error:
+            for reservation in made:
+                self._arena.release(reservation.extent)
+            total = self._total(sizes)
+            self._budget.release(total)
+            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=total) from None
+        self._reserved[client].update((r.shard, r.extent) for r in made)
+        return made
+
+    def sealed(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
+        """The shard that a reservation becomes, by its encoded layout; it stays one until it is `taken`.
+        Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
+        if number in self._revoked[client]:
+            raise LeaseExpired(
+                f"no sign of life for {self.lease_s} s, so the memory was given to others; put again",
+                lease_s=self.lease_s,
+            )
+        extent = self._reserved[client].get(number)
+        if extent is None:
+            raise ProtocolMismatch(f"shard {number} is no reservation of this client")
+        layout = laid_out(encoded, extent.size)
+        with self._arena.view(extent) as view:
+            layout.check_contents(np.frombuffer(view, dtype=np.uint8))
+        columns = len(layout.outline.columns)
+        return Shard(number, extent.size, layout.rows, columns, encoded, holder, scope, 0, extent)
+
+    def taken(self, client: Hashable, number: int) -> None:
+        """A reservation is a shard now."""
+        del self._reserved[client][number]
+
+    def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
+        """Give reservations back unsealed. Those that are not the client's, or not there, are passed over."""
+        for number in numbers:
+            extent = self._reserved[client].pop(number, None)
+            if extent is not None:
+                self._release(extent)
+            revoked = self._revoked[client].pop(number, None)
+            if revoked is not None:
+                self._arena.readmit(revoked)
+
+    def _release(self, extent: Extent) -> None:
+        self._arena.release(extent)
+        self._budget.release(extent.size)
+
+    def touch(self, client: Hashable) -> None:
+        """The client gave a sign of life."""
+        self._seen[client] = self._clock()
+
+    def silent(self, client: Hashable) -> bool:
+        """Whether the client gave no sign of life for the lease."""
+        limit = self._clock() - self.lease_s
+        return self._seen.get(client, limit) < limit
+
+    def revoke_silent(self) -> list[Hashable]:
+        """Take the reservations of silent clients back; which clients."""
+        silent = [client for client, held in self._reserved.items() if held and self.silent(client)]
+        for client in silent:
+            self.revoke(client)
+        return silent
+
+    def revoke(self, client: Hashable) -> None:
+        """Take the client's reservations back; it may still write there, so their addresses wait until it goes."""
+        for number, extent in self._reserved.pop(client, {}).items():
+            self._arena.quarantine(extent)
+            self._revoked[client][number] = extent
+            self._budget.release(extent.size)
+
+    def leave(self, client: Hashable) -> None:
+        """The client has gone, and its reservations with it."""
+        self.abort(client, [*self._reserved[client], *self._revoked[client]])
+        del self._reserved[client], self._revoked[client]
+        self._seen.pop(client, None)
+
+    def __iter__(self) -> Iterator[tuple[Hashable, int]]:
+        """How many bytes each client has reserved."""
+        return ((client, sum(e.size for e in held.values())) for client, held in self._reserved.items())
