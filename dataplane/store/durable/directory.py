@@ -76,7 +76,10 @@ class DataDirectory:
     def _locked(self, path: Path) -> int:
         """The directory, open and locked. Raises DirectoryUnusable, Backpressure."""
         with _system(path):
+            missing = [each for each in (path, *path.parents) if not each.exists()]
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in missing:
+                _sync(each.parent)
             descriptor = os.open(path, _OPEN)
         try:
             with _system(path):
@@ -143,6 +146,15 @@ class DataDirectory:
     def close(self) -> None:
         """Let go of it. Idempotent."""
         self._undo.close()
+
+
+def _sync(folder: Path) -> None:
+    """Return once the names in the folder are on disk."""
+    descriptor = os.open(folder, _OPEN)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read(sql: sqlite3.Connection) -> Identity | None:

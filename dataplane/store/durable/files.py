@@ -1,9 +1,9 @@
 """Files of durable shards: written and synced before anybody is told of them, and never changed but for holes.
 
-A file has the shards of one batch, one behind another: large ones on whole pages, so that they go from and to the arena
-past the page cache, small ones (`shared.MOST`) packed behind each other. The file says nothing about itself: where its
-shards are and their checksums is in the index, in the database. So a file that the index does not know was not
-finished, and is removed; a file that is not there, or whose bytes are others, is Corrupt.
+A file has shards one behind another, of batches that each begin at a page of it: large ones on whole pages, so that
+they go from and to the arena past the page cache, small ones (`shared.MOST`) packed behind each other. The file says
+nothing about itself: where its shards are and their checksums is in the index, in the database. So what the index does
+not know was not finished, or is not needed, and goes; a file that is not there, or whose bytes are others, is Corrupt.
 
 Freed shards give back the pages that no other shard lies in, by punching holes; a file goes with its last shard.
 
@@ -53,9 +53,10 @@ def number(name: str) -> int | None:
     return int(stem, 16)
 
 
-def placed(file: int, contents: Sequence[memoryview]) -> list[Place]:
-    """Where shards of these bytes go in a file; their checksums. Those of more than `MOST` bytes are of whole pages."""
-    places, at = [], 0
+def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[Place]:
+    """Where shards of these bytes go in a file, from a page of it on; their checksums. Those of more than `MOST` bytes
+    are of whole pages."""
+    places, at = [], begin
     for content in contents:
         size = len(content)
         at = whole_pages(at) if size > MOST else rounded(at)
@@ -70,29 +71,32 @@ def sums(content: memoryview) -> bytes:
     return b"".join(digest.to_bytes(_SUM, "little") for digest in digests)
 
 
-def write(directory: int, file: int, places: Sequence[Place], contents: Sequence[memoryview]) -> None:
-    """Make the file of these shards, and return once all of it is on disk. Where that fails there is no file. Large
-    shards begin at a page of memory, as O_DIRECT asks.
-
-    `places` are those of `placed`."""
-    path = name(file)
-    fd = create(directory, Path(path))
+def write(directory: int, places: Sequence[Place], contents: Sequence[memoryview], fresh: bool) -> None:
+    """Put these shards into their file, made for them if it is `fresh`, and return once they are on disk. Where that
+    fails it is as it was. Large shards begin at a page of memory, as O_DIRECT asks. `places` are those of `placed`."""
+    path, begin = name(places[0].file), places[0].start
+    fd = create(directory, Path(path)) if fresh else _opened(directory, path, os.O_WRONLY)
     try:
         try:
             _write(fd, places, contents)
             os.fdatasync(fd)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(fd, begin)
+            raise
         finally:
             os.close(fd)
-        os.fsync(directory)
+        if fresh:
+            os.fsync(directory)
     except OSError:
-        with suppress(OSError):
-            os.unlink(path, dir_fd=directory)
+        if fresh:
+            with suppress(OSError):
+                os.unlink(path, dir_fd=directory)
         raise
 
 
 def _write(fd: int, places: Sequence[Place], contents: Sequence[memoryview]) -> None:
-    packed = bytearray()  # small shards behind each other, and where they begin
-    begin = 0
+    packed, begin = bytearray(), 0  # small shards behind each other, and where they begin
 
     def flush() -> None:
         if packed:

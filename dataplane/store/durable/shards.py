@@ -35,6 +35,7 @@ from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, re
 from dataplane.store.durable.files import Pages, Place
 from dataplane.store.durable.journal import Journal
 from dataplane.store.durable.log import checksum
+from dataplane.store.spillfile import whole_pages
 from dataplane.workers import Workers
 
 Args = ParamSpec("Args")
@@ -43,7 +44,7 @@ T = TypeVar("T")
 CLOSE_S = 1.5
 _THREADS = 4
 _AT_ONCE = 1 << 20  # bytes that are hashed sooner than a thread has begun
-_BATCH_BYTES = 64 << 20  # of a file, but for its last shard: what is freed of a small file soon is all of it
+_FILE_BYTES = 64 << 20  # of a file, but for its last batch: what is freed of a small file soon is all of it
 
 
 class Described(msgspec.Struct, frozen=True, gc=False):
@@ -106,6 +107,7 @@ class DurableShards:
             raise
         self._files: dict[int, Pages] = {}
         self._names = itertools.count(1)
+        self._file = self._end = 0  # the file that is written to, and where the next batch goes; 0: to a new one
         self._wanted: list[_Wanted] = []
         self._writing = self._closed = False
         self._freed: list[Durable] = []
@@ -140,7 +142,7 @@ class DurableShards:
         nbytes = 0
         for each in self._wanted if self._closed else ():
             each.done.cancel()
-        while not self._closed and self._wanted and nbytes < _BATCH_BYTES:
+        while not self._closed and self._wanted and nbytes < _FILE_BYTES:
             batch.append(self._wanted.pop(0))
             nbytes += sum(len(content) for _, content in batch[-1].shards)
         self._writing = bool(batch)
@@ -163,24 +165,31 @@ class DurableShards:
             self._begin()
 
     async def _written(self, shards: Sequence[tuple[Described, memoryview]], with_next: bool) -> list[Durable]:
-        file, contents = next(self._names), [content for _, content in shards]
-        if sum(map(len, contents)) <= _AT_ONCE:
-            places = files.placed(file, contents)
-        else:
-            places = await self._by_thread(files.placed, file, contents)
+        contents = [content for _, content in shards]
+        fresh = not self._file
+        if fresh:
+            self._file, self._end = next(self._names), 0
         try:
-            await self._by_thread(files.write, self.directory.shards, file, places, contents)
+            if sum(map(len, contents)) <= _AT_ONCE:
+                places = files.placed(self._file, self._end, contents)
+            else:
+                places = await self._by_thread(files.placed, self._file, self._end, contents)
+            await self._by_thread(files.write, self.directory.shards, places, contents, fresh)
         except OSError as error:
+            self._file = 0
             raise refused(self.directory.path, error) from error
+        file, self._end = self._file, whole_pages(places[-1].start + places[-1].size)
         rows = [_row(described, place) for (described, _), place in zip(shards, places, strict=True)]
         indexed = self.journal.write(lambda sql: _insert(sql, rows), lazily=with_next)
         if with_next:
             indexed.add_done_callback(_heard)
         else:
             await indexed
-        pages = self._files[file] = Pages()
+        pages = self._files.setdefault(file, Pages())
         for place in places:
             pages.add(place)
+        if self._end >= _FILE_BYTES:
+            self._file = 0
         return [Durable(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)]
 
     # Reading
@@ -217,9 +226,11 @@ class DurableShards:
                 await self._release(file, ranges)
 
     async def _release(self, file: int, holes: Sequence[tuple[int, int]]) -> None:
-        gone = file in self._files and not self._files[file].shards
+        gone = file in self._files and not self._files[file].shards and not (self._writing and file == self._file)
         if gone:
             del self._files[file]
+            if file == self._file:
+                self._file = 0
         with suppress(OSError):
             if gone or holes:
                 await self._by_thread(files.free, self.directory.shards, file, holes, gone)

@@ -22,6 +22,7 @@ from dataplane.errors import Backpressure, Corrupt, Freed, Misuse
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.shared import MOST
+from dataplane.store.spillfile import whole_pages
 from dataplane.store.store import Store
 
 MIB = 1 << 20
@@ -188,6 +189,8 @@ async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> 
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
         await store.persist(numbers, soon())
+    async with running(tmp_path) as store:
+        assert await store.recover() == numbers
         await store.persist([await put(store, content(0, MIB))], soon())
     one, other = kept(tmp_path)
     with one.open("r+b") as file:
@@ -202,6 +205,21 @@ async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> 
             assert refused.value.shard == number
         for number, size in zip(sound, SIZES, strict=False):
             assert (await read(store, number))[:size] == content(size, size)
+
+
+async def test_batches_share_files_that_do_not_grow_for_ever(tmp_path: Path) -> None:
+    async with running(tmp_path, memory=96 * MIB) as store:
+        numbers = []
+        for seed in range(20):
+            numbers.append(await put(store, content(seed, 5 * MIB)))
+            await store.persist(numbers[-1:], soon())
+            if seed == 10:  # all that lies in the file that is written to
+                assert len(kept(tmp_path)) == 1
+                store.free(numbers[:11])
+                await removed(tmp_path, 0)
+        assert [path.stat().st_size for path in kept(tmp_path)] == [45 * MIB]
+        for seed in range(11, 20):
+            assert (await read(store, numbers[seed]))[: 5 * MIB] == content(seed, 5 * MIB)
 
 
 async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
@@ -274,8 +292,13 @@ async def test_files_keep_what_lies_in_them(tmp_path: Path, seed: int) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     sizes = [draw.choice([64, 640, PAGE, MOST, 8 * PAGE]) for _ in range(60)]
     contents = {number: memoryview(_at_a_page(draw.randbytes(size))) for number, size in enumerate(sizes)}
-    places = dict(enumerate(files.placed(7, list(contents.values()))))
-    files.write(folder, 7, list(places.values()), list(contents.values()))
+    places = {}
+    for first in (0, 20, 40):
+        batch = [contents[number] for number in range(first, first + 20)]
+        end = whole_pages(max((place.start + place.size for place in places.values()), default=0))
+        placed = files.placed(7, end, batch)
+        files.write(folder, placed, batch, not first)
+        places |= dict(enumerate(placed, first))
     pages = files.Pages()
     for place in places.values():
         pages.add(place)
@@ -294,6 +317,6 @@ async def test_files_keep_what_lies_in_them(tmp_path: Path, seed: int) -> None:
 
 
 def _at_a_page(data: bytes) -> Any:
-    buffer = mmap.mmap(-1, files.whole_pages(len(data)))
+    buffer = mmap.mmap(-1, whole_pages(len(data)))
     buffer[: len(data)] = data
     return memoryview(buffer)[: len(data)]
