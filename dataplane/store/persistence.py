@@ -48,6 +48,7 @@ class Persistence:
         self._pin = pin
         self._unpin = unpin
         self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._full: Backpressure | None = None  # why the last write was refused
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool) -> None:
         """As `Store.persist`."""
@@ -71,7 +72,7 @@ class Persistence:
         return shard is not None and isinstance(shard.file, Durable)
 
     def _refusal(self, deadline: Deadline) -> Backpressure:
-        refusal = self.durable.journal.refusal
+        refusal = self.durable.journal.refusal or self._full
         if refusal is not None:
             return Backpressure(str(refusal), waited_s=deadline.waited_s, spill_error=refusal.spill_error)
         path = self.durable.directory.path
@@ -117,8 +118,11 @@ class Persistence:
     ) -> list[Durable]:
         while True:
             try:
-                return await self.durable.write(shards, with_next=with_next)
-            except Backpressure:
+                written = await self.durable.write(shards, with_next=with_next)
+                self._full = None
+                return written
+            except Backpressure as error:
+                self._full = error.with_traceback(None)
                 if deadline.remaining_s <= RETRY_S:
                     raise
             await asyncio.sleep(RETRY_S)

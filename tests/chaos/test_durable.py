@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-KILLS = int(os.environ.get("KILLS", "4"))
+KILLS = int(os.environ.get("KILLS", "3"))
 
 
 @dataclass

@@ -60,7 +60,7 @@ class StorageSuite(ABC):
     def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
         assert self.opened(tmp_path).load() == (ME, Stored())
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(2))
     def test_operations_make_what_they_say(self, tmp_path: Path, seed: int) -> None:
         draw = random.Random(seed)
         storage = self.opened(tmp_path)
@@ -151,7 +151,7 @@ class DurableSuite(StorageSuite):
         storage = self.opened(disk)
         made = operations(draw)
         history, synced, before = [Stored()], 0, _files(disk)
-        for _ in range(30):
+        for _ in range(20):
             for _ in range(draw.randint(1, 4)):
                 operation, now = next(made)
                 storage.write([operation])
@@ -177,7 +177,7 @@ class DurableSuite(StorageSuite):
         files = _files(disk)
         self.close(disk)
         refused = 0
-        for _ in range(150):
+        for _ in range(80):
             name = draw.choice(sorted(files))
             position = draw.randrange(len(files[name]))
             content = bytearray(files[name])
@@ -190,10 +190,10 @@ class DurableSuite(StorageSuite):
                 refused += 1
                 continue
             assert there == made or self.may_be_torn(name, files[name], position), (name, position)
-        assert refused > 20
+        assert refused > 10
 
     @pytest.mark.timeout(120)
-    @pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "4"))])
+    @pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "2"))])
     def test_killed_at_random(self, tmp_path: Path, kills: int) -> None:
         draw, answered = random.Random(), 0
         for _ in range(kills):

@@ -62,6 +62,7 @@ class Database:
         self._lock = threading.Lock()
         self._failure: DataplaneError | None = None
         self._batch = 1  # the transaction that is open, or comes next
+        self._writes = 0  # in it
         self._refused: dict[int, DataplaneError] = {}  # by transaction that was rolled back, why
         check_header(path)
         with translated(path):
@@ -98,10 +99,12 @@ class Database:
         DirectoryUnusable or Corrupt where it can not be done; the transaction is gone then."""
         with self._lock:
             self._check(after)
-            with self._rolling_back():
+            with self._rolling_back(self._writes):
                 if not self._sql.in_transaction:
                     self._sql.execute("BEGIN IMMEDIATE")
-                return work(self._sql), self._batch
+                result = work(self._sql)
+            self._writes += 1
+            return result, self._batch
 
     def sync(self, batch: int) -> None:
         """Return once that transaction is on disk. Raises as `write`; nothing of it is there then."""
@@ -109,10 +112,10 @@ class Database:
             if batch < self._batch and batch not in self._refused:
                 return
             self._check(batch)
-            with self._rolling_back():
+            with self._rolling_back(self._writes - 1):
                 if self._sql.in_transaction:
                     self._sql.execute("COMMIT")
-            self._batch += 1
+            self._next()
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What `work` finds, of what was written and not only of what was synced. Raises Corrupt, DirectoryUnusable."""
@@ -125,7 +128,8 @@ class Database:
             raise type(error)(str(error), **error.fields)
 
     @contextmanager
-    def _rolling_back(self) -> Iterator[None]:
+    def _rolling_back(self, others: int) -> Iterator[None]:
+        """Roll the transaction back after an error, which is kept for those who wrote in it besides who is told."""
         try:
             with translated(self.path):
                 yield
@@ -134,11 +138,17 @@ class Database:
                 with translated(self.path):
                     self._sql.execute("ROLLBACK")
             if isinstance(error, DataplaneError):
-                self._refused[self._batch] = kept = type(error)(str(error), **error.fields)
+                kept = type(error)(str(error), **error.fields)
+                if others > 0:
+                    self._refused[self._batch] = kept
                 if not isinstance(error, Backpressure | LimitExceeded):
                     self._failure = kept
-            self._batch += 1
+            self._next()
             raise
+
+    def _next(self) -> None:
+        self._batch += 1
+        self._writes = 0
 
     def close(self) -> None:
         """Let go of the file. What was not synced is not there. Idempotent."""

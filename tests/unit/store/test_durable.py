@@ -286,9 +286,8 @@ async def test_a_copy_of_another_hosts_is_not_for_keeps(tmp_path: Path) -> None:
             await store.persist([number], soon())
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_files_keep_what_lies_in_them(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+async def test_files_keep_what_lies_in_them(tmp_path: Path) -> None:
+    draw = random.Random(0)
     folder = os.open(tmp_path, os.O_RDONLY)
     sizes = [draw.choice([64, 640, PAGE, MOST, 8 * PAGE]) for _ in range(60)]
     contents = {number: memoryview(_at_a_page(draw.randbytes(size))) for number, size in enumerate(sizes)}
