@@ -52,20 +52,24 @@ class Persistence:
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool) -> None:
         """As `Store.persist`."""
-        wanted = [number for number in dict.fromkeys(map(shard_of, numbers)) if not self._is_durable(number)]
-        fresh = [number for number in wanted if number not in self._under_way]
-        if fresh:
-            task = asyncio.create_task(self._persist(fresh, deadline, with_next))
-            task.add_done_callback(_heard)
-            self._under_way |= dict.fromkeys(fresh, task)
-        tasks = {self._under_way[number] for number in wanted}
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=deadline.remaining_s)
-        if late:
-            raise self._refusal(deadline)
-        for task in tasks:
-            task.result()
+        left = dict.fromkeys(map(shard_of, numbers))
+        while wanted := [number for number in left if not self._is_durable(number)]:
+            fresh = [number for number in wanted if number not in self._under_way]
+            if fresh:
+                task = asyncio.create_task(self._persist(fresh, deadline, with_next))
+                task.add_done_callback(_heard)
+                self._under_way |= dict.fromkeys(fresh, task)
+            tasks = {number: self._under_way[number] for number in wanted}
+            _, late = await asyncio.wait(set(tasks.values()), timeout=deadline.remaining_s)
+            if late:
+                raise self._refusal(deadline)
+            for number in wanted:
+                try:
+                    tasks[number].result()
+                    del left[number]
+                except Backpressure:
+                    if number in fresh:  # else it was at another's deadline
+                        raise
 
     def _is_durable(self, number: int) -> bool:
         shard = self._shards.get(number)

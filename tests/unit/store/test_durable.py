@@ -253,14 +253,17 @@ async def test_a_full_disk_is_backpressure(small: Path) -> None:
         fits = await put(store, content(0, 4 * MIB))
         await store.persist([fits], soon())
         number = await put(store, content(1, 4 * MIB))
+        hasty = asyncio.create_task(store.persist([number], soon(0.3)))
+        patient = asyncio.create_task(store.persist([number], soon()))
         with pytest.raises(Backpressure) as refused:
-            await store.persist([number], soon(0.3))
+            await hasty
         assert "No space left" in refused.value.spill_error
-        assert len(kept(small)) == 1
         waiting = asyncio.create_task(store.persist([number], soon()))
         await asyncio.sleep(0)
+        assert not patient.done()
         store.free([fits])
-        await waiting
+        await asyncio.gather(waiting, patient)
+        assert len(kept(small)) == 1
     async with running(small) as store:
         assert await store.recover() == [number]
         assert await read(store, number) == content(1, 4 * MIB)
