@@ -27,6 +27,7 @@ from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardL
 from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
+from dataplane.device.ordering import NOTHING
 from dataplane.errors import Corrupt, SchemaMismatch
 
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
@@ -107,6 +108,11 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """The bytes of all columns."""
         return sum(column.nbytes for column in self.columns)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether some of the values are on a device, so that to copy them is to wait for it."""
+        return any(getattr(buffer, "after", NOTHING).events for column in self.columns for buffer in column.buffers)
 
     def layout(self) -> ShardLayout:
         """The shard's layout where the columns are written one behind another, from 0."""

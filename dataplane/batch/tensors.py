@@ -1,8 +1,9 @@
 """torch values in and out, without importing torch before somebody brings a tensor or asks for one.
 
 In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. What requires grad
-is detached, conjugate and negative views are resolved. Contiguous host memory is read in place; everything else is
-copied by torch straight into its destination. Sparse, quantized, meta and distributed tensors are refused.
+is detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
+copied by torch straight into its destination, and what is on a device by `device.staging`, after all that the streams
+of the planning thread had to do when it was planned. Sparse, quantized, meta and distributed tensors are refused.
 
 Out: tensors over memory given as bytes, which they keep alive.
 """
@@ -33,6 +34,8 @@ from dataplane.batch.values import (
     ragged_run,
     typed_field,
 )
+from dataplane.device.ordering import NOTHING, Mark
+from dataplane.device.staging import leave
 
 # torch has strict types of its own that change from release to release, and may be absent.
 Tensor = Any
@@ -52,6 +55,13 @@ def _torch() -> Any:
     return torch
 
 
+def on_device(values: Any) -> bool:
+    """Whether it is a tensor on a device, or the first of its rows is."""
+    if isinstance(values, list | tuple) and values:
+        values = values[0]
+    return is_tensor(values) and values.device.type not in ("cpu", "meta")
+
+
 def values_of(column: str, tensor: Tensor) -> Values:
     """A tensor [rows, ...] as a dense column, a nested one as a ragged column. Raises SchemaMismatch."""
     if getattr(tensor, "is_nested", False):
@@ -64,7 +74,9 @@ def values_of(column: str, tensor: Tensor) -> Values:
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return dense(column, _bits(tensor, name), name)
     shape = tuple(tensor.shape)
-    return Values(typed_field(column, "dense", name, shape[1:]), shape[0], _Rectangle(tensor, name))
+    return Values(
+        typed_field(column, "dense", name, shape[1:]), shape[0], _Rectangle(tensor, name, Mark.of([tensor.device]))
+    )
 
 
 def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
@@ -78,7 +90,8 @@ def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
             head = ragged(column, name, shapes, leading(shapes))
             assert head.offsets is not None
             item_shape = None if head.field.varying > 1 else head.field.item_shape
-            joined = _Joined(rows, bounds_of(head.field, head.offsets), item_shape, name)
+            mark = Mark.of({row.device for row in rows})
+            joined = _Joined(rows, bounds_of(head.field, head.offsets), item_shape, name, mark)
             return msgspec.structs.replace(head, data=joined)
         arrays = [_bits(row.cpu(), name) for row in rows]
     if len({(array.dtype, array.ndim) for array in arrays}) > 1:
@@ -220,7 +233,8 @@ def _nested(column: str, tensor: Tensor) -> Values:
     if values.device.type == "cpu" and values.is_contiguous():
         return ragged_run(field, _bits(values, name), offsets)
     rows = [values[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    return Values(field, len(rows), _Joined(rows, bounds_of(field, offsets), field.item_shape, name), offsets)
+    joined = _Joined(rows, bounds_of(field, offsets), field.item_shape, name, Mark.of([values.device]))
+    return Values(field, len(rows), joined, offsets)
 
 
 def _target(memory: Bytes, name: str, shape: Sequence[int]) -> Tensor:
@@ -230,10 +244,11 @@ def _target(memory: Bytes, name: str, shape: Sequence[int]) -> Tensor:
 
 
 class _Rectangle(msgspec.Struct, frozen=True, eq=False):
-    """A tensor [rows, *shape] on another device or of any strides."""
+    """A tensor [rows, *shape] on another device or of any strides; on a device, its values are there `after` a mark."""
 
     tensor: Tensor
     dtype: str
+    after: Mark = NOTHING
 
     @property
     def nbytes(self) -> int:
@@ -244,29 +259,41 @@ class _Rectangle(msgspec.Struct, frozen=True, eq=False):
         return False
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
-        if self.nbytes:
-            target = _target(memory, self.dtype, self.tensor.shape)
-            step = max(1, piece * len(target) // self.nbytes)
-            for start in range(0, len(target), step):
-                yield partial(target[start : start + step].copy_, self.tensor[start : start + step])
+        if not self.nbytes:
+            return
+        rows = len(self.tensor)
+        step, row = max(1, piece * rows // self.nbytes), self.nbytes // rows
+        if self.tensor.device.type != "cpu":
+            for start in range(0, rows, step):
+                part = memory[start * row : (start + step) * row]
+                yield partial(leave, part, [self.tensor[start : start + step]], self.after)
+            return
+        target = _target(memory, self.dtype, self.tensor.shape)
+        for start in range(0, rows, step):
+            yield partial(target[start : start + step].copy_, self.tensor[start : start + step])
 
     def row(self, i: int) -> Bytes:
+        self.after.wait()
         return as_bytes(_bits(self.tensor[i].cpu(), self.dtype))
 
     def identity(self, i: int) -> Hashable:
         return 0 if self.tensor.stride(0) == 0 else None
 
     def take(self, index: Index) -> RowSource:
-        return _Rectangle(self.tensor[_torch().from_numpy(index).to(self.tensor.device)], self.dtype)
+        self.after.wait()
+        taken = self.tensor[_torch().from_numpy(index).to(self.tensor.device)]
+        return _Rectangle(taken, self.dtype, Mark.of([taken.device]))
 
 
 class _Joined(msgspec.Struct, frozen=True, eq=False):
-    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `buffers.Joined`."""
+    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `buffers.Joined`; the
+    values are there `after` a mark."""
 
     rows: Sequence[Tensor]
     bounds: Index
     item_shape: tuple[int, ...] | None
     dtype: str
+    after: Mark = NOTHING
 
     @property
     def nbytes(self) -> int:
@@ -286,19 +313,19 @@ class _Joined(msgspec.Struct, frozen=True, eq=False):
     def _join(self, memory: Bytes, first: int, last: int) -> None:
         torch = _torch()
         rows = self.rows[first:last]
-        if self.item_shape is None:
-            rows = [row.reshape(-1) for row in rows]
-        target = _target(memory, self.dtype, (-1, *(self.item_shape or ())))
         devices = {row.device for row in rows}
         with torch.no_grad():  # it is a state of the thread, and jobs run in any
-            if len(devices) > 1:
-                rows = [row.cpu() for row in rows]
             if len(devices) == 1 and rows[0].device.type != "cpu":
-                target.copy_(torch.cat(rows))
-            else:
-                torch.cat(rows, out=target)
+                leave(memory, list(rows), self.after)
+                return
+            self.after.wait()
+            rows = [row.cpu() for row in rows]
+            if self.item_shape is None:
+                rows = [row.reshape(-1) for row in rows]
+            torch.cat(rows, out=_target(memory, self.dtype, (-1, *(self.item_shape or ()))))
 
     def row(self, i: int) -> Bytes:
+        self.after.wait()
         return as_bytes(_bits(self.rows[i].detach().resolve_neg().cpu(), self.dtype))
 
     def identity(self, i: int) -> Hashable:
@@ -307,4 +334,4 @@ class _Joined(msgspec.Struct, frozen=True, eq=False):
 
     def take(self, index: Index) -> RowSource:
         rows = [self.rows[i] for i in index.tolist()]
-        return _Joined(rows, gathered(self.bounds, index), self.item_shape, self.dtype)
+        return _Joined(rows, gathered(self.bounds, index), self.item_shape, self.dtype, self.after)

@@ -18,6 +18,7 @@ from dataplane.client.sync_streams import Stream
 from dataplane.client.sync_tables import Table
 from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
+from dataplane.device.ordering import called, streams
 from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
@@ -75,7 +76,10 @@ class Plane:
         except BaseException:
             coroutine.close()
             raise
-        return self._turns.wait(coroutine)
+        if not streams():
+            return self._turns.wait(coroutine)
+        with called():
+            return self._turns.wait(coroutine)
 
     @property
     def address(self) -> str:

@@ -5,7 +5,8 @@ stays, and seals. Columns of some size become shards of their own, so that one t
 in memory nor read back for another's sake; small ones share a shard. A payload that fits a message travels in it,
 which saves a round trip.
 
-What always holds: a write that fails or is cancelled leaves nothing behind, and no thread that still writes.
+What always holds: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. What is
+on a device is read after all that the caller's streams had to do there; the loop waits for none of that.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from dataplane.batch import tensors
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
 from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
+from dataplane.device import ordering
 from dataplane.threads import stopped, together
 from dataplane.wire import messages as m
 
@@ -66,10 +69,10 @@ class Writer:
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
-        if many or dedupe:
-            planning = functools.partial(plan, columns, dedupe=dedupe, each=self.each)
+        if many or dedupe or _on_device(columns):
+            planning = functools.partial(_planned, columns, dedupe, self.each, ordering.noted())
             return await asyncio.get_running_loop().run_in_executor(self._pool, planning)
-        return plan(columns)
+        return _planned(columns, dedupe, self.each, ordering.noted())
 
     async def write(self, planned: Plan, scope: str, timeout: float) -> BatchRef:
         """Write the planned columns, under the scope if it has a name. Raises as `AsyncPlane.put`."""
@@ -77,9 +80,9 @@ class Writer:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
         groups = _grouped(planned.columns)
         if sum(column.nbytes for column in planned.columns) <= m.MAX_INLINE:
-            shards = [await self._put_inline(groups[0], scope, timeout)]
+            shards = [await self._put_inline(groups[0], scope, timeout, planned.on_device)]
         else:
-            shards = await self._put_shared(groups, scope, timeout)
+            shards = await self._put_shared(groups, scope, timeout, planned.on_device)
         placed = [(c, shard, i) for shard, group in zip(shards, groups, strict=True) for i, c in enumerate(group)]
         order = {column.name: i for i, column in enumerate(planned.columns)}
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
@@ -100,16 +103,19 @@ class Writer:
 
     def inline(self, planned: Plan) -> m.Inline | None:
         """The columns as they travel in a message with what is to become of them; None where they do not."""
-        if planned.nbytes > m.MAX_INLINE or not planned.rows or self._connection.welcome.minor < 1:
+        if planned.nbytes > m.MAX_INLINE or not planned.rows or self._connection.welcome.minor < 1 or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
         return m.Inline(_payload(planned.columns), _layout_of(planned.columns), sizes)
 
-    async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float) -> int:
-        request = m.Put(self._connection.next_id(), _payload(group), _layout_of(group), scope, timeout)
+    async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float, device: bool) -> int:
+        payload = await self.in_thread(_IN_LOOP + 1 if device else 0, _payload, group)
+        request = m.Put(self._connection.next_id(), payload, _layout_of(group), scope, timeout)
         return (await self._connection.request(request, m.Stored, timeout)).shard
 
-    async def _put_shared(self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float) -> list[int]:
+    async def _put_shared(
+        self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float, device: bool
+    ) -> list[int]:
         sizes = [sum(column.nbytes for column in group) for group in groups]
         reserved = await self._reserve(sizes, timeout)
         shards = [shard for shard, *_ in reserved.extents]
@@ -121,7 +127,7 @@ class Writer:
                 layout, more = _laid_out(group, memory, piece)
                 layouts.append(layout)
                 jobs += more
-            await self._run(jobs, sum(sizes))
+            await self._run(jobs, _IN_LOOP + 1 if device else sum(sizes))
             await self._seal(list(zip(shards, layouts, strict=True)), scope, timeout)
         except BaseException:
             self._connection.discard(shards)
@@ -151,6 +157,17 @@ class Writer:
         except BaseException:
             await stopped(running)  # they write into memory that is about to be given back
             raise
+
+
+def _on_device(columns: Any) -> bool:
+    """Whether a tensor on a device is seen among them. Within the dicts of rows none is: then planning waits for it."""
+    values = columns.values() if isinstance(columns, Mapping) else ()
+    return any(map(tensors.on_device, values)) or getattr(getattr(columns, "device", None), "type", "cpu") != "cpu"
+
+
+def _planned(columns: Any, dedupe: Collection[str], each: Any, streams: Sequence[Any]) -> Plan:
+    with ordering.as_called(streams):
+        return plan(columns, dedupe=dedupe, each=each)
 
 
 def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:

@@ -1,0 +1,77 @@
+"""Tensors on CUDA devices that are put: after what the caller's stream had to do, and from any of its forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import dataplane as dp
+from tests.processes import StandingNode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.timeout(120),
+]
+
+_CYCLES = 200_000_000  # of the device: a tenth of a second or more
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[dp.Plane]:
+    with StandingNode(tmp_path, memory="512MiB") as node, dp.connect(node.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("nbytes", [4, 4096, (8 << 20) - 4, 8 << 20, (100 << 20) + 4])
+@pytest.mark.parametrize("side", [False, True])
+def test_a_put_sees_what_the_callers_stream_has_yet_to_write(plane: dp.Plane, nbytes: int, side: bool) -> None:
+    stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
+    tensor = torch.zeros((1, nbytes // 4), dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES)
+        tensor.copy_(torch.arange(nbytes // 4, dtype=torch.int32, device="cuda"))
+        ref = plane.put({"x": tensor})
+        tensor.zero_()
+    assert torch.equal(plane.get(ref)["x"].torch()[0], torch.arange(nbytes // 4, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("item", [(), (3,)])
+def test_ragged_rows_are_gathered_on_the_device(plane: dp.Plane, item: tuple[int, ...]) -> None:
+    lengths = [5, 0, 70_000, 1, 900_000]
+    rows = [torch.randn(n, *item) for n in lengths]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(_CYCLES)
+        there = [row.to("cuda", non_blocking=True) for row in rows]
+        listed = plane.put({"x": there})
+        nested = plane.put({"x": torch.nested.nested_tensor(there, layout=torch.jagged)})
+    for ref in (listed, nested):
+        for row, expected in zip(plane.get(ref)["x"].torch().unbind(), rows, strict=True):
+            assert torch.equal(row, expected)
+
+
+def test_strided_and_repeated_rows(plane: dp.Plane) -> None:
+    tensor = torch.randn(300, 5000)
+    there = tensor.cuda()
+    assert torch.equal(plane.get(plane.put({"x": there.t()}))["x"].torch(), tensor.t())
+    repeated = there[:2].repeat(8, 1)
+    ref = plane.put({"x": repeated}, dedupe=["x"])
+    assert torch.equal(plane.get(ref)["x"].torch(), repeated.cpu())
+
+
+def test_a_stream_takes_columns_that_are_on_a_device(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"])
+    stream.append({"x": torch.arange(5).cuda(), "rows": [torch.arange(n).cuda() for n in range(5)]})
+    with stream.consume("actor", rows=5, columns=["x", "rows"]) as delivery:
+        batch = delivery.get()
+    assert batch["x"].to_list() == list(range(5))
+    assert batch["rows"].to_list() == [list(range(n)) for n in range(5)]
