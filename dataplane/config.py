@@ -27,7 +27,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _MIB = 1 << 20
 
-TRANSPORTS = ("tcp", "ucx", "nixl")
+TRANSPORTS = ("tcp", "ucx", "nixl", "nccl")
 """What may carry bytes between hosts."""
 
 

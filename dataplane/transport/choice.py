@@ -2,7 +2,8 @@
 
 A node that was not told has tcp, and before it those that would use RDMA here: nixl, whose wheel carries it, where
 there is a device; ucx where there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is
-faster than plain sockets between hosts, so neither is taken unasked. A node that was told has those, in that order, and
+faster than plain sockets between hosts, so neither is taken unasked. Nor is nccl, which is for memory of devices, and
+brings torch into the node. A node that was told has those, in that order, and
 no other.
 
 What always holds: a read is tried by every transport that both sides have, one that has failed the last few times only
@@ -46,7 +47,13 @@ def _nixl(host: str, told: str) -> Transport:
     return Nixl(host, told)
 
 
-MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl}
+def _nccl(host: str, told: str) -> Transport:
+    from dataplane.transport.nccl import Nccl
+
+    return Nccl(host, told)
+
+
+MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _ucx, "nixl": _nixl, "nccl": _nccl}
 """Every transport there is, by its name."""
 
 

@@ -2,11 +2,10 @@
 
 Each end of a lane has a context, a worker and an endpoint of its own. Their addresses are told over the lane's socket,
 and so is a random tag, that nobody else can name: a message is received if it bears the tag that is next. Long
-stretches travel as they lie, in messages of `_PIECE` bytes; runs of short ones are packed into messages of `_PACK`. A
-few messages are under way at a time. The owner announces each on the socket, and the reader asks for no other: so what
-has begun ends, even where a read ends early, as long as both ends live; both see to that before they close. (ucxx
-cancels what has not ended, but leaks the worker of a message that had begun. That is left for peers that vanish; and no
-more than `_MOST_LOST` are lost.)
+stretches travel as they lie, short ones are packed (`transport.messages`). A few messages are under way at a time. The
+owner announces each on the socket, and the reader asks for no other: so what has begun ends, even where a read ends
+early, as long as both ends live; both see to that before they close. (ucxx cancels what has not ended, but leaks the
+worker of a message that had begun. That is left for peers that vanish; and no more than `_MOST_LOST` are lost.)
 
 What carries them is UCX's choice, that the environment steers: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp
 and shared memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer
@@ -34,10 +33,9 @@ import numpy as np
 
 from dataplane.transport.base import Memory
 from dataplane.transport.lanes import Bytes, Lane, Lanes, agree, exactly, heard, mapped, tell, told
+from dataplane.transport.messages import messages
 
-_PIECE = 8 << 20  # bytes of a message
 _UNDER_WAY = 4  # messages
-_SMALL, _PACK = 64 << 10, 1 << 20  # stretches of fewer bytes are packed, into so many
 _COMES = b"\x03"  # said by the owner on the socket before each message
 _LOOK_MS = 1000  # between looks, where nothing is told
 _STOP_S, _PAUSE_S = 2.0, 50e-6  # for messages under way when a read ends early, and between looks at them
@@ -132,7 +130,7 @@ class _UcxLane(Lane):
         with self._errors(), mapped(memory) as source:
             under_way: deque[_Message] = deque()
             try:
-                for piece in _pieces(stretches):
+                for piece in messages(stretches):
                     while len(under_way) >= _UNDER_WAY:
                         self._first(under_way)
                     parts = [source[start:stop] for start, stop in piece]
@@ -153,7 +151,7 @@ class _UcxLane(Lane):
             under_way: deque[_Message] = deque()
             packed: list[tuple[Bytes, list[tuple[int, int]]]] = []
             try:
-                for piece in _pieces(stretches):
+                for piece in messages(stretches):
                     while under_way and under_way[0].request.completed:
                         under_way.popleft().request.check_error()
                     self._wait(lambda: heard(self._stream))
@@ -223,20 +221,3 @@ class _UcxLane(Lane):
             for _ in range(_LAST_WORDS):  # what was cancelled is so after the next step
                 self._worker.progress_once()
         self._worker = None
-
-
-def _pieces(stretches: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """What goes into each message: a part of one stretch, or several short stretches."""
-    packed: list[tuple[int, int]] = []
-    size = 0
-    for start, stop in stretches:
-        if stop - start < _SMALL:
-            packed.append((start, stop))
-            size += stop - start
-        if packed and (size >= _PACK or stop - start >= _SMALL):
-            yield packed
-            packed, size = [], 0
-        if stop - start >= _SMALL:
-            yield from ([(at, min(stop, at + _PIECE))] for at in range(start, stop, _PIECE))
-    if packed:
-        yield packed
