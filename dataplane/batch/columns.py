@@ -27,7 +27,6 @@ from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardL
 from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
-from dataplane.device.ordering import NOTHING
 from dataplane.errors import Corrupt, SchemaMismatch
 
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
@@ -59,6 +58,12 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
         shapes = self.values.shapes
         found = np.diff(self.values.offsets) if shapes is None else shapes[:, 0]
         return found if self.index is None else found[self.index]
+
+    @property
+    def device(self) -> Any:
+        """The device that values of it are on; None where they are on the host."""
+        found = (getattr(buffer, "device", None) for buffer in self.buffers if not isinstance(buffer, np.ndarray))
+        return next((device for device in found if device is not None and device.type != "cpu"), None)
 
     def layout(self, base: int) -> ColumnLayout:
         """Where everything is once it is written at `base`, a multiple of 64, in the shard's extent."""
@@ -112,7 +117,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     @property
     def on_device(self) -> bool:
         """Whether some of the values are on a device, so that to copy them is to wait for it."""
-        return any(getattr(buffer, "after", NOTHING).events for column in self.columns for buffer in column.buffers)
+        return any(column.device is not None for column in self.columns)
 
     def layout(self) -> ShardLayout:
         """The shard's layout where the columns are written one behind another, from 0."""

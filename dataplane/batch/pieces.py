@@ -7,7 +7,7 @@ both together: what lies in one run is found without copying, everything else as
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,12 @@ class Stored:
     def private(self) -> Bytes:
         """The bytes of the values, writable; the same each time, so that two tensors of a column share memory."""
         return self._values(private=True)
+
+    def there(self, start: int, stop: int, device: Any) -> Any:
+        """These bytes of the values as a tensor in place, where they are on this device already; else None."""
+        there = getattr(self._memory, "there", None)
+        offset, _ = self._place
+        return None if there is None else there(offset + start, stop - start, device)
 
     def own(self, start: int, stop: int) -> Bytes:
         """These bytes of the values, writable, and seen in no other view. Raises LimitExceeded."""

@@ -162,6 +162,11 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.view(_SIGNED[array.itemsize])).view(dtype)
 
 
+def shaped(flat: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+    """A run of bytes as a tensor of this dtype and shape, in place."""
+    return flat.view(getattr(_torch(), name)).view(*shape)
+
+
 def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = None) -> Tensor:
     """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy.
 
@@ -272,6 +277,15 @@ class _Rectangle(msgspec.Struct, frozen=True, eq=False):
         for start in range(0, rows, step):
             yield partial(target[start : start + step].copy_, self.tensor[start : start + step])
 
+    @property
+    def device(self) -> Any:
+        """Where the tensor is."""
+        return self.tensor.device
+
+    def flat(self) -> Any:
+        """All bytes as a tensor on the device, ordered by the current stream."""
+        return self.tensor.contiguous().reshape(-1).view(_torch().uint8)
+
     def row(self, i: int) -> Bytes:
         self.after.wait()
         return as_bytes(_bits(self.tensor[i].cpu(), self.dtype))
@@ -323,6 +337,16 @@ class _Joined(msgspec.Struct, frozen=True, eq=False):
             if self.item_shape is None:
                 rows = [row.reshape(-1) for row in rows]
             torch.cat(rows, out=_target(memory, self.dtype, (-1, *(self.item_shape or ()))))
+
+    @property
+    def device(self) -> Any:
+        """Where the first of them is that is not on the host."""
+        return next((row.device for row in self.rows if row.device.type != "cpu"), None)
+
+    def flat(self) -> Any:
+        """As `_Rectangle.flat`, put together on the device."""
+        torch, device = _torch(), self.device
+        return torch.cat([row.to(device).reshape(-1) for row in self.rows]).view(torch.uint8)
 
     def row(self, i: int) -> Bytes:
         self.after.wait()

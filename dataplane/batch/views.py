@@ -75,6 +75,8 @@ def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> li
 def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
     """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: None,
     or where copies of the tensors are to be."""
+    if device is not None and (there := _there(name, field, rows, device)) is not None:
+        return there
     if field.kind == "dense":
         return _tensor(name, field.dtype, reading.dense(rows, field, private=device is None), device)
     if field.kind == "ragged" and field.varying == 1:
@@ -84,6 +86,31 @@ def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
     if field.kind in ("ragged", "struct"):
         return torch_rows(name, field, rows, device)
     raise mismatch(name, f"{field.kind} is no tensor: use .to_list()", expected="numbers", found=field.kind)
+
+
+def _there(name: str, field: Field, rows: Reading, device: Any) -> Any:
+    """The tensor in place, where the values lie on the device already and in one run; else None."""
+    run = rows.run
+    if run is None or field.kind not in ("dense", "ragged") or field.varying > 1:
+        return None
+    stored, chosen = run
+    if field.kind == "dense":
+        there = stored.there(chosen.start * field.item_nbytes, chosen.stop * field.item_nbytes, device)
+        return (
+            None
+            if there is None
+            else tensors.shaped(there, field.dtype, (chosen.stop - chosen.start, *field.item_shape))
+        )
+    offsets = stored.tables.offsets
+    if offsets is None:
+        return None
+    edges = offsets[chosen.start : chosen.stop + 1]
+    there = stored.there(int(edges[0]) * field.item_nbytes, int(edges[-1]) * field.item_nbytes, device)
+    if there is None:
+        return None
+    edges = edges - edges[0]
+    values = tensors.shaped(there, field.dtype, (int(edges[-1]), *field.item_shape))
+    return tensors.jagged(values, _tensor(name, "int64", edges, device), np.diff(edges))
 
 
 def packed(name: str, field: Field, rows: Reading, device: Any = None) -> tuple[Any, Any]:

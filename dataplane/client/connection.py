@@ -56,6 +56,8 @@ class Connection:
         """The mappings of drafts, each with its segment and offset there: what they show goes to others in the end."""
         self.handing: set[int] = set()
         """The requests by whose leave something is about to be appended that was put before: see `Admit`."""
+        self.keeping: Callable[[m.Keeping], None] = lambda told: None
+        """Called with what the node says of shards that this client keeps."""
         self._reserved = 0
         self._prewarm: list[Mapping] = []
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -149,7 +151,9 @@ class Connection:
             case m.Reserved():
                 self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
             case m.Held():
-                self._channel.send(m.Unpin([shard for shard, *_ in reply.shards]))
+                self._channel.send(m.Unpin([*(each[0] for each in reply.shards), *(each[1] for each in reply.kept)]))
+            case m.Kept():
+                self.tell(m.Free(self.next_id(), reply.shards, [], ""))
             case m.Delivered() if reply.grant:
                 self.tell(m.Ack(self.next_id(), reply.stream, reply.grant, reply.replica, False, False))
             case m.Admitted():
@@ -188,6 +192,9 @@ class Connection:
             segment.grant(fd, writable=grant.writable)
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
+            return
+        if isinstance(reply, m.Keeping):
+            self.keeping(reply)
             return
         if reply.id not in self._pending:
             raise ProtocolMismatch(f"the node answered request {reply.id}, which nobody made")

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch.alike import Laid, laid
+from dataplane.batch.alike import Laid, laid, one
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
+from dataplane.client import keeping
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Bytes, HeldShard
 from dataplane.client.opening import Held, Opening
@@ -40,8 +41,17 @@ class Getter:
         held: dict[ShardKey, Held] = {}
         if mine or others:
             own = [shard for _, shard in mine]
-            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True)
+            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True, True)
             reply = await self._connection.request(request, m.Held, timeout)
+            if reply.kept:
+                mapped, again = self._mapped(ref, reply)
+                held |= mapped
+                mine = [key for key in mine if key not in mapped]
+                if again:
+                    self._connection.tell(m.Unpin([number for number, *_ in reply.shards]))
+                    own = [shard for _, shard in mine]
+                    request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True)
+                    reply = await self._connection.request(request, m.Held, timeout)
             numbers = [number for number, *_ in reply.shards]
             try:
                 named = dict(zip(numbers, mine + others, strict=True))
@@ -63,6 +73,24 @@ class Getter:
                     held[named[number]] = Held(shard, size, layouts[number])
         opening = Opening(held)
         return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
+
+    def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, Held], bool]:
+        """The shards that other processes keep, mapped here; whether one could not be, and is to be had from the arena.
+        Raises Freed."""
+        mapped: dict[ShardKey, Held] = {}
+        again = False
+        for number, hold, size, encoded, bits, handle in reply.kept:
+            pin = self._connection.pins.hold(hold)
+            key = (self._connection.welcome.node, number)
+            memory = keeping.mapped(hold, size, handle, pin, self._connection.pins.access)
+            if memory is None:
+                again = True
+                continue
+            layout = one(encoded, size)
+            mapped[key] = Held(memory, size, layout)
+            if bits:
+                _check_live(ref, {key: bits}, {key: layout})
+        return mapped, again
 
     def _views(self, together: Sequence[m.HeldOne], pin: Pin) -> Callable[[int, int, int], Bytes] | None:
         """Gives the bytes of shards that share a pin, by segment, offset and size, as parts of one array for each

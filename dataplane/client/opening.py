@@ -14,11 +14,10 @@ from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
 from dataplane.batch.form import Form
 from dataplane.batch.layout import Index
-from dataplane.batch.pieces import Selection, check_fits, opened
+from dataplane.batch.pieces import Memory, Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
-from dataplane.client.memory import HeldShard
 from dataplane.errors import Misuse
 
 _LEAST = 8
@@ -31,7 +30,7 @@ _MOST = 256 << 10
 class Held(NamedTuple):
     """A shard that this process holds: its memory, how many bytes that is, and its layout."""
 
-    memory: HeldShard
+    memory: Memory
     size: int
     laid: Laid
 

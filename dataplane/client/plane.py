@@ -25,11 +25,12 @@ from dataplane.client.connection import Connection, Soon
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.freeing import portions
 from dataplane.client.getting import Getter
+from dataplane.client.keeping import Keeper
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
-from dataplane.config import NodeConfig
+from dataplane.config import NodeConfig, parse_size
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 60.0
 """The deadline, in seconds, of a put, get or draft that names none."""
 
+GPU_BUDGET = 1 << 30
+"""The bytes that a plane keeps on devices where nothing else is said."""
+
 
 class AsyncPlane:
     """A connection to this host's node, and all that is done over it. Made by `connect`.
@@ -46,11 +50,14 @@ class AsyncPlane:
     To be used from the event loop that it was connected in. After a fork, the child connects anew.
     """
 
-    def __init__(self, connection: Connection, node: embedded.EmbeddedNode | None = None) -> None:
+    def __init__(
+        self, connection: Connection, node: embedded.EmbeddedNode | None = None, gpu_budget: int = GPU_BUDGET
+    ) -> None:
         self._connection = connection
         self._node = node
         self._pool = ThreadPoolExecutor(1 + min(4, os.cpu_count() or 1), thread_name_prefix="dataplane-copy")
         self._writer = Writer(connection, self._pool)
+        self._keeper = Keeper(connection, self._writer, gpu_budget)
         self._getter = Getter(connection)
         self._closed = False
         if connection.welcome.prewarm:
@@ -67,8 +74,9 @@ class AsyncPlane:
 
     def busy(self) -> bool:
         """Whether something must go on while nobody calls: signs of life, since something is reserved, or the wait for
-        an answer to an abandoned call, since what that grants must be given back."""
-        return self._connection.beating or self._connection.owed
+        an answer to an abandoned call, since what that grants must be given back; or that others ask for what is kept.
+        """
+        return self._connection.beating or self._connection.owed or self._keeper.live
 
     @property
     def in_child(self) -> bool:
@@ -85,6 +93,7 @@ class AsyncPlane:
         dedupe: Collection[str] = (),
         replicas: int = 1,
         timeout: float = TIMEOUT_S,
+        device: str | None = None,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them.
 
@@ -94,6 +103,9 @@ class AsyncPlane:
         dedupe: names of columns of which equal rows are stored once.
         replicas: on how many hosts; on two, it survives the loss of one.
         timeout: seconds to wait for room.
+        device: "keep": tensors stay in memory of this process, on the device where they are, which others of this host
+            map, within the `gpu_budget` of `connect`; what is kept longest goes to the arena for what comes. All of it
+            does when the plane is closed, and is lost (OwnerDied) where the process dies. Not with `replicas`.
 
         Raises SchemaMismatch (the values are no columns), Backpressure (no room in time; says who holds it),
         LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
@@ -102,7 +114,11 @@ class AsyncPlane:
         self.check()
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
-        ref = await self._writer.write(await self._writer.plan(columns, dedupe), scope, deadline.remaining_s)
+        if device not in (None, "keep") or (device and copies > 1):
+            raise Misuse(f'device is "keep" or None, and "keep" is for one host; not {device!r} with {copies} replicas')
+        planned = await self._writer.plan(columns, dedupe)
+        keep = self._keeper.keeping(columns, scope, deadline) if device else None
+        ref = await self._writer.write(planned, scope, deadline.remaining_s, keep)
         if copies > 1 and len(ref):
             try:
                 await self._writer.replicate(ref, copies, deadline.remaining_s)
@@ -305,6 +321,7 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
+        await self._keeper.aclose()
         self._connection.refuse()
         self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
         self._connection.close()
@@ -339,10 +356,17 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
     """A plane that is being connected: `await` it, or enter it with `async with`."""
 
     def __init__(
-        self, address: str | None, config: NodeConfig | None, *, writes: bool = True, soon: Soon | None = None
+        self,
+        address: str | None,
+        config: NodeConfig | None,
+        *,
+        writes: bool = True,
+        soon: Soon | None = None,
+        gpu_budget: int | str | None = None,
     ) -> None:
         if config is not None and not isinstance(config, NodeConfig):
             raise Misuse(f"the settings of a node are a NodeConfig, not {type(config).__name__}")
+        self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget)
         self._address = address
         self._config = config
         self._writes = writes
@@ -358,11 +382,12 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
         if doors.is_door(address):
-            return AsyncPlane(await self._through(address, soon))
+            return AsyncPlane(await self._through(address, soon), None, self._gpu_budget)
         if node is None and self._config is not None:
             log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
-            return AsyncPlane(await Connection.open(address, soon, writes=self._writes), node)
+            opened = await Connection.open(address, soon, writes=self._writes)
+            return AsyncPlane(opened, node, self._gpu_budget)
         except BaseException:
             if node is not None:
                 await node.retire()
@@ -387,14 +412,17 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             await self._plane.aclose()
 
 
-def connect(address: str | None = None, *, config: NodeConfig | None = None) -> Connecting:
+def connect(
+    address: str | None = None, *, config: NodeConfig | None = None, gpu_budget: int | str | None = None
+) -> Connecting:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
     address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
+    gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
     for what is no address.
     """
-    return Connecting(address, config)
+    return Connecting(address, config, gpu_budget=gpu_budget)

@@ -94,9 +94,10 @@ class Plane:
         dedupe: Collection[str] = (),
         replicas: int = 1,
         timeout: float = TIMEOUT_S,
+        device: str | None = None,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
-        put = self._plane.put(columns, scope=scope, dedupe=dedupe, replicas=replicas, timeout=timeout)
+        put = self._plane.put(columns, scope=scope, dedupe=dedupe, replicas=replicas, timeout=timeout, device=device)
         return self._wait(put)
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
@@ -196,12 +197,15 @@ class Plane:
         self.close()
 
 
-def connect(address: str | None = None, *, config: NodeConfig | None = None) -> Plane:
+def connect(
+    address: str | None = None, *, config: NodeConfig | None = None, gpu_budget: int | str | None = None
+) -> Plane:
     """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
 
     address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
     config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
         own, even if it started another before; a node that others started keeps its own settings.
+    gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host can not meet the settings); ValueError
     for what is no address.
@@ -209,7 +213,7 @@ def connect(address: str | None = None, *, config: NodeConfig | None = None) -> 
     turns = Turns()
 
     async def attach() -> AsyncPlane:
-        return await Connecting(address, config, soon=turns.soon)
+        return await Connecting(address, config, soon=turns.soon, gpu_budget=gpu_budget)
 
     try:
         plane = turns.wait(attach())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -39,6 +39,13 @@ _PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 32 << 20
 
 _MANY_ROWS = 4096
 """Rows of Python objects from which on planning them takes so long that it is done in a thread."""
+
+
+Placed = tuple[PlannedColumn, int, int]
+"""A column, its shard, and its place in that."""
+
+Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
+"""Keeps those of the columns that are to be kept; what it has placed."""
 
 
 class Writer:
@@ -74,16 +81,28 @@ class Writer:
             return await asyncio.get_running_loop().run_in_executor(self._pool, planning)
         return _planned(columns, dedupe, self.each, ordering.noted())
 
-    async def write(self, planned: Plan, scope: str, timeout: float) -> BatchRef:
-        """Write the planned columns, under the scope if it has a name. Raises as `AsyncPlane.put`."""
+    async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
+        """Write the planned columns, under the scope if it has a name; those that `keep` keeps are left to that. Raises
+        as `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
-        groups = _grouped(planned.columns)
-        if sum(column.nbytes for column in planned.columns) <= m.MAX_INLINE:
-            shards = [await self._put_inline(groups[0], scope, timeout, planned.on_device)]
-        else:
-            shards = await self._put_shared(groups, scope, timeout, planned.on_device)
+        kept = [] if keep is None else await keep(planned.columns)
+        names = {column.name for column, *_ in kept}
+        rest = [column for column in planned.columns if column.name not in names]
+        groups = _grouped(rest)
+        try:
+            if not rest:
+                shards = []
+            elif sum(column.nbytes for column in rest) <= m.MAX_INLINE:
+                shards = [await self._put_inline(groups[0], scope, timeout, planned.on_device)]
+            else:
+                shards = await self._put_shared(groups, scope, timeout, planned.on_device)
+        except BaseException:
+            if kept:
+                self._connection.tell(m.Free(self._connection.next_id(), [shard for _, shard, _ in kept], [], ""))
+            raise
         placed = [(c, shard, i) for shard, group in zip(shards, groups, strict=True) for i, c in enumerate(group)]
+        placed += kept
         order = {column.name: i for i, column in enumerate(planned.columns)}
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
@@ -117,7 +136,7 @@ class Writer:
         self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float, device: bool
     ) -> list[int]:
         sizes = [sum(column.nbytes for column in group) for group in groups]
-        reserved = await self._reserve(sizes, timeout)
+        reserved = await self.reserve(sizes, timeout)
         shards = [shard for shard, *_ in reserved.extents]
         try:
             piece = min(max(sum(sizes) // _PIECES, _LEAST_PIECE), _MOST_PIECE)
@@ -127,7 +146,7 @@ class Writer:
                 layout, more = _laid_out(group, memory, piece)
                 layouts.append(layout)
                 jobs += more
-            await self._run(jobs, _IN_LOOP + 1 if device else sum(sizes))
+            await self.run(jobs, _IN_LOOP + 1 if device else sum(sizes))
             await self._seal(list(zip(shards, layouts, strict=True)), scope, timeout)
         except BaseException:
             self._connection.discard(shards)
@@ -136,7 +155,8 @@ class Writer:
             self._connection.reserved(-1)
         return shards
 
-    async def _reserve(self, sizes: list[int], timeout: float) -> m.Reserved:
+    async def reserve(self, sizes: list[int], timeout: float) -> m.Reserved:
+        """Room for shards of these sizes. Raises as `AsyncPlane.put`."""
         request = m.Reserve(self._connection.next_id(), sizes, timeout)
         reserved = await self._connection.request(request, m.Reserved, timeout)
         self._connection.reserved(+1)
@@ -145,7 +165,7 @@ class Writer:
     async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
         await self._connection.request(m.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
-    async def _run(self, jobs: Sequence[Job], nbytes: int) -> None:
+    async def run(self, jobs: Sequence[Job], nbytes: int = _IN_LOOP + 1) -> None:
         """Run the jobs; all that started has ended when this returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             for job in jobs:

@@ -30,7 +30,9 @@ from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
+from dataplane.store.kept import Kept
 from dataplane.store.reservations import Reservation
+from dataplane.store.shard import Shard
 from dataplane.store.store import Pinned, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -200,6 +202,8 @@ class Client:
             case m.Put() | m.AppendInline() | m.ExtendInline():
                 return self._answer_inline(request)
             case m.Pin():
+                if request.devices and (kept := self._store.map_kept(self, request.shards)):
+                    return self._pin_rest(request, kept)
                 if request.others:
                     return self._pin_others(request)
                 self._check_pin(request.shards, apart=request.apart)
@@ -237,6 +241,13 @@ class Client:
                 self._streams.staged(request.scope)
                 self._store.seal(self, request.shards, scope=request.scope, holder=self.label, hold=request.hold)
                 self._channel.send(m.Done(request.id))
+            case m.Keep():
+                self._keep(request)
+            case m.Landed():
+                self._store.land(self, request.shard, request.reserved)
+                self._channel.send(m.Done(request.id))
+            case m.Stays():
+                self._store.stays(self, request.shard, revive(request.name, request.message, request.fields))
             case m.Abort():
                 self._store.abort(self, request.shards)
             case m.Free():
@@ -353,6 +364,31 @@ class Client:
                 self._channel.send(m.Done(request.id))
                 return
         raise Freed("the client whose pins were to be inherited has gone")
+
+    def _keep(self, request: m.Keep) -> None:
+        self._bound("shards to be kept", m.MAX_RETAINED, len(request.shards))
+        self._bound("scope", m.MAX_SCOPE, len(request.scope))
+        for size, layout, handle in request.shards:
+            self._bound("layout", m.MAX_LAYOUT, len(layout))
+            self._bound("handle", m.MAX_HANDLE, len(handle))
+            if size < 0:
+                raise ProtocolMismatch(f"a shard of {size} bytes")
+        self._streams.staged(request.scope)
+        numbers: list[int] = []
+        try:
+            for size, layout, handle in request.shards:
+                numbers.append(
+                    self._store.keep(
+                        self, size, layout, handle, scope=request.scope, holder=self.label, tell=self._tell_kept
+                    )
+                )
+        except BaseException:
+            self._store.free(numbers)
+            raise
+        self._channel.send(m.Kept(request.id, numbers))
+
+    def _tell_kept(self, shard: int, land: bool) -> None:
+        self._channel.send(m.Keeping(0, shard, land))
 
     def _check_pin(self, shards: list[int], *, apart: bool) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(shards))
@@ -493,6 +529,22 @@ class Client:
             self._store.unpin(self, [each.shard for each in held])
             raise
 
+    async def _pin_rest(self, request: m.Pin, kept: list[tuple[Shard, Kept]]) -> None:
+        """Answer with handles of shards that clients keep, which are held, and the others as ever."""
+        mapped = {shard.number for shard, _ in kept}
+        rest = [number for number in request.shards if number not in mapped]
+        try:
+            deadline = self._deadline(request.timeout_s)
+            shards = [*rest, *(await self._copies(request.others, deadline) if request.others else ())]
+            self._check_pin(shards, apart=request.apart)
+            held = await self._store.pin(self, shards, deadline) if shards else []
+            await self._when_room(held)
+        except BaseException:
+            self._store.unpin(self, [each.number for _, each in kept])
+            raise
+        told = [(s.number, each.number, s.size, s.layout, s.live_bits(), each.handle) for s, each in kept]
+        self._send_held(request, held, told)
+
     async def _pin_others(self, request: m.Pin) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
         deadline = self._deadline(request.timeout_s)
@@ -512,7 +564,7 @@ class Client:
         grants, descriptors = self._grants.new((r.extent.segment for r in made), writable=True)
         self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
 
-    def _send_held(self, request: m.Pin, held: list[Pinned]) -> None:
+    def _send_held(self, request: m.Pin, held: list[Pinned], kept: Sequence[m.KeptOne] = ()) -> None:
         apart = {p.shard for p in held if request.apart and p.cells is not None and p.cells.large}
         shards = [
             (p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, b"" if p.shard in apart else p.live)
@@ -520,4 +572,4 @@ class Client:
         ]
         gone = self._grants.gone()
         grants, descriptors = self._grants.new((p.extent.segment for p in held), writable=False)
-        self._channel.send(m.Held(request.id, shards, grants, gone, list(apart)), descriptors)
+        self._channel.send(m.Held(request.id, shards, grants, gone, list(apart), list(kept)), descriptors)

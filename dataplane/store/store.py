@@ -32,13 +32,14 @@ from dataplane.batch.links import link_of, linked, shard_of
 from dataplane.batch.rows import Rows
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import PAGE, NodeConfig, format_size
-from dataplane.errors import Backpressure, Corrupt, Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.carried import Carried
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.hollow import dead_pages
+from dataplane.store.kept import Kept
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
 from dataplane.store.persistence import Persistence
@@ -122,6 +123,7 @@ class Store:
         self.revoke, self.revoke_silent = made.revoke, made.revoke_silent
         self._carried = Carried(self.budget, self.arena, self._small, self.following)
         self._held_freed: dict[int, Shard] = {}
+        self._handles: dict[int, Kept] = {}
         self._to_hollow: set[int] = set()  # pinned, and partly freed meanwhile
         self._prewarmed: Hashable | None = None  # the client for whom pages were made ready
         self._admission = asyncio.Lock()
@@ -215,6 +217,82 @@ class Store:
         self._shards[shard.number] = shard
         return shard.number
 
+    def keep(
+        self,
+        client: Hashable,
+        size: int,
+        layout: bytes,
+        handle: bytes,
+        *,
+        scope: str,
+        holder: str,
+        tell: Callable[[int, bool], None],
+    ) -> int:
+        """A shard whose bytes the client keeps, with the handle by which others map them; its number. `tell(number,
+        land)`: see `Kept`. Raises Corrupt or LimitExceeded where the layout is false."""
+        laid = laid_out(layout, size)
+        number, held = self.following(), self.following()
+        kept = Kept(client, handle, held, lambda land: tell(number, land))
+        shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
+        self._handles[held] = kept
+        self._shards[number] = shard
+        self._scopes.add(shard)
+        return number
+
+    def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
+        """Of these shards those whose bytes a client keeps; their handles are held for who asks."""
+        found = []
+        for number in numbers:
+            shard = self._find(number)
+            if shard.extent is None and isinstance(shard.file, Kept):
+                self.pins.add(client, shard.file.number)
+                found.append((shard, shard.file))
+        return found
+
+    def land(self, client: Hashable, number: int, reserved: int) -> None:
+        """The client has written the bytes of a shard that it kept into this reservation, which is now their place. One
+        that was freed meanwhile is passed over. Raises as `seal`; the shard is then as it was."""
+        shard = self._shards.get(number)
+        kept = shard.file if shard is not None else None
+        if shard is None or not isinstance(kept, Kept) or kept.client is not client:
+            self.abort(client, [reserved])
+            return
+        try:
+            made = self._reservations.sealed(client, reserved, shard.layout, "", shard.holder)
+        except DataplaneError as error:
+            self.abort(client, [reserved])
+            kept.landed(error)
+            raise
+        self._reservations.taken(client, reserved)
+        shard.extent, shard.size, shard.file, shard.moving = made.extent, made.size, None, None
+        self._put_bytes += shard.size
+        self._residency.used(shard)
+        kept.landed()
+        self._end_kept(kept)
+
+    def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
+        """The client could not bring a shard that it keeps: who waits for it is told."""
+        shard = self._shards.get(number)
+        if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
+            shard.file.landed(error)
+
+    def _end_kept(self, kept: Kept) -> None:
+        """Nobody comes to map it any more."""
+        kept.over = True
+        if not self.pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
+            kept.drop()
+
+    def _lose_kept(self, client: Hashable) -> None:
+        """The client has gone with what it kept."""
+        for shard in self._shards.values():
+            if isinstance(shard.file, Kept) and shard.file.client is client:
+                shard.damage = shard.file.lost()
+                shard.file.landed(shard.file.lost())
+        for kept in [kept for kept in self._handles.values() if kept.client is client]:
+            kept.over = True
+            if not self.pins.holds(kept.number):
+                del self._handles[kept.number]
+
     def mend(self, number: int) -> bool:
         """Whether the shard is there; one that could not be read is tried again when it is next asked for."""
         shard = self._shards.get(number)
@@ -261,6 +339,9 @@ class Store:
         shards: list[Shard] = []
         try:
             async with asyncio.timeout(deadline.remaining_s):
+                for shard in map(self._find, numbers):
+                    if shard.extent is None and isinstance(shard.file, Kept):
+                        await shard.file.land()
                 async with self._admission:  # whoever waits for it holds nothing
                     shards = self._hold(client, numbers)
                     await self._residency.restore(shards, deadline)
@@ -384,6 +465,11 @@ class Store:
 
     def _unheld(self, numbers: Iterable[int]) -> None:
         for number in numbers:
+            kept = self._handles.get(number)
+            if kept is not None:
+                if kept.over:
+                    self._end_kept(kept)
+                continue
             freed = self._held_freed.pop(number, None)
             if freed is None:
                 shard = self._shards[number]
@@ -420,6 +506,8 @@ class Store:
         del self._shards[shard.number]
         self._to_hollow.discard(shard.number)
         shard.freed = True
+        if isinstance(shard.file, Kept):
+            self._end_kept(shard.file)
         if shard.links is not None:
             self._links_bytes -= shard.links.nbytes
         if shard.ours:
@@ -612,6 +700,7 @@ class Store:
     def leave(self, client: Hashable) -> None:
         """The client has gone: its pins and reservations go too, and its segments with the last shard in them."""
         self._reservations.leave(client)
+        self._lose_kept(client)
         self._unheld(self.pins.drop_client(client))
         self.arena.depart(client)
         if self._prewarmed is client:
@@ -634,12 +723,16 @@ class Store:
         for client, nbytes in self._reservations:
             held[str(client), "reserved"] += nbytes
         for client, numbers in self.pins.by_client().items():
-            held[str(client), "pinned"] += sum(self._any(number).held for number in numbers)
+            held[str(client), "pinned"] += sum(map(self._held_bytes, numbers))
         for shard in self._shards.values():
             if shard.extent is not None and not self.pins.holds(shard.number):
                 held[shard.holder, "stored"] += shard.held
         ordered = sorted(held.items(), key=lambda item: -item[1])
         return tuple({"holder": who, "bytes": n, "how": how} for (who, how), n in ordered[:_HOLDERS] if n)
+
+    def _held_bytes(self, number: int) -> int:
+        """The memory of the node that a hold keeps; a handle keeps a client's."""
+        return 0 if number in self._handles else self._any(number).held
 
     def _any(self, number: int) -> Shard:
         return self._shards.get(number) or self._held_freed[number]
@@ -656,7 +749,7 @@ class Store:
             disk=self.disk.statistics(),
             shards=len(self._shards),
             spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self._shards.values()),
-            pinned=sum(self._any(number).held for number in self.pins.shards()),
+            pinned=sum(self._held_bytes(number) for number in self.pins.shards()),
             reserved=sum(nbytes for _, nbytes in self._reservations),
             put=self._put_bytes,
             freed=self._freed_bytes,

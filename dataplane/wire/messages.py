@@ -17,9 +17,9 @@ from dataplane.stream.block import Block, Head
 from dataplane.stream.sampler import BuiltIn
 from dataplane.stream.settings import Settings
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 1, 2
 """The protocol's version. Another major is refused; the lower of two minors is spoken. With 1 came `AppendInline` and
-`ExtendInline`."""
+`ExtendInline`, with 2 `Keep`, `Landed`, `Keeping` and `Pin.devices`."""
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest message that is read."""
@@ -29,6 +29,9 @@ MAX_INLINE = 64 << 10
 
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
+
+MAX_HANDLE = 4096
+"""Bytes of the longest handle of memory that a client keeps."""
 
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
@@ -96,6 +99,32 @@ class Seal(Message, frozen=True, tag="seal"):
     hold: bool
 
 
+class Keep(Message, frozen=True, tag="keep"):
+    """Shards whose bytes this client keeps in memory of its own: (size, encoded layout, handle by which other processes
+    of the host map it). Answered by `Kept`."""
+
+    id: int
+    shards: list[tuple[int, bytes, bytes]]
+    scope: str
+
+
+class Landed(Message, frozen=True, tag="landed"):
+    """The bytes of a kept shard are in this reservation. Answered by `Done`."""
+
+    id: int
+    shard: int
+    reserved: int
+
+
+class Stays(Message, frozen=True, tag="stays"):
+    """A kept shard can not be brought to the arena, by an error as `errors.describe` gives it. Not answered."""
+
+    shard: int
+    name: str
+    message: str
+    fields: dict[str, Any]
+
+
 class Abort(Message, frozen=True, tag="abort"):
     """Give reservations back."""
 
@@ -118,13 +147,15 @@ Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, byte
 
 class Pin(Message, frozen=True, tag="pin"):
     """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those. `apart`:
-    the live bits of large shards are not told in the answer, but asked for by `LiveRows`."""
+    the live bits of large shards are not told in the answer, but asked for by `LiveRows`. `devices`: shards of this
+    node that a client keeps are not brought to the arena, but told with their handles."""
 
     id: int
     shards: list[int]
     timeout_s: float
     others: list[Wanted] = []
     apart: bool = False
+    devices: bool = False
 
 
 class LiveRows(Message, frozen=True, tag="live-rows"):
@@ -687,6 +718,9 @@ Request = (
     Hello
     | Reserve
     | Seal
+    | Keep
+    | Landed
+    | Stays
     | Abort
     | Put
     | Pin
@@ -794,18 +828,39 @@ class Retained(Message, frozen=True, tag="retained"):
     links: list[int]
 
 
+class Kept(Message, frozen=True, tag="kept"):
+    """The numbers of the shards that are kept."""
+
+    id: int
+    shards: list[int]
+
+
+class Keeping(Message, frozen=True, tag="keeping"):
+    """Of the shards that a client keeps: one to be brought to the arena, or whose memory may be used otherwise. Answers
+    no request: `id` is 0."""
+
+    id: int
+    shard: int
+    land: bool
+
+
+KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
+"""(shard, number under which its handle is held, size, encoded layout, live bits, handle)."""
+
+
 HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
 
 
 class Held(Message, frozen=True, tag="held"):
     """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`.
-    `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to be asked for."""
+    `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to be asked for; `kept`: see `Pin`."""
 
     id: int
     shards: list[HeldOne]
     grants: list[Grant]
     gone: list[int] = []
     apart: list[int] = []
+    kept: list[KeptOne] = []
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
@@ -1021,6 +1076,8 @@ Reply = (
     | Stored
     | Retained
     | Held
+    | Kept
+    | Keeping
     | LiveBits
     | Replicated
     | Opened

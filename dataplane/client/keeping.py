@@ -1,0 +1,278 @@
+"""Columns that stay in memory of the process that puts them, a device's or its own: kept, mapped by others, landed.
+
+A kept column is a shard whose bytes lie as in the arena, in memory of this process. The node has its layout and a
+handle; other processes of the host map the memory by that. Tensors on a CUDA device stay there, and are mapped by CUDA
+IPC. Those on the host are copied into memory of the process that others map through /proc.
+
+What always holds: what is kept counts against a budget; where that is full, what was kept longest is brought to the
+arena (`landed`), as is all of it when the plane is closed, and what somebody asks for who can not map it. Memory is let
+go when the node says that nobody needs it. A column that is kept is sealed: nobody writes to it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from dataplane.batch import tensors
+from dataplane.batch.columns import PlannedColumn
+from dataplane.batch.layout import Bytes, ShardLayout
+from dataplane.batch.pieces import Memory
+from dataplane.client.connection import Connection
+from dataplane.client.memory import Access, HeldShard, Segment
+from dataplane.client.writer import Keep, Placed, Writer
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, PeerUnavailable, describe
+from dataplane.wire import messages as m
+
+log = logging.getLogger(__name__)
+
+_LAND_S = 60.0  # to bring a shard to the arena
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True):
+    """How others find memory of a process: by the number of a file that it has open, and of the file; or by what torch
+    makes of a storage for CUDA IPC (`cuda`), and within the process by a number."""
+
+    process: int
+    number: int
+    inode: int = 0
+    device: str = "cpu"
+    cuda: tuple[Any, ...] = ()
+
+
+class Own(Protocol):
+    """Memory of this process that others may map."""
+
+    size: int
+
+    def handle(self) -> Handle:
+        """How they find it."""
+
+    def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
+        """The copies that together write the column there."""
+
+    def copy(self, memory: Bytes) -> None:
+        """Copy all of it to host memory. Blocks."""
+
+    def close(self) -> None:
+        """Let it go. Idempotent."""
+
+
+class OwnHost:
+    """Host memory: a file that has no name."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._fd = os.memfd_create("dataplane-kept", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._fd, size)
+            self._memory = np.frombuffer(mmap.mmap(self._fd, size), np.uint8)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def handle(self) -> Handle:
+        return Handle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)
+
+    def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
+        return list(column.jobs(self._memory[: column.nbytes]))
+
+    def copy(self, memory: Bytes) -> None:
+        np.copyto(memory, self._memory)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._memory = -1, np.empty(0, np.uint8)
+
+
+def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) -> Memory | None:
+    """The memory of another process, or this one, by its handle; None where it can not be mapped here."""
+    try:
+        handle = msgspec.msgpack.decode(encoded, type=Handle)
+    except msgspec.DecodeError:
+        return None
+    if handle.cuda:
+        from dataplane.client import devicememory
+
+        if handle.process == os.getpid():
+            return devicememory.of_this_process(handle.number, pin)
+        return devicememory.mapped(handle.device, handle.cuda, size, pin)
+    try:
+        fd = os.open(f"/proc/{handle.process}/fd/{handle.number}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # another user's, or not in this namespace of processes
+        return None
+    found = os.fstat(fd)
+    if found.st_ino != handle.inode or found.st_size < size:
+        os.close(fd)
+        return None
+    segment = Segment(number, found.st_size, access)
+    segment.grant(fd, writable=False)
+    return HeldShard(segment, 0, size, pin)
+
+
+class Keeper:
+    """What one plane keeps. To be used from its loop alone."""
+
+    def __init__(self, connection: Connection, writer: Writer, budget: int) -> None:
+        self._connection = connection
+        self._writer = writer
+        self._budget = budget
+        self._kept: dict[int, Own] = {}  # by shard, the longest kept first
+        self._landing: dict[int, asyncio.Task[None]] = {}
+        self._landed: set[int] = set()  # and still mapped by somebody
+        self.used = 0
+        connection.keeping = self._told
+
+    @property
+    def live(self) -> bool:
+        """Whether something is kept, which the node may ask for at any time."""
+        return bool(self._kept)
+
+    def keeping(self, columns: Any, scope: str, deadline: Deadline) -> Keep:
+        """What keeps those of the columns that were given as tensors."""
+        pairs = columns.items() if hasattr(columns, "items") else ()
+        names = {name for name, values in pairs if _are_tensors(values)}
+
+        async def keep(planned: Sequence[PlannedColumn]) -> list[Placed]:
+            chosen = [column for column in planned if column.name in names and column.nbytes]
+            shards = await self.keep(chosen, scope, deadline.remaining_s) if chosen else None
+            return [] if shards is None else [(c, n, 0) for c, n in zip(chosen, shards, strict=True)]
+
+        return keep
+
+    async def keep(self, columns: Sequence[PlannedColumn], scope: str, timeout: float) -> list[int] | None:
+        """Keep each of these columns as a shard of its own; their numbers. None where the budget has no room. Raises as
+        `AsyncPlane.put`; then nothing is kept."""
+        total = sum(column.nbytes for column in columns)
+        if total > self._budget or self._connection.welcome.minor < 2:
+            return None
+        if not await self._make_room(total):
+            return None
+        made: list[Own] = []
+        self.used += total
+        try:
+            jobs: list[Callable[[], Any]] = []
+            for column in columns:
+                made.append(_own(column))
+                jobs += made[-1].write(column)
+            await self._writer.run(jobs)
+            shards = [
+                (own.size, _layout(column), msgspec.msgpack.encode(own.handle()))
+                for own, column in zip(made, columns, strict=True)
+            ]
+            asked = m.Keep(self._connection.next_id(), shards, scope)
+            numbers = (await self._connection.request(asked, m.Kept, timeout)).shards
+        except BaseException:
+            self.used -= total
+            for own in made:
+                own.close()
+            raise
+        self._kept.update(zip(numbers, made, strict=True))
+        return numbers
+
+    async def _make_room(self, nbytes: int) -> bool:
+        """Bring what was kept longest to the arena; whether so many bytes fit then. What others map takes its place
+        until they do no more."""
+        while self.used + nbytes > self._budget:
+            longest = next((shard for shard in self._kept if shard not in self._landed), None)
+            if longest is None:
+                return False
+            await self.land(longest)
+        return True
+
+    async def land(self, shard: int) -> None:
+        """Bring a shard to the arena. Raises as `AsyncPlane.put`."""
+        own = self._kept.get(shard)
+        if own is None or shard in self._landed:
+            return
+        self._landed.add(shard)
+        try:
+            reserved = await self._writer.reserve([own.size], _LAND_S)
+        except BaseException:
+            self._landed.discard(shard)
+            raise
+        (number, segment, offset, _), *_ = reserved.extents
+        try:
+            memory = self._connection.segments[segment].mapping(writable=True).array(offset, own.size)
+            await self._writer.run([partial(own.copy, memory)])
+            asked = m.Landed(self._connection.next_id(), shard, number)
+            await self._connection.request(asked, m.Done, _LAND_S)
+        except BaseException:
+            self._landed.discard(shard)
+            self._connection.tell(m.Abort([number]))
+            raise
+        finally:
+            self._connection.reserved(-1)
+
+    def _told(self, told: m.Keeping) -> None:
+        """The node says that somebody needs a shard in the arena, or nobody its memory."""
+        if not told.land:
+            self._forget(told.shard)
+        elif told.shard not in self._landing:
+            task = asyncio.get_running_loop().create_task(self._land(told.shard))
+            self._landing[told.shard] = task
+            task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
+
+    async def _land(self, shard: int) -> None:
+        try:
+            await self.land(shard)
+        except DataplaneError as error:
+            with suppress(DataplaneError):
+                self._connection.tell(m.Stays(shard, *describe(error)))
+
+    def _forget(self, shard: int) -> None:
+        own = self._kept.pop(shard, None)
+        if own is not None:
+            self._landed.discard(shard)
+            self.used -= own.size
+            own.close()
+
+    async def aclose(self) -> None:
+        """Bring all that is kept to the arena: the process goes on, or ends cleanly."""
+        for shard in list(self._kept):
+            try:
+                await self.land(shard)
+            except PeerUnavailable:
+                break
+            except DataplaneError as error:
+                log.warning("shard %d is lost, since it could not be brought to the node: %s", shard, error)
+        for task in list(self._landing.values()):
+            task.cancel()
+        await asyncio.gather(*self._landing.values(), return_exceptions=True)
+        for shard in list(self._kept):
+            self._forget(shard)
+
+
+def _are_tensors(values: Any) -> bool:
+    first = values[0] if isinstance(values, list | tuple) and values else values
+    return tensors.is_tensor(first)
+
+
+def _own(column: PlannedColumn) -> Own:
+    """Memory for the column where its values are."""
+    device = column.device
+    if device is None:
+        return OwnHost(column.nbytes)
+    from dataplane.client.devicememory import OwnDevice
+
+    class Shared(OwnDevice):
+        def handle(self) -> Handle:
+            name, parts = self.shared()
+            return Handle(os.getpid(), self.number, 0, name, parts)
+
+    return Shared(column.nbytes, device)
+
+
+def _layout(column: PlannedColumn) -> bytes:
+    return ShardLayout(((column.name, column.layout(0)),)).encode()

@@ -1,0 +1,107 @@
+"""Columns that stay on a CUDA device: mapped by another process without a copy, landed, lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import dataplane as dp
+from tests.processes import MIB, StandingNode, Worker, eventually
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.timeout(120),
+]
+
+ROWS = 8
+
+
+def columns(seed: int = 0) -> dict[str, Any]:
+    values = torch.arange(ROWS << 17, dtype=torch.float32, device="cuda").view(ROWS, -1) + seed
+    ragged = [torch.full((n,), seed + n, dtype=torch.int64, device="cuda") for n in (3, 0, 70_000, 1, 5, 9, 0, 2)]
+    return {"x": values, "ids": ragged, "text": [f"{seed} {i}" for i in range(ROWS)]}
+
+
+def same(batch: dp.Batch, seed: int) -> bool:
+    expected = columns(seed)
+    return (
+        torch.equal(batch["x"].torch().cpu(), expected["x"].cpu())
+        and all(
+            torch.equal(a.cpu(), b.cpu()) for a, b in zip(batch["ids"].torch().unbind(), expected["ids"], strict=True)
+        )
+        and batch["text"].to_list() == expected["text"]
+    )
+
+
+def produce(pipe: Any, address: str) -> None:
+    with dp.connect(address, gpu_budget="4GiB") as plane:
+        while (told := pipe.recv()) is not None:
+            torch.cuda._sleep(100_000_000)
+            pipe.send(plane.put(columns(told), device="keep"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="256MiB") as node:
+        yield node
+
+
+def test_another_process_maps_what_is_kept(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(produce, node.address) as producer:
+        producer.say(1)
+        ref = producer.hear(60)
+        plane.get(ref, device="cuda")  # the driver's first time
+        free, _ = torch.cuda.mem_get_info()
+        began = time.monotonic()
+        batch = plane.get(ref, device="cuda")
+        took_s = time.monotonic() - began
+        assert same(batch, 1)
+        assert same(plane.get(ref), 1)  # on the host: copied
+        assert plane.stats().memory_used < MIB
+        assert took_s < 0.05
+        sliced = plane.get(ref[2:5], device="cuda")["x"].torch()
+        assert torch.equal(sliced.cpu(), columns(1)["x"][2:5].cpu())
+        plane.free(ref)
+        assert same(batch, 1)  # a view keeps the memory
+        del batch, sliced
+
+
+def test_this_process_reads_what_it_keeps_and_a_stream_takes_it(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        ref = plane.put(columns(1), device="keep")
+        assert same(plane.get(ref, device="cuda"), 1)
+        stream = plane.stream("rollouts", tasks=["actor"])
+        stream.append(ref)
+        with stream.consume("actor", rows=ROWS, columns=["x", "ids", "text"]) as delivery:
+            assert same(delivery.get(), 1)
+
+
+def test_what_is_kept_lands_when_the_plane_is_closed_and_is_lost_with_the_process(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        with dp.connect(node.address) as keeping:
+            ref = keeping.put(columns(2), device="keep")
+        assert same(plane.get(ref), 2)
+        with Worker(produce, node.address) as producer:
+            producer.say(3)
+            lost = producer.hear(60)
+            producer.kill(signal.SIGKILL)
+
+            def gone() -> bool:
+                try:
+                    plane.get(lost)
+                except dp.OwnerDied:
+                    return True
+                return False
+
+            eventually(gone, "the node noticed")

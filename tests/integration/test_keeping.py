@@ -1,0 +1,118 @@
+"""Columns that stay in memory of the process that put them: mapped, landed, dropped, lost. On the host's memory, which
+goes the way that a device's goes; `tests/gpu` has the same on CUDA devices."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import dataplane as dp
+from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
+from tests.processes import MIB, StandingNode, Worker, eventually
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def columns(seed: int = 0) -> dict[str, Any]:
+    values = torch.arange(ROWS * 2 * ITEMS, dtype=torch.float32).view(ROWS, -1) + seed
+    ragged = [torch.full((n,), seed + n, dtype=torch.int64) for n in LENGTHS]
+    return {"x": values, "ids": ragged, "text": [f"{seed} {i}" for i in range(ROWS)]}
+
+
+def produce(pipe: Any, address: str) -> None:
+    """Keeps what it is told to, and says what the reference is."""
+    with dp.connect(address, gpu_budget=64 * MIB) as plane:
+        while (told := pipe.recv()) is not None:
+            pipe.send(plane.put(columns(told), device="keep"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="64MiB") as node:
+        yield node
+
+
+def test_others_map_what_a_process_keeps(node: StandingNode) -> None:
+    with dp.connect(node.address) as keeping, dp.connect(node.address) as plane:
+        ref = keeping.put(columns(1), device="keep")
+        batch = plane.get(ref)
+        assert same(batch, 1)
+        assert np.array_equal(plane.get(ref[2:5])["x"].numpy(), columns(1)["x"][2:5].numpy())
+        assert same(keeping.get(ref), 1)
+        assert plane.stats().memory_used < MIB
+        batch["x"].torch().zero_()  # a copy of this process's own
+        del batch
+        with Worker(consume, node.address) as consumer:
+            assert consumer.ask((ref, 1)) is True
+            plane.free(ref)
+            assert consumer.ask((ref, 1)) == "Freed"
+            consumer.say(None)
+            consumer.join()
+        with pytest.raises(dp.Freed):
+            plane.get(ref)
+        eventually(lambda: not keeping._plane._keeper.used, "the memory was let go")
+
+
+def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        with dp.connect(node.address, gpu_budget="10MiB") as keeping:
+            refs = [keeping.put(columns(seed), device="keep") for seed in range(3)]
+            assert MIB < plane.stats().memory_used < 9 * MIB
+            batches = [plane.get(ref) for ref in refs]
+            refs += [keeping.put(columns(seed), device="keep") for seed in range(3, 6)]
+            assert all(same(batch, seed) for seed, batch in enumerate(batches))  # what is mapped stays so
+            assert keeping._plane._keeper.used <= 10 * MIB
+            del batches
+        assert all(same(plane.get(ref), seed) for seed, ref in enumerate(refs))  # and the rest when the plane is closed
+
+
+def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane, Worker(produce, node.address) as producer:
+        ref, other = producer.ask(1), producer.ask(2)
+        batch = plane.get(other)
+        producer.kill(signal.SIGKILL)
+
+        def gone() -> bool:
+            try:
+                plane.get(ref)
+            except dp.OwnerDied as error:
+                return "has gone" in str(error)
+            return False
+
+        eventually(gone, "the node noticed")
+        assert same(batch, 2)
+        del batch
+        plane.free(ref)
+        plane.free(other)
+        assert not plane.stats().pinned_bytes
+
+
+def test_streams_and_scopes_take_what_is_kept(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        ref = plane.put(columns(1), device="keep", scope="step")
+        stream = plane.stream("rollouts", tasks=["actor"])
+        stream.append(ref)
+        with stream.consume("actor", rows=ROWS, columns=["x", "ids", "text"]) as delivery:
+            assert same(delivery.get(), 1)
+        other = plane.put(columns(2), device="keep", scope="step")
+        plane.free(scope="step")
+        with pytest.raises(dp.Freed):
+            plane.get(other)
+
+
+def test_what_keep_can_not_mean_is_refused(node: StandingNode) -> None:
+    with dp.connect(node.address, gpu_budget=0) as plane:
+        with pytest.raises(dp.Misuse, match="device is"):
+            plane.put({"x": torch.ones(2)}, device="cuda")
+        with pytest.raises(dp.Misuse, match="one host"):
+            plane.put({"x": torch.ones(2)}, device="keep", replicas=2)
+        assert same(plane.get(plane.put(columns(), device="keep")))  # more than the budget
