@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -77,7 +78,7 @@ class OwnDevice:
 
     def mapped(self, pin: object) -> MappedDevice:
         """The same for this process."""
-        return MappedDevice(self._tensor, pin)
+        return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
         """See `keeping.Own`."""
@@ -88,13 +89,46 @@ class OwnDevice:
         self._tensor = None
 
 
+class _Hold:
+    """What the tensors of mapped memory keep: its pin, for as long as what the stream was given may use them."""
+
+    __slots__ = ("_device", "_pin")
+
+    def __init__(self, pin: object, device: Any) -> None:
+        self._pin = pin
+        self._device = device
+
+    def __del__(self) -> None:
+        import torch
+
+        if self._device.type == "cuda" and torch.cuda.is_initialized():
+            used = torch.cuda.Event()
+            used.record(torch.cuda.current_stream(self._device))
+            _used.append((used, self._pin))
+
+
+_used: deque[tuple[Any, object]] = deque()
+"""Pins of tensors that were dropped, and the events after which they may be."""
+
+
+def _sweep() -> None:
+    """Drop the pins that are due."""
+    while _used and _used[0][0].query():
+        _used.popleft()
+
+
 class MappedDevice:
     """Memory of another process's device, or this one's (`batch.Memory`): read on the host by copies, and on the device
-    in place."""
+    in place. The tensors keep the pin by their storage, and so does what the stream of who drops them has yet to do."""
 
-    def __init__(self, tensor: Any, pin: object) -> None:
+    def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
+        """`own`: the tensor is this process's, which keeps the memory without a pin for as long as one looks at it."""
+        _sweep()
         self._tensor = tensor
-        self._pin = pin
+        if own:
+            self._pin = pin
+        else:
+            tensor.untyped_storage().dataplane_hold = _Hold(pin, tensor.device)
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.read`: a copy."""
@@ -115,7 +149,14 @@ class MappedDevice:
 
     def there(self, offset: int, nbytes: int, device: Any) -> Any:
         """These bytes as a tensor in place, where they are on this device; else None."""
-        return self._tensor[offset : offset + nbytes] if self._tensor.device == device else None
+        if self._tensor.device != device:
+            return None
+        there = self._tensor[offset : offset + nbytes]
+        if there.is_cuda:
+            import torch
+
+            there.record_stream(torch.cuda.current_stream(device))  # of memory of this process
+        return there
 
 
 def mapped(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedDevice | None:

@@ -173,10 +173,15 @@ class Keeper:
             ]
             asked = m.Keep(self._connection.next_id(), shards, scope)
             numbers = (await self._connection.request(asked, m.Kept, timeout)).shards
-        except BaseException:
+        except BaseException as error:
             self.used -= total
             for own in made:
                 own.close()
+            if isinstance(error, RuntimeError | OSError) and not isinstance(
+                error, DataplaneError
+            ):  # of CUDA: it has no memory, or shares none; or no descriptors
+                log.warning("columns go to the arena, since they can not be kept: %s", error)
+                return None
             raise
         self._kept.update(zip(numbers, made, strict=True))
         return numbers

@@ -8,25 +8,29 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import dataplane as dp
+from dataplane.collective.link import Link
 from tests.processes import MIB, Worker
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gave in one rank: plain values, or an error; how long it took; how often and what the rank read."""
+    """What a call gave in one rank: plain values, or an error; how long it took; how often and what the rank
+    read, and the bytes that it sent to each other."""
 
     value: Any
     error: dp.DataplaneError | None
     took_s: float
     reads: int
     read_bytes: int
+    sent: dict[int, int]
 
 
 class Counting:
@@ -48,6 +52,13 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
     import torch
     import torch.distributed as dist
 
+    sent, send = Counter[int](), Link.send
+
+    def counted(link: Link, rank: int, data: Any, *tag: int) -> Any:
+        sent[rank] += len(data)
+        return send(link, rank, data, *tag)
+
+    Link.send = counted  # type: ignore[method-assign]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     pipe.send(os.getpid())
@@ -57,7 +68,9 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
             call, members, arguments, options = told
             if members not in groups:
                 groups[members] = dist.new_group(list(members), backend="gloo")
-            pipe.send(_outcome(plane, groups[members], call, arguments, options))
+            sent.clear()
+            outcome = _outcome(plane, groups[members], call, arguments, options)
+            pipe.send(replace(outcome, sent=dict(sent)))
     dist.destroy_process_group()
 
 
@@ -75,7 +88,7 @@ def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: di
     except dp.DataplaneError as raised:
         error = raised
     took = time.monotonic() - began
-    return Outcome(_plain(value), error, took, counting.reads, counting.read_bytes)
+    return Outcome(_plain(value), error, took, counting.reads, counting.read_bytes, {})
 
 
 async def _get(address: str, ref: dp.BatchRef, group: Any, options: dict[str, Any]) -> dp.Batch:
@@ -100,11 +113,12 @@ def _plain(value: Any) -> Any:
 
 
 class Ranks:
-    """`size` ranks of one group, all connected to the node at `address`."""
+    """`size` ranks of one group, connected to the node at `address`, or each to another."""
 
-    def __init__(self, size: int, directory: Path, address: str) -> None:
+    def __init__(self, size: int, directory: Path, address: str | Sequence[str]) -> None:
         store = str(directory / f"store-{time.monotonic_ns()}")
-        self.workers = [Worker(live, rank, size, store, address) for rank in range(size)]
+        addresses = [address] * size if isinstance(address, str) else address
+        self.workers = [Worker(live, rank, size, store, addresses[rank]) for rank in range(size)]
 
     def __enter__(self) -> Ranks:
         try:
