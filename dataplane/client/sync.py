@@ -119,7 +119,8 @@ class Plane:
         else:  # in this thread, which nothing else needs meanwhile
             from dataplane import collective  # seldom needed
 
-            batch = collective.get(ref, group, plane=self, timeout=timeout)
+            batch = collective.get(ref, group, plane=self, device=device, timeout=timeout)
+            device = None
         return self._plane.placed(batch, device, out)
 
     def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:

@@ -17,6 +17,7 @@ from dataplane.collective.agreeing import Agreed, Said, agree, confirm
 from dataplane.collective.link import Link, described, link_of
 from dataplane.collective.moving import Chain, move
 from dataplane.collective.packing import pack
+from dataplane.device.naming import device_of
 from dataplane.errors import Misuse
 
 
@@ -42,7 +43,7 @@ def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, dead
 
     with _calling(group, deadline) as link:
         own, chains = _read(link, "broadcast", plane, [] if ref is None else [ref], decide)
-        batches = _moved(link, chains, lambda _: own[0])
+        batches = _moved(link, chains, lambda _: own[0], device)
         return _placed(own[0] if own else batches[0], device)
 
 
@@ -58,7 +59,7 @@ def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: Reader, device: 
 
     with _calling(group, deadline) as link:
         own, chains = _read(link, "scatter", plane, refs, decide)
-        batches = _moved(link, chains, lambda chain: own[chain[1]])
+        batches = _moved(link, chains, lambda chain: own[chain[1]], device)
         return _placed(own[link.rank] if own else batches[0], device)
 
 
@@ -72,7 +73,7 @@ def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, dead
 
     with _calling(group, deadline) as link:
         (own,), chains = _read(link, f"gather to rank {dst!r}", plane, [ref], decide)
-        batches = _moved(link, chains, lambda _: own)
+        batches = _moved(link, chains, lambda _: own, device if link.rank == dst else None)
         if link.rank != dst:
             return None
         return [_placed(batch, device) for batch in (*batches[:dst], own, *batches[dst:])]
@@ -92,7 +93,7 @@ def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadlin
         (mine,) = (chain for chain in chains if link.rank in chain)
         reads = [ref] if mine[0] == link.rank else []
         own, _ = _read(link, "get", plane, reads, lambda _: [])
-        batches = _moved(link, chains, lambda _: own[0])
+        batches = _moved(link, chains, lambda _: own[0], device)
         return _placed(own[0] if own else batches[0], device)
 
 
@@ -142,13 +143,14 @@ def _batches(plane: Reader, refs: Sequence[BatchRef], link: Link) -> list[Batch]
     return [Batch({name: column[a:b] for name, column in whole.items()}) for a, b in pairwise(edges)]
 
 
-def _moved(link: Link, chains: list[list[int]], source: Callable[[list[int]], Batch]) -> list[Batch]:
+def _moved(link: Link, chains: list[list[int]], source: Callable[[list[int]], Batch], device: Any) -> list[Batch]:
     """What this rank receives, in the order of chains. `source`: the batch of a chain that begins here."""
+    found = None if device is None else device_of(device)
     mine = []
     for number, chain in enumerate(chains):
         if link.rank in chain and len(chain) > 1:
             packed = pack(source(chain)) if chain[0] == link.rank else None
-            mine.append(Chain(number, chain, link.rank, packed))
+            mine.append(Chain(number, chain, link.rank, packed, found))
     move(link, mine)
     return [chain.batch() for chain in mine if chain.before is not None]
 

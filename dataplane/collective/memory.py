@@ -1,4 +1,4 @@
-"""What a rank receives lies in memory of its own, which it may write to.
+"""What a rank receives lies in memory of its own, which it may write to; for a device, in memory there as well.
 
 Memory that is new costs more than what arrives in it: the kernel clears each page first. So the block of a batch that
 was dropped, with all arrays and tensors of it, is kept for the next: one block at most, and none below `_KEPT` bytes.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dataplane.batch.layout import Bytes
 from dataplane.batch.local import aligned_bytes
+from dataplane.device.copies import fill
+from dataplane.device.memory import bytes_tensor
 from dataplane.errors import LimitExceeded
 
 _KEPT = 1 << 20
@@ -37,11 +41,37 @@ def _dropped(_: Bytes) -> None:
 
 
 class Received:
-    """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it."""
+    """A block of this process's memory (`batch.Memory`). Private views are the block itself: nobody else has it.
+
+    `mirror` has what arrives from then on copied to a device while the rest arrives; tensors there are of that memory.
+    """
 
     def __init__(self, nbytes: int) -> None:
         """Raises LimitExceeded where the process can not have so much."""
         self.block = np.asarray(_Lease(_block(nbytes), nbytes)) if nbytes else np.empty(0, np.uint8)
+        self._there: Any = None
+        self._wanted: Sequence[tuple[int, int]] = ()
+
+    def mirror(self, device: Any, wanted: Sequence[tuple[int, int]]) -> None:
+        """Have memory on the device too, to which `arrived` copies what touches these runs of bytes."""
+        import torch
+
+        if wanted:
+            self._there = torch.empty(len(self.block), dtype=torch.uint8, device=device)
+            self._wanted = wanted
+
+    def arrived(self, start: int, stop: int) -> None:
+        """These bytes are in the block, to stay."""
+        if self._there is not None and any(start < last and first < stop for first, last in self._wanted):
+            fill(self._there[start:stop], bytes_tensor(self.block[start:stop]))
+
+    def there(self, offset: int, nbytes: int, device: Any) -> Any:
+        """The bytes as a tensor on the device, if they are there: see `pieces.Stored.there`."""
+        if self._there is None or self._there.device != device:
+            return None
+        if not any(first <= offset and offset + nbytes <= last for first, last in self._wanted):
+            return None
+        return self._there[offset : offset + nbytes]
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.read`."""

@@ -1,7 +1,8 @@
 """Payloads between ranks, each along a chain: from the rank that has it through all that want it.
 
 A rank passes a piece on to the next as soon as it has it, and meanwhile receives those behind. Each rank goes through
-the pieces of all its chains in the same order: first piece of each chain, second of each, and so on.
+the pieces of all its chains in the same order: first piece of each chain, second of each, and so on. Where the rows are
+to be on a device, what has arrived is copied there while the next pieces arrive.
 
 Why that ends. No rank waits for what it sends, which lies where it is anyway, before all have what they receive. Of
 all ranks, look at one that is least far: what it waits for, a rank that is at least as far has begun to send, or waits
@@ -19,7 +20,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.layout import Bytes
 from dataplane.collective.link import Link
 from dataplane.collective.memory import Received
-from dataplane.collective.packing import Header, Packed, opened, unpacked
+from dataplane.collective.packing import Header, Packed, numbers, opened, unpacked
 
 _AHEAD = 8
 """Pieces of a chain for which a rank is ready at a time."""
@@ -30,12 +31,13 @@ _TAGS = 2  # the tag of the first chain's payloads; texts have those below
 class Chain:
     """What one rank has to do for one payload. `ranks`: who has it, and then who wants it, each once."""
 
-    def __init__(self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None) -> None:
+    def __init__(self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None, device: Any) -> None:
         at = list(ranks).index(rank)
         self.tag = _TAGS + number
         self.before = ranks[at - 1] if at else None
         self.after = ranks[at + 1] if at + 1 < len(ranks) else None
         self._packed = packed
+        self._device = device
         self._header: Header | None = None
         self._memory: Received | None = None
         self._due: deque[Any] = deque()
@@ -51,6 +53,8 @@ class Chain:
         self._header = opened(text)
         if self.before is not None:
             self._memory = Received(self._header.nbytes)
+            if self._device is not None and self._device.type != "cpu":
+                self._memory.mirror(self._device, numbers(self._header))
 
     def __len__(self) -> int:
         """How many pieces there are."""
@@ -76,6 +80,11 @@ class Chain:
         start, stop = pieces[piece]
         return self._memory.block[start:stop]
 
+    def keep(self, piece: int) -> None:
+        """A piece that has arrived, and was passed on, is begun to be copied to the device."""
+        if self._memory is not None:
+            self._memory.arrived(*self.header.pieces[piece])
+
     def batch(self) -> Batch:
         """What was received."""
         assert self._memory is not None, "who receives has memory"
@@ -93,3 +102,4 @@ def move(link: Link, chains: Sequence[Chain]) -> None:
                 data = chain.arrived(link, piece)
                 if chain.after is not None:
                     link.post(chain.after, data, chain.tag)
+                chain.keep(piece)

@@ -79,6 +79,16 @@ def opened(encoded: bytes) -> Header:
     return header
 
 
+def numbers(header: Header) -> list[tuple[int, int]]:
+    """Where the values of columns that become tensors lie: as (start, stop)."""
+    found = []
+    for _, layout in ShardLayout.decode(header.layouts).columns:
+        if layout.field.kind in ("dense", "ragged"):
+            start, nbytes = layout.buffers[0 if layout.field.kind == "dense" else 1]
+            found.append((start, start + nbytes))
+    return found
+
+
 def unpacked(header: Header, memory: Received) -> Batch:
     """The batch of the header, over memory that all of its pieces have arrived in. Raises Corrupt at the first use."""
     columns = {}

@@ -87,6 +87,18 @@ def test_what_all_ask_for_is_read_once_a_host(planes: tuple[Any, Any], hosts: li
     assert once(came[1], ref.nbytes)
 
 
+def test_rows_that_several_ask_for_in_part_come_to_a_host_once(
+    planes: tuple[Any, Any], hosts: list[Host], ranks: Ranks
+) -> None:
+    """Each rank reads them where they are then, in the memory of its host."""
+    first, _ = planes
+    rows = {"x": columns(4)["x"]}
+    ref = first.put(rows)
+    before = hosts[1].facts()["fetched"]
+    crossed(ranks.call("get", [ref[:8], ref[8:16], ref[:40], ref[20:60]]))
+    assert hosts[1].facts()["fetched"] - before <= rows["x"].nbytes + CONTROL  # of 80 rows that were asked for
+
+
 def test_a_scatter_sends_each_rank_its_own(planes: tuple[Any, Any], ranks: Ranks) -> None:
     first, _ = planes
     rows = columns(3)

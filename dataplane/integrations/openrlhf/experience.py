@@ -64,16 +64,19 @@ def put(
     return RemoteExperience(RemoteList.of("experience", items, ledger, strict=True), several)
 
 
-def get(there: RemoteExperience, *, fields: Collection[str] | None = None, lazy: bool = False) -> Experience:
+def get(
+    there: RemoteExperience, *, fields: Collection[str] | None = None, lazy: bool = False, device: Any = None
+) -> Experience:
     """The Experience, or the list of them.
 
     fields: read these, and give the others as a new Experience has them. None: all.
+    device: where its tensors are to be, in place of `experience.to_device(device)` afterwards.
     lazy: leave `mm_train_inputs` where they are, and give handles that read them when somebody looks into those.
 
     Raises as `Plane.get`.
     """
     items = there.items[:]  # what is read stays in place only for as long as it is used, not as long as `there`
-    found = [items.item(index, fields, lazy=lazy) for index in range(len(items))]
+    found = [items.item(index, fields, lazy=lazy, device=device) for index in range(len(items))]
     return found if there.several else found[0]
 
 

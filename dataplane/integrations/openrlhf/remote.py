@@ -67,13 +67,14 @@ class RemoteList(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return map(self.item, range(len(self)))
 
-    def item(self, index: int, fields: Collection[str] | None = None, *, lazy: bool = True) -> Any:
+    def item(self, index: int, fields: Collection[str] | None = None, *, lazy: bool = True, device: Any = None) -> Any:
         """An item. Of an Experience only these fields, the others as a new one has them. Inputs as handles if `lazy`.
+        What is read first is read to the `device`, and stays there.
 
         Raises as `Plane.get`.
         """
         outline = self._outlines[index] if fields is None else _only(self._outlines[index], fields)
-        self._fetch({place.column for place in places(outline) if isinstance(place, Place)})
+        self._fetch({place.column for place in places(outline) if isinstance(place, Place)}, device)
         next_row = dict(self._starts[index])
 
         def take(place: Place | Inputs) -> Any:
@@ -96,10 +97,10 @@ class RemoteList(Sequence[Any]):
         named = {name: self._columns[name] for name in sorted(inputs & self._columns.keys())}
         return _arrived, (self._outlines, merged, named)
 
-    def _fetch(self, names: set[str]) -> None:
+    def _fetch(self, names: set[str], device: Any) -> None:
         """Have these columns here: one request for all that are equally long."""
         for ref in _merged({name: self._columns[name] for name in names - self._read.keys()}):
-            self._read.update(plane_of_process().get(ref).items())
+            self._read.update(plane_of_process().get(ref, device=device).items())
 
     @cached_property
     def _starts(self) -> list[dict[str, int]]:

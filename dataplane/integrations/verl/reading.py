@@ -62,15 +62,17 @@ class Reading(DataProto):  # type: ignore[misc]  # verl has no types
         lazy: Collection[str] = (),
         plane: Plane | None = None,
         timeout: float = 60.0,
+        device: Any = None,
     ) -> DataProto:
         """The DataProto: of all columns, or of these, tensors and others.
 
         lazy: columns of dicts of which each row is left as a `LazyRow`, which reads itself where it is looked into.
+        device: where the tensors are to be; `to(device)` reads them so.
 
         Raises as `Plane.get`.
         """
         chosen = self._columns if columns is None else self._columns.select(columns)
-        batch, others = load(plane or plane_of_process(), chosen, lazy, timeout=timeout)
+        batch, others = load(plane or plane_of_process(), chosen, lazy, timeout=timeout, device=device)
         return DataProto(batch=batch, non_tensor_batch=others, meta_info=self.meta_info)
 
     def free(self, plane: Plane | None = None) -> None:
@@ -81,7 +83,7 @@ class Reading(DataProto):  # type: ignore[misc]  # verl has no types
     # read whole, and on as verl's own
 
     def to(self, device: Any) -> DataProto:
-        return self.get().to(device)
+        return self.get(device=device).to(device)
 
     def to_tensordict(self) -> Any:
         return self.get().to_tensordict()

@@ -70,9 +70,10 @@ def store(
 
 
 def load(
-    plane: Plane, columns: Columns, lazy: Collection[str] = (), *, timeout: float = 60.0
+    plane: Plane, columns: Columns, lazy: Collection[str] = (), *, timeout: float = 60.0, device: Any = None
 ) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
-    """The `batch` and the `non_tensor_batch` that these columns are; handles for the rows of those in `lazy`.
+    """The `batch` and the `non_tensor_batch` that these columns are; handles for the rows of those in `lazy`. `device`:
+    where the tensors are to be, if not on the host.
 
     Raises as `Plane.get`.
     """
@@ -85,7 +86,7 @@ def load(
     read = [name for name in columns.kinds if name not in lazy]
     batch: Batch | dict[str, Column] = {}
     if columns.ref is not None and read:
-        batch = plane.get(columns.ref.select(*read), timeout=timeout)
+        batch = plane.get(columns.ref.select(*read), timeout=timeout, device=device)
     for name, kind in columns.kinds.items():
         if name in lazy and columns.ref is not None:
             others[name] = _objects(lazy_rows(columns.ref, name))

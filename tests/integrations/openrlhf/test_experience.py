@@ -81,6 +81,14 @@ def test_what_openrlhf_does_with_experiences_it_does_with_these(plane: dp.Plane)
     )
 
 
+def test_tensors_are_read_to_a_device(plane: dp.Plane) -> None:
+    """Where OpenRLHF's workers call `to_device`."""
+    read = get(put(experience()), device="meta")
+    assert read.sequences.device.type == "meta"
+    assert read.sequences.shape == experience().sequences.shape
+    assert same(get(put(experience()), device="cpu"), experience())
+
+
 def test_tensors_are_private_to_who_reads_them(plane: dp.Plane) -> None:
     there = put(experience())
     get(there).sequences.fill_(-1)

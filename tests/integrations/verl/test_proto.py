@@ -268,6 +268,10 @@ def test_names_are_known_without_reading(plane: dp.Plane) -> None:
 def test_what_a_worker_does_with_a_batch_is_done_to_what_was_read(plane: dp.Plane) -> None:
     remote = put(proto())
     assert_same(remote.to("cpu"), proto())
+    there = remote.to("meta")
+    assert {tensor.device.type for tensor in there.batch.values()} == {"meta"}
+    assert there.non_tensor_batch.keys() == proto().non_tensor_batch.keys()
+    assert {tensor.device.type for tensor in remote.get(["mask"], device="meta").batch.values()} == {"meta"}
     assert len(list(remote.make_iterator(4, 2))) == 4
     assert set(put(proto().select(["mask"], ["uid"])).to_tensordict().keys()) >= {"mask", "uid"}
 

@@ -11,8 +11,9 @@ from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.columns import plan
 from dataplane.batch.local import LocalMemory, aligned_bytes, local_batch
 from dataplane.batch.rows import Rows
+from dataplane.batch.views import _there
 from dataplane.collective.memory import Received
-from dataplane.collective.packing import PIECE, Header, opened, pack, unpacked
+from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 
 ROWS = 23
@@ -121,3 +122,28 @@ def test_tensors_of_what_was_received_are_its_memory() -> None:
 def test_what_is_no_header_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolMismatch):
         opened(text)
+
+
+def test_what_arrives_for_a_device_is_there_without_another_copy() -> None:
+    """The host's memory stands for a device's."""
+    torch = pytest.importorskip("torch")
+    cpu = torch.device("cpu")
+    large = np.arange(2 * PIECE, dtype=np.uint64)[: ROWS << 15].view(np.uint8).reshape(ROWS, -1)
+    packed = pack(local_batch(KINDS | {"large": large}))
+    header = opened(packed.header)
+    memory = Received(header.nbytes)
+    memory.mirror(cpu, numbers(header))
+    for (start, stop), piece in zip(header.pieces, packed.pieces, strict=True):
+        memory.block[start:stop] = piece
+        memory.arrived(start, stop)
+    batch = unpacked(header, memory)
+    for name in ("dense", "ragged", "flags", "large"):
+        column = batch[name]
+        there = _there(name, column.field, column.reading, cpu)
+        expected = column.torch()
+        assert there.is_nested or there.data_ptr() != expected.data_ptr()
+        for a, b in zip(there.unbind(), expected.unbind(), strict=True):
+            assert torch.equal(a, b)
+    assert _there("text", batch["text"].field, batch["text"].reading, cpu) is None
+    assert memory.there(0, header.nbytes, cpu) is None  # more than one column's
+    assert memory.there(0, 1, torch.device("meta")) is None
