@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _Ranks(8, plane.address) as ranks:
             found.append(_reads(ranks, ragged))
         found += [_killed(plane.address, large), _out(plane, large)]
-        found += _to_device(plane, large)
+        found += _on_gpu(plane, large)
     print(table(found))
     write_json(options.json, found, {"load": os.getloadavg()})
     return 0 if all(each.met for each in found) else 1
@@ -105,28 +105,117 @@ def _out(plane: dp.Plane, ref: dp.BatchRef) -> Row:
     return row("get(out=a host tensor) / a plain copy", ratios, at_least=0.9, unit="x", detail=detail)
 
 
-def _to_device(plane: dp.Plane, ref: dp.BatchRef) -> list[Row]:
+ON_GPU = (
+    "arena to device / pinned memory to device",
+    "device to arena / device to pinned memory",
+    "get of 2 GiB that another process keeps on the device",
+    "loader with a device: waits / the same without copies",
+)
+"""What is measured where there is a GPU."""
+
+
+def _on_gpu(plane: dp.Plane, ref: dp.BatchRef) -> list[Row]:
     import torch
 
     if not torch.cuda.is_available():
-        print("there is no GPU here: copies to one are not measured")
+        for name in ON_GPU:
+            print(f"not measured, since there is no GPU here: {name}")
         return []
+    return [_to_device(plane, ref), _from_device(plane, ref), _kept(plane.address), _loaded(plane)]
+
+
+def _done(work: Callable[[], Any]) -> float:
+    """Seconds until the device is done with it."""
+    import torch
+
+    def waited() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    return timed(waited)
+
+
+def _to_device(plane: dp.Plane, ref: dp.BatchRef) -> Row:
+    import torch
+
     pinned = plane.get(ref)["pixels"].torch().pin_memory()
     target = torch.empty(pinned.shape, dtype=torch.uint8, device="cuda")
-
-    def done(work: Callable[[], Any]) -> float:
-        def waited() -> None:
-            work()
-            torch.cuda.synchronize()
-
-        return timed(waited)
-
     ratios = []
-    for _ in range(RUNS):
-        plain = done(lambda: target.copy_(pinned, non_blocking=True))
-        ratios.append(plain / done(lambda: plane.get(ref, out={"pixels": target})))
-    detail = torch.cuda.get_device_name()
-    return [row("arena to device / pinned memory to device", ratios, at_least=0.9, unit="x", detail=detail)]
+    for _ in range(RUNS + 1):
+        plain = _done(lambda: target.copy_(pinned, non_blocking=True))
+        ratios.append(plain / _done(lambda: plane.get(ref, out={"pixels": target})))
+    return row(ON_GPU[0], ratios[1:], at_least=0.9, unit="x", detail=torch.cuda.get_device_name())
+
+
+def _from_device(plane: dp.Plane, ref: dp.BatchRef) -> Row:
+    import torch
+
+    source = plane.get(ref, device="cuda")["pixels"].torch()
+    pinned = torch.empty(source.shape, dtype=torch.uint8, pin_memory=True)
+    ratios = []
+    for _ in range(RUNS + 1):
+        plain = _done(lambda: pinned.copy_(source, non_blocking=True))
+        put: list[dp.BatchRef] = []
+        ratios.append(plain / timed(lambda put=put: put.append(plane.put({"pixels": source}))))  # type: ignore[misc]
+        plane.free(put[0])
+    return row(ON_GPU[1], ratios[1:], at_least=0.85, unit="x", detail=torch.cuda.get_device_name())
+
+
+def _kept(address: str) -> Row:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_keep, args=(theirs, address), daemon=True)
+    process.start()
+    try:
+        with dp.connect(address) as plane:
+            refs = ours.recv()
+            plane.get(refs[0], device="cuda")  # the driver's first time
+            took = [timed(lambda ref=ref: plane.get(ref, device="cuda")) for ref in refs[1:]]  # type: ignore[misc]
+        ours.send(None)
+        process.join(60)
+    finally:
+        process.kill()
+    return row(ON_GPU[2], [each * 1e3 for each in took], at_most=2, unit="ms", detail="CUDA IPC")
+
+
+def _keep(pipe: Connection, address: str) -> None:
+    import torch
+
+    with dp.connect(address, gpu_budget="16GiB") as plane:
+        refs = [
+            plane.put({"x": torch.zeros((1, 2 << 30), dtype=torch.uint8, device="cuda")}, device="keep")
+            for _ in range(4)
+        ]
+        pipe.send(refs)
+        pipe.recv()
+        for ref in refs:
+            plane.free(ref)
+
+
+def _loaded(plane: dp.Plane) -> Row:
+    ratios = []
+    for run in range(RUNS):
+        waited = []
+        for device in (None, "cuda"):
+            stream = plane.stream(f"loaded-{run}-{device}", tasks=["actor"])
+            for _ in range(16):
+                stream.append({"x": np.zeros((16, MIB), np.uint8)})
+            stream.close()
+            waited.append(_waited(stream, device))
+        ratios.append(waited[1] / waited[0])
+    return row(ON_GPU[3], ratios, at_most=1.05, unit="x", detail="16 batches of 16 MiB, steps of 20 ms")
+
+
+def _waited(stream: dp.Stream, device: str | None) -> float:
+    """Seconds that a loop waits for batches, beside its steps."""
+    loader = dp.loader(stream, "actor", rows=16, columns=["x"], device=device, prefetch=2)
+    batches, total = iter(loader), 0.0
+    while True:
+        began = time.perf_counter()
+        if next(batches, None) is None:
+            return total
+        total += time.perf_counter() - began
+        time.sleep(0.02)  # the step
 
 
 class _Ranks:

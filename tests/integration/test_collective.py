@@ -67,7 +67,7 @@ def test_a_broadcast_gives_all_ranks_every_kind_of_column(plane: dp.Plane, ranks
     expected = plane.get(ref).to_dict()
     for source in (0, 2):
         given = [ref if rank == source else None for rank in range(SIZE)]
-        outcomes = ranks.call("broadcast", given, device=None if source else "meta")
+        outcomes = ranks.call("broadcast", given)
         assert values(outcomes) == [expected] * SIZE
         assert [outcome.reads for outcome in outcomes] == [int(rank == source) for rank in range(SIZE)]
 

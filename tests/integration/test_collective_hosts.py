@@ -95,7 +95,7 @@ def test_rows_that_several_ask_for_in_part_come_to_a_host_once(
     rows = {"x": columns(4)["x"]}
     ref = first.put(rows)
     before = hosts[1].facts()["fetched"]
-    crossed(ranks.call("get", [ref[:8], ref[8:16], ref[:40], ref[20:60]]))
+    crossed(ranks.call("get", [ref[:8], ref[8:16], ref[:40], ref[20:60]], device="meta"))
     assert hosts[1].facts()["fetched"] - before <= rows["x"].nbytes + CONTROL  # of 80 rows that were asked for
 
 
