@@ -82,7 +82,9 @@ class OwnDevice:
 
     def copy(self, memory: Bytes) -> None:
         """See `keeping.Own`."""
-        leave(memory[: self.size], [self._tensor], NOTHING)
+        tensor = self._tensor
+        if tensor is not None:  # else it was freed meanwhile
+            leave(memory[: self.size], [tensor], NOTHING)
 
     def close(self) -> None:
         """See `keeping.Own`. torch keeps the memory for as long as others map it."""

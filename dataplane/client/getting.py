@@ -44,7 +44,11 @@ class Getter:
             request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True, True)
             reply = await self._connection.request(request, m.Held, timeout)
             if reply.kept:
-                mapped, again = self._mapped(ref, reply)
+                try:
+                    mapped, again = self._mapped(ref, reply)
+                except BaseException:
+                    self._connection.tell(m.Unpin([number for number, *_ in reply.shards]))
+                    raise
                 held |= mapped
                 mine = [key for key in mine if key not in mapped]
                 if again:
@@ -79,8 +83,8 @@ class Getter:
         Raises Freed."""
         mapped: dict[ShardKey, Held] = {}
         again = False
-        for number, hold, size, encoded, bits, handle in reply.kept:
-            pin = self._connection.pins.hold(hold)
+        pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # which go with an error
+        for pin, (number, hold, size, encoded, bits, handle) in zip(pins, reply.kept, strict=True):
             key = (self._connection.welcome.node, number)
             memory = keeping.mapped(hold, size, handle, pin, self._connection.pins.access)
             if memory is None:

@@ -88,7 +88,9 @@ class OwnHost:
         return list(column.jobs(self._memory[: column.nbytes]))
 
     def copy(self, memory: Bytes) -> None:
-        np.copyto(memory, self._memory)
+        source = self._memory
+        if len(source):  # else it was freed meanwhile
+            np.copyto(memory, source)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -244,14 +246,15 @@ class Keeper:
             own.close()
 
     async def aclose(self) -> None:
-        """Bring all that is kept to the arena: the process goes on, or ends cleanly."""
-        for shard in list(self._kept):
-            try:
-                await self.land(shard)
-            except PeerUnavailable:
-                break
-            except DataplaneError as error:
-                log.warning("shard %d is lost, since it could not be brought to the node: %s", shard, error)
+        """Bring all that is kept to the arena, for a minute at most: the process goes on, or ends cleanly."""
+        try:
+            async with asyncio.timeout(_LAND_S):
+                for shard in list(self._kept):
+                    await self.land(shard)
+        except (DataplaneError, TimeoutError) as error:
+            lost = [shard for shard in self._kept if shard not in self._landed]
+            if lost and not isinstance(error, PeerUnavailable):
+                log.warning("shards %s are lost, since they could not be brought to the node: %s", lost, error)
         for task in list(self._landing.values()):
             task.cancel()
         await asyncio.gather(*self._landing.values(), return_exceptions=True)

@@ -321,7 +321,12 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
-        await self._keeper.aclose()
+        try:
+            await self._keeper.aclose()
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
         self._connection.refuse()
         self._pool.shutdown(wait=True)  # it writes into memory that goes to others when the connection ends
         self._connection.close()

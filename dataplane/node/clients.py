@@ -30,9 +30,7 @@ from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
-from dataplane.store.kept import Kept
 from dataplane.store.reservations import Reservation
-from dataplane.store.shard import Shard
 from dataplane.store.store import Pinned, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -202,8 +200,8 @@ class Client:
             case m.Put() | m.AppendInline() | m.ExtendInline():
                 return self._answer_inline(request)
             case m.Pin():
-                if request.devices and (kept := self._store.map_kept(self, request.shards)):
-                    return self._pin_rest(request, kept)
+                if request.devices and self._store.keeps(request.shards):
+                    return self._pin_rest(request)
                 if request.others:
                     return self._pin_others(request)
                 self._check_pin(request.shards, apart=request.apart)
@@ -529,8 +527,9 @@ class Client:
             self._store.unpin(self, [each.shard for each in held])
             raise
 
-    async def _pin_rest(self, request: m.Pin, kept: list[tuple[Shard, Kept]]) -> None:
+    async def _pin_rest(self, request: m.Pin) -> None:
         """Answer with handles of shards that clients keep, which are held, and the others as ever."""
+        kept = self._store.map_kept(self, request.shards)
         mapped = {shard.number for shard, _ in kept}
         rest = [number for number in request.shards if number not in mapped]
         try:

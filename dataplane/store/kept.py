@@ -26,6 +26,7 @@ class Kept:
         self.handle = handle
         self.number = number
         self.over = False
+        self.gone = False
         self._ask = ask
         self._landing: asyncio.Future[None] | None = None
 
@@ -51,8 +52,9 @@ class Kept:
                 landing.exception()  # seen, also where nobody waits any more
 
     def drop(self) -> None:
-        """The client may use its memory for something else."""
-        self._ask(False)
+        """The client may use its memory for something else; one that has gone is told nothing."""
+        if not self.gone:
+            self._ask(False)
 
     def lost(self) -> OwnerDied:
         """What is raised for it once the client has gone."""

@@ -36,7 +36,7 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, Limit
 from dataplane.store.arena import Arena, ArenaStatistics, Extent
 from dataplane.store.backing import Backing
 from dataplane.store.budget import Budget, BudgetStatistics, Holders
-from dataplane.store.carried import Carried
+from dataplane.store.carried import Carried, laid_out
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.hollow import dead_pages
 from dataplane.store.kept import Kept
@@ -239,11 +239,17 @@ class Store:
         self._scopes.add(shard)
         return number
 
+    def keeps(self, numbers: Iterable[int]) -> bool:
+        """Whether clients keep the bytes of some of these shards."""
+        return bool(self._handles) and any(
+            shard is not None and shard.extent is None and isinstance(shard.file, Kept)
+            for shard in map(self._shards.get, numbers)
+        )
+
     def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
         """Of these shards those whose bytes a client keeps; their handles are held for who asks."""
         found = []
-        for number in numbers:
-            shard = self._find(number)
+        for shard in [self._find(number) for number in numbers]:
             if shard.extent is None and isinstance(shard.file, Kept):
                 self.pins.add(client, shard.file.number)
                 found.append((shard, shard.file))
@@ -284,12 +290,14 @@ class Store:
 
     def _lose_kept(self, client: Hashable) -> None:
         """The client has gone with what it kept."""
+        if all(kept.client is not client for kept in self._handles.values()):
+            return
         for shard in self._shards.values():
             if isinstance(shard.file, Kept) and shard.file.client is client:
                 shard.damage = shard.file.lost()
                 shard.file.landed(shard.file.lost())
         for kept in [kept for kept in self._handles.values() if kept.client is client]:
-            kept.over = True
+            kept.over = kept.gone = True
             if not self.pins.holds(kept.number):
                 del self._handles[kept.number]
 
