@@ -11,7 +11,7 @@ without any element are taken for token lists, int64, so that they go together w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dataplane.batch import objects, tensors
 from dataplane.batch.buffers import offsets_of
 from dataplane.batch.dtypes import is_bits, name_of, storage
-from dataplane.batch.field import MAX_DEPTH
+from dataplane.batch.field import MAX_DEPTH, Field
 from dataplane.batch.layout import Index
 from dataplane.batch.values import (
     Values,
@@ -38,7 +38,14 @@ from dataplane.batch.values import (
 )
 from dataplane.errors import SchemaMismatch
 
+_read: Callable[[list[list[object]]], tuple[bool, bytes, bytes] | None] | None
+try:
+    from dataplane.batch._lists import numbers as _read
+except ImportError:  # there was no C compiler
+    _read = None
+
 _MAX_KEYS = 1024  # dicts with more keys than this between them are maps, not records
+_INTS, _FLOATS = Field("ragged", "int64", (None,)), Field("ragged", "float64", (None,))
 _NO_NUMBERS = np.empty(0, np.int64)
 _BYTES_LIKE = frozenset((bytes, bytearray, memoryview, np.bytes_))
 _TEXT = frozenset((str, np.str_))
@@ -148,6 +155,11 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
 
 
 def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
+    read = None if _read is None else _read(list(rows))
+    if read is not None:
+        floats, numbers, offsets = read
+        field = _FLOATS if floats else _INTS
+        return ragged_run(field, np.frombuffer(numbers, np.uint8), np.frombuffer(offsets, np.int64))
     kinds: set[type] = set()
     for row in rows:
         kinds.update(map(type, row))

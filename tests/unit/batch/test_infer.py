@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataplane.batch import infer
 from dataplane.batch.columns import values_of
+from dataplane.batch.values import Values
 from dataplane.errors import SchemaMismatch
 from tests.unit.batch.exact import bits, column, same
 
@@ -192,3 +194,43 @@ def test_empty_rows_take_the_shape_of_the_others() -> None:
 
 def test_bits_of_equal_looking_values_differ() -> None:
     assert bits(1) != bits(True) != bits(1.0)
+
+
+# Lists of numbers, by the extension and without it
+
+_NUMBERS = st.one_of(
+    st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1)), min_size=1),
+    st.lists(st.lists(st.floats()), min_size=1),
+    st.lists(st.lists(st.one_of(st.integers(-(1 << 65), 1 << 65), st.floats(), st.booleans(), st.text(max_size=2))), min_size=1),
+)
+
+
+@given(_NUMBERS)
+@settings(max_examples=200, deadline=None)
+def test_lists_of_numbers_are_the_same_by_the_extension_and_without(rows: list[list[Any]]) -> None:
+    if infer._read is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        ours = infer.infer("x", rows)
+        patch.setattr(infer, "_read", None)
+        plain = infer.infer("x", rows)
+    assert ours.field == plain.field
+    assert ours.nbytes == plain.nbytes
+    assert np.array_equal(ours.offsets, plain.offsets)
+    assert _bytes(ours) == _bytes(plain)
+
+
+@pytest.mark.parametrize("rows", [(), [()], [[1], (2,)], [[1], None]])
+def test_the_extension_refuses_what_is_no_list_of_lists(rows: Any) -> None:
+    if infer._read is None:
+        pytest.skip("the extension was not built: there was no C compiler")
+    with pytest.raises(TypeError):
+        infer._read(rows)
+
+
+def _bytes(values: Values) -> bytes:
+    assert values.data is not None
+    memory = np.zeros(values.data.nbytes, np.uint8)
+    for job in values.data.jobs(memory, 1 << 20):
+        job()
+    return memory.tobytes()
