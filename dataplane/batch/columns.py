@@ -148,7 +148,7 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Pla
     """
     if isinstance(dedupe, str):
         dedupe = (dedupe,)
-    planned = [_planned(name, values, each if name in dedupe else None) for name, values in _columns(columns)]
+    planned = [_planned(name, values, each if name in dedupe else None) for name, values in columns_of(columns)]
     count = sum(_count(column.field) for column in planned)
     if not 1 <= count <= MAX_COLUMNS:
         expected, found = f"1 to {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
@@ -191,9 +191,9 @@ def values_of(column: str, values: Any) -> Values:
     raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected="a sequence of rows", found=found)
 
 
-def _columns(columns: Any) -> Iterator[tuple[str, Values]]:
-    """Names and values of whatever holds columns."""
-    if isinstance(columns, Batch):
+def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
+    """Names and values of whatever holds columns. Raises SchemaMismatch."""
+    if type(columns) is dict or isinstance(columns, Batch):
         pairs: Any = columns.items()
     elif tensordicts.is_tensordict(columns):
         pairs = tensordicts.columns_of(columns)

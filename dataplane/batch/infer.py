@@ -45,7 +45,7 @@ except ImportError:  # there was no C compiler
     _read = None
 
 _MAX_KEYS = 1024  # dicts with more keys than this between them are maps, not records
-_INTS, _FLOATS = Field("ragged", "int64", (None,)), Field("ragged", "float64", (None,))
+INTS, FLOATS = Field("ragged", "int64", (None,)), Field("ragged", "float64", (None,))
 _NO_NUMBERS = np.empty(0, np.int64)
 _BYTES_LIKE = frozenset((bytes, bytearray, memoryview, np.bytes_))
 _TEXT = frozenset((str, np.str_))
@@ -54,14 +54,14 @@ _TEXT = frozenset((str, np.str_))
 def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
     """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch."""
     kinds = set(map(type, rows))
+    if kinds == {list}:
+        return _lists(column, rows)
     if kinds <= _TEXT and kinds:
         return _text(column, rows)
     if kinds <= _BYTES_LIKE and kinds:
         return byte_rows("bytes", [_flat(row) for row in rows])
     if kinds == {np.ndarray} or (kinds and all(isinstance(row, np.ndarray) for row in rows)):
         return _arrays(column, rows)
-    if kinds == {list}:
-        return _lists(column, rows)
     if kinds == {dict}:
         return _dicts(column, rows, depth)
     if kinds and tensors.is_tensor(rows[0]):
@@ -154,12 +154,17 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
     return ragged_rows(column, name, arrays) if arrays[0].ndim else dense(column, np.array(arrays), name)
 
 
+def numbers_of(rows: Sequence[list[Any]]) -> tuple[bool, bytes, bytes] | None:
+    """Of lists, each a row, all of ints within 64 bits or all of floats: whether of floats, the numbers in 64 bits
+    each, and the rows' offsets. None for others, and where there is no extension that finds out fast."""
+    return None if _read is None else _read(rows if type(rows) is list else list(rows))
+
+
 def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
-    read = None if _read is None else _read(list(rows))
+    read = numbers_of(rows)
     if read is not None:
-        floats, numbers, offsets = read
-        field = _FLOATS if floats else _INTS
-        return ragged_run(field, np.frombuffer(numbers, np.uint8), np.frombuffer(offsets, np.int64))
+        floats, packed, offsets = read
+        return ragged_run(FLOATS if floats else INTS, np.frombuffer(packed, np.uint8), np.frombuffer(offsets, np.int64))
     kinds: set[type] = set()
     for row in rows:
         kinds.update(map(type, row))

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -23,6 +23,7 @@ from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
+from dataplane.client.appender import AsyncAppender, Begin
 from dataplane.client.connection import Connection
 from dataplane.client.delivery import DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
@@ -180,6 +181,31 @@ class AsyncStream:
             self._connection.handing.discard(admit.id)
             self._connection.reserved(-1)
         return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+
+    def appender(
+        self,
+        *,
+        max_rows: int = 256,
+        max_delay: float = 0.005,
+        timeout: float | None = None,
+    ) -> AsyncAppender:
+        """Gathers rows of this process into blocks of `max_rows`, each appended as one: see
+        `dataplane.client.appender`. For many rows, each sent by itself.
+
+        max_delay: seconds that a row waits for others. timeout: as for `append`, of each block.
+        """
+        tasks: set[asyncio.Task[None]] = set()
+
+        def begin(running: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.get_running_loop().create_task(running)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        return self.gathering(begin, lambda work: work(), max_rows=max_rows, max_delay=max_delay, timeout=timeout)
+
+    def gathering(self, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any) -> AsyncAppender:
+        """An appender that runs as `begin` and `soon` have it."""
+        return AsyncAppender(self, begin, soon, **how)
 
     def _carried(self, planned: Plan | None) -> m.Inline | None:
         """The columns as they travel in one message with their rows; None where they have to be put first."""

@@ -160,11 +160,11 @@ class Plane:
             max_deliveries=max_deliveries,
             replicas=replicas,
         )
-        return Stream(self._wait(opened), self._wait)
+        return Stream(self._wait(opened), self._wait, self._turns)
 
     def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S) -> Stream:
         """The stream that `stream.checkpoint` wrote to the file. See `AsyncPlane.restore`."""
-        return Stream(self._wait(self._plane.restore(path, name=name, timeout=timeout)), self._wait)
+        return Stream(self._wait(self._plane.restore(path, name=name, timeout=timeout)), self._wait, self._turns)
 
     def streams(self) -> dict[str, Any]:
         """The figures of all streams of the node, by name."""

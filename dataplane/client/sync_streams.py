@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
+from dataplane.client.sync_appender import Appender
+from dataplane.client.turns import Turns
 from dataplane.stream.sampler import Sampler
 from dataplane.stream.settings import Settings
 
@@ -111,9 +113,10 @@ class Taken(Sequence[BatchRef]):
 class Stream:
     """See `dataplane.client.streams.AsyncStream`; here each call waits. Any thread may use it."""
 
-    def __init__(self, inner: streams.AsyncStream, wait: Wait) -> None:
+    def __init__(self, inner: streams.AsyncStream, wait: Wait, turns: Turns) -> None:
         self._inner = inner
         self._wait = wait
+        self._turns = turns
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -142,6 +145,11 @@ class Stream:
         return self._wait(
             self._inner.append(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
         )
+
+    def appender(self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None) -> Appender:
+        """Gathers rows of this process into blocks, each appended as one. See `AsyncStream.appender`."""
+        how = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout}
+        return Appender(self._inner.gathering(self._turns.begin, self._turns.soon, **how), self._wait)
 
     def extend(
         self, rows: BatchRef | Sequence[str], columns: Any, *, replace: bool = False, timeout: float | None = None

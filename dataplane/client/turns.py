@@ -183,6 +183,29 @@ class Turns:
             interrupts.cancel_by(None)
             begun.clear()  # as in `wait`
 
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Have the coroutine run to its end by whoever runs the loop, without waiting for it. From any thread. Raises
+        Closed."""
+        waiting = object()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._waiting.discard(waiting)
+            self._ended.set()
+            if not task.cancelled():
+                task.exception()
+
+        def begun() -> None:
+            self._loop.create_task(coroutine).add_done_callback(ended)
+
+        self._waiting.add(waiting)  # as in `_hand_over`
+        try:
+            self._check(coroutine)
+            self._loop.call_soon_threadsafe(begun)
+        except BaseException:
+            self._waiting.discard(waiting)
+            raise
+        self._calls.put(None)
+
     def _interrupt_later(self) -> None:
         """The call had ended when the interrupt came: it must neither be lost, nor take what the call returns. So the
         loop sends it again, in another thread or in the next call."""

@@ -201,7 +201,10 @@ def test_bits_of_equal_looking_values_differ() -> None:
 _NUMBERS = st.one_of(
     st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1)), min_size=1),
     st.lists(st.lists(st.floats()), min_size=1),
-    st.lists(st.lists(st.one_of(st.integers(-(1 << 65), 1 << 65), st.floats(), st.booleans(), st.text(max_size=2))), min_size=1),
+    st.lists(
+        st.lists(st.one_of(st.integers(-(1 << 65), 1 << 65), st.floats(), st.booleans(), st.text(max_size=2))),
+        min_size=1,
+    ),
 )
 
 

@@ -1,0 +1,350 @@
+"""Rows of one process gathered into blocks, which are appended as one: for agents, who append a row at a time.
+
+`send` takes rows and returns at once; a block is appended when it has `max_rows`, or when its first row has waited for
+`max_delay` seconds, or when the block before it is in, whichever is last to hold it back. Blocks go one after another,
+so rows are in the stream in the order in which they were sent. Where a block is refused, its rows are appended one call
+after another, so that each call has its own keys or its own error.
+
+What always holds: a row is appended once or its call fails; what was sent may be changed by the caller; no more than
+`_BLOCKS` blocks wait, and who sends more waits for room. Any thread may send; the rest belongs to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dataplane.batch.columns import columns_of
+from dataplane.batch.joining import Form, Taken
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.values import mismatch
+from dataplane.client import arguments
+from dataplane.errors import Closed, DataplaneError, Forked, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.wire import messages as m
+
+if TYPE_CHECKING:
+    from dataplane.client.streams import AsyncStream
+
+_BLOCKS = 8
+"""Blocks that wait to be appended, with the one that is being appended."""
+
+_BLOCK_BYTES = 4 << 20
+"""Bytes from which on a block is full."""
+
+_FORMS = 64
+"""Kinds of rows that are remembered."""
+
+Begin = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class _Call:
+    """The rows of one `send`."""
+
+    __slots__ = ("count", "error", "form", "groups", "keys", "tags", "taken", "versions")
+
+    def __init__(
+        self, form: Form, taken: Taken, keys: list[str], groups: list[Any], versions: list[int], tags: dict[str, Any]
+    ) -> None:
+        self.form, self.count = form, taken.rows
+        self.taken: Taken | None = taken
+        self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
+        self.error: BaseException | None = None
+
+    def like(self, other: _Call) -> bool:
+        """Whether both can be of one append."""
+        return (
+            self.form is other.form
+            and not self.form.alone
+            and (not self.keys) is (not other.keys)
+            and (not self.groups) is (not other.groups)
+            and self.tags.keys() == other.tags.keys()
+        )
+
+
+class _Block:
+    """Calls whose rows are appended as one."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self.rows = self.nbytes = 0
+        self.full = False
+        """Nothing more is put into it."""
+        self.filled = asyncio.Event()
+        self.done = asyncio.Event()
+
+    async def bring(self, stream: AsyncStream, timeout: float | None, unseen: dict[_Call, None]) -> None:
+        """Append all; afterwards each call has its keys or its error, which is `unseen`."""
+        ended: BaseException | None = Closed("the appender was stopped")
+        try:
+            ended = await self._together(self.calls, stream, timeout)
+            if ended is not None and len(self.calls) > 1 and _may_be_of_some(ended):
+                for call in self.calls:
+                    call.error = await self._together([call], stream, timeout)
+        finally:
+            for call in self.calls:
+                call.error = call.error or (ended if call.taken is not None else None)
+                if call.error is not None:
+                    unseen[call] = None
+                call.taken = None  # who asks for the keys may come late
+            self.done.set()
+
+    async def _together(self, calls: list[_Call], stream: AsyncStream, timeout: float | None) -> DataplaneError | None:
+        """Append the rows of these calls as one; the error, if they are not."""
+        first = calls[0]
+        try:
+            keys = await stream.append(
+                first.form.joined([call.taken for call in calls if call.taken is not None]),
+                keys=[key for call in calls for key in call.keys] if first.keys else None,
+                group=[group for call in calls for group in call.groups] if first.groups else None,
+                version=[version for call in calls for version in call.versions],
+                tags={name: [tag for call in calls for tag in call.tags[name]] for name in first.tags} or None,
+                timeout=timeout,
+            )
+        except DataplaneError as error:
+            return error
+        start = 0
+        for call in calls:
+            call.keys = keys[start : start + call.count]
+            call.taken = None
+            start += call.count
+        return None
+
+
+def _may_be_of_some(error: DataplaneError) -> bool:
+    """Whether some of the rows may be taken by themselves where all were refused."""
+    return isinstance(error, LimitExceeded | Misuse) and not isinstance(error, Closed | Forked)
+
+
+class Sent:
+    """Rows that were sent. To be awaited: their keys, once they are in the stream, or the error with which they are
+    not."""
+
+    __slots__ = ("_block", "_call", "_unseen")
+
+    def __init__(self, block: _Block, call: _Call, unseen: dict[_Call, None]) -> None:
+        self._block = block
+        self._call = call
+        self._unseen = unseen
+
+    @property
+    def done(self) -> bool:
+        """Whether it is known what became of them."""
+        return self._block.done.is_set()
+
+    async def wait(self) -> list[str]:
+        """As awaiting it."""
+        await self._block.done.wait()
+        if self._call.error is not None:
+            self._unseen.pop(self._call, None)
+            raise self._call.error
+        return self._call.keys
+
+    def __await__(self) -> Generator[Any, None, list[str]]:
+        return self.wait().__await__()
+
+
+class AsyncAppender:
+    """Gathers rows for a stream. Made by `stream.appender`; a context manager that brings all that was sent."""
+
+    def __init__(
+        self, stream: AsyncStream, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any
+    ) -> None:
+        """`begin` runs a coroutine in the loop without waiting for it, `soon` does a little work there."""
+        self._stream = stream
+        self._begin = begin
+        self._soon = soon
+        self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), m.MAX_ROWS)
+        self._max_delay_s = arguments.seconds(how["max_delay"], what="max_delay")
+        self._timeout: float | None = how["timeout"]
+        if self._max_rows < 1:
+            raise Misuse("a block has a row or more")
+        self._lock = threading.Lock()
+        self._blocks: deque[_Block] = deque()  # the first of them is being appended, or waits for its delay
+        self._form: Form | None = None  # of the last rows
+        self._forms: dict[Any, Form] = {}
+        self._unseen: dict[_Call, None] = {}  # that failed, and nobody was told
+        self._room = asyncio.Event()
+        self._running = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<appender of {self.pending} rows to stream {self._stream.name!r}>"
+
+    @property
+    def pending(self) -> int:
+        """Rows that were sent and have not been answered."""
+        with self._lock:
+            return sum(block.rows for block in self._blocks)
+
+    async def send(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> Sent:
+        """Take rows, with arguments as for `stream.append`; what is returned can be awaited for their keys. Waits where
+        too many blocks wait. Raises SchemaMismatch, Misuse, Closed; what the stream refuses is raised where the result
+        is awaited, or else by the next `flush`."""
+        call = self.call(columns, keys, group, version, tags)
+        while (sent := self.offer(call)) is None:
+            await self.room()
+        return sent
+
+    async def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """As `stream.append`, in a block with the rows that others append meanwhile."""
+        sent = await self.send(columns, keys=keys, group=group, version=version, tags=tags)
+        return await sent
+
+    async def flush(self) -> None:
+        """Append what was sent, without more delay, and wait until it is in the stream. Raises the first error that
+        nobody who awaits was told; the others are told no more."""
+        with self._lock:
+            block = self._blocks[-1] if self._blocks else None
+            if block is not None:
+                self._fill(block)
+        if block is not None:
+            await block.done.wait()
+        unseen = list(self._unseen)
+        self._unseen.clear()
+        if unseen and unseen[0].error is not None:
+            raise unseen[0].error
+
+    async def aclose(self) -> None:
+        """Take no more rows, and `flush`. Idempotent."""
+        self._closed = True
+        await self.flush()
+
+    async def __aenter__(self) -> AsyncAppender:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            with suppress(DataplaneError):  # what left the block is what its caller is to see
+                await self.aclose()
+
+    # What the faces share
+
+    def call(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> _Call:
+        """The rows, checked and copied. Any thread may call. Raises SchemaMismatch, Misuse."""
+        form = self._form
+        taken = None if form is None else form.take(columns)
+        if taken is None or form is None:
+            form, taken = self._formed(columns)
+        rows, plain = taken.rows, arguments.plain
+        return _Call(
+            form,
+            taken,
+            arguments.keys_of(keys, rows),
+            plain("group", group, rows, (str, int)) if group is not None else [],
+            plain("version", version, rows, (int,)),
+            arguments.tagged(tags, rows),
+        )
+
+    def _formed(self, columns: Any) -> tuple[Form, Taken]:
+        if isinstance(columns, BatchRef):
+            raise Misuse("an appender takes rows themselves; append a reference by stream.append")
+        pairs = list(columns_of(columns))
+        rows = pairs[0][1].rows if pairs else 0
+        if not rows:
+            raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
+        for name, values in pairs:
+            if values.rows != rows:
+                expected, found = f"{rows} rows, as column {pairs[0][0]!r}", f"{values.rows} rows"
+                unequal = f"{found}, and column {pairs[0][0]!r} has {rows}"
+                raise mismatch(name, unequal, expected=expected, found=found)
+        kind = tuple([(name, values.field) for name, values in pairs])
+        form = self._forms.get(kind)
+        if form is None or form.alone:
+            form = Form(pairs)
+            if len(self._forms) >= _FORMS:
+                self._forms = {}
+            self._forms[kind] = form
+        self._form = form
+        return form, form.take_values(pairs)
+
+    def offer(self, call: _Call) -> Sent | None:
+        """Put the rows into a block; None where there is no room. Any thread may call. Raises Closed."""
+        nbytes = 0 if call.taken is None else call.taken.nbytes
+        with self._lock:
+            if self._closed:
+                raise Closed("the appender is closed")
+            block = self._blocks[-1] if self._blocks else None
+            if block is None or block.full or not block.calls[0].like(call):
+                if len(self._blocks) >= _BLOCKS:
+                    self._room.clear()
+                    return None
+                if block is not None:
+                    self._fill(block)
+                block = _Block()
+                self._blocks.append(block)
+            block.calls.append(call)
+            block.rows += call.count
+            block.nbytes += nbytes
+            if block.rows >= self._max_rows or block.nbytes >= _BLOCK_BYTES:
+                self._fill(block)
+            begins, self._running = not self._running, True
+        if begins:
+            self._begin(self._run())
+        return Sent(block, call, self._unseen)
+
+    def _fill(self, block: _Block) -> None:
+        if not block.full:
+            block.full = True
+            self._soon(block.filled.set)
+
+    async def room(self) -> None:
+        """Wait until a block was answered."""
+        await self._room.wait()
+
+    async def _run(self) -> None:
+        """Append blocks as long as there are some."""
+        block: _Block | None = None
+        try:
+            while (block := self._following(block)) is not None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(block.filled.wait(), self._max_delay_s)
+                with self._lock:
+                    block.full = True
+                await block.bring(self._stream, self._timeout, self._unseen)
+        finally:
+            if block is not None:  # it was cancelled, with the loop most likely
+                self._stop()
+
+    def _stop(self) -> None:
+        """Nothing is appended any more."""
+        with self._lock:
+            self._closed = True
+            blocks, self._blocks = list(self._blocks), deque()
+        for block in blocks:
+            for call in block.calls if not block.done.is_set() else ():
+                call.error = Closed("the appender was stopped")
+            block.done.set()
+        self._room.set()
+
+    def _following(self, done: _Block | None) -> _Block | None:
+        """The next block; None where there is none, and the next that is begun runs again."""
+        with self._lock:
+            if done is not None:
+                self._blocks.popleft()
+                self._room.set()
+            if not self._blocks:
+                self._running = False
+                return None
+            return self._blocks[0]

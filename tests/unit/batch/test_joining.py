@@ -1,0 +1,58 @@
+"""Columns that came one by one, joined: the rows come out as they would by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from dataplane.batch.columns import values_of
+from dataplane.batch.joining import joined, owned
+from tests.unit.batch.exact import column, same
+
+_INTS = st.lists(st.integers(-9, 9), max_size=4)
+_KINDS: list[st.SearchStrategy[list[Any]]] = [
+    st.lists(_INTS.filter(len), min_size=1, max_size=3),
+    st.lists(st.text("abcé", max_size=3), min_size=1, max_size=3),
+    st.lists(st.binary(max_size=3), min_size=1, max_size=3),
+    st.lists(st.floats(allow_nan=False), min_size=1, max_size=3),
+    st.lists(st.fixed_dictionaries({"a": st.integers(0, 9)}, optional={}), min_size=1, max_size=3),
+    st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3))), min_size=1, max_size=3),
+]
+
+
+@given(st.one_of(*[st.lists(kind, min_size=1, max_size=5) for kind in _KINDS]))
+@settings(max_examples=150, deadline=None)
+def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[Any]]) -> None:
+    values = [owned(values_of("x", rows)) for rows in several]
+    if any(each.index is not None or each.field != values[0].field for each in values):
+        return
+    assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_arrays_and_tensors_are_joined_whatever_their_strides(shape: tuple[int, ...]) -> None:
+    whole = np.random.default_rng(0).standard_normal((6, *shape)).astype(np.float32)
+    several: list[Any] = [whole[:1], whole[1:4][::-1], torch.from_numpy(whole[4:])]
+    several.append(torch.zeros(0, *shape))
+    found = column(joined([values_of("x", each) for each in several])).numpy()
+    assert np.array_equal(found, np.concatenate([np.asarray(each) for each in several]))
+
+
+def test_ragged_rows_of_several_dimensions_are_joined() -> None:
+    several = [[np.ones((2, 3)), np.zeros((1, 1))], [np.full((4, 2), 7.0), np.ones((0, 3))]]
+    found = column(joined([owned(values_of("x", rows)) for rows in several])).to_list()
+    assert same(found, [row.tolist() for rows in several for row in rows])
+
+
+@pytest.mark.parametrize("given", [np.ones((2, 3)), [np.ones(3), np.ones(2)], torch.ones(2, 3), [{"a": np.ones(2)}]])
+def test_what_is_owned_does_not_change_with_what_it_was_given_in(given: Any) -> None:
+    values = owned(values_of("x", given))
+    before = column(values).to_list()
+    for each in [given] if not isinstance(given, list) else [g["a"] if isinstance(g, dict) else g for g in given]:
+        each[:] = 5
+    assert same(column(values).to_list(), before)
