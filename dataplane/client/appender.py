@@ -135,13 +135,17 @@ class Sent:
         """Whether it is known what became of them."""
         return self._block.done.is_set()
 
-    async def wait(self) -> list[str]:
-        """As awaiting it."""
-        await self._block.done.wait()
+    def keys(self) -> list[str]:
+        """Their keys, once it is `done`. Raises the error with which they are not there."""
         if self._call.error is not None:
             self._unseen.pop(self._call, None)
             raise self._call.error
         return self._call.keys
+
+    async def wait(self) -> list[str]:
+        """As awaiting it."""
+        await self._block.done.wait()
+        return self.keys()
 
     def __await__(self) -> Generator[Any, None, list[str]]:
         return self.wait().__await__()

@@ -35,7 +35,7 @@ class Sent:
 
     def result(self) -> list[str]:
         """Their keys, once they are in the stream. Raises the error with which they are not."""
-        return self._wait(self._inner.wait())
+        return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
 
 
 class Appender:
