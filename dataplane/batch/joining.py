@@ -9,6 +9,7 @@ out as it would by itself. What a form has taken may be changed by who gave it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -34,8 +35,8 @@ class Taken(NamedTuple):
 class _Columns(Protocol):
     """One column of a form."""
 
-    def take(self, given: Any) -> tuple[int, int, Any] | None:
-        """How many rows, how many bytes, and a copy; None for what is not seen at once to be alike."""
+    def take(self, given: Any, most: int) -> tuple[int, int, Any] | None:
+        """How many rows, how many bytes, at most so many, and a copy; None for what is not seen at once to be alike."""
 
     def values(self, parts: Sequence[Any]) -> Values:
         """The column of all rows."""
@@ -50,13 +51,13 @@ class Form:
         self.alone = any(_indexed(values) for _, values in columns)
         """Whether what it takes can not be joined with other."""
 
-    def take(self, given: Any) -> Taken | None:
-        """The columns, if they are seen at once to be of this form and to have as many rows each."""
+    def take(self, given: Any, most: int = sys.maxsize) -> Taken | None:
+        """The columns, if they are seen at once to be of this form, of as many rows each, and at most so many bytes."""
         if type(given) is not dict or tuple(given) != self.names:
             return None
         parts, rows, nbytes = [], -1, 0
         for column, values in zip(self._columns, given.values(), strict=True):
-            found = column.take(values)
+            found = column.take(values, most - nbytes)
             if found is None or (rows >= 0 and rows != found[0]):
                 return None
             rows, nbytes = found[0], nbytes + found[1]
@@ -75,7 +76,7 @@ class Form:
 
 
 class _Any:
-    def take(self, given: Any) -> tuple[int, int, Any] | None:
+    def take(self, given: Any, most: int) -> tuple[int, int, Any] | None:
         return None
 
     def values(self, parts: Sequence[Values]) -> Values:
@@ -89,10 +90,10 @@ class _Dense:
         self._dtype = storage(field.dtype)
         self._shape = field.shape
 
-    def take(self, given: Any) -> tuple[int, int, Any] | None:
+    def take(self, given: Any, most: int) -> tuple[int, int, Any] | None:
         if type(given) is not np.ndarray or given.dtype != self._dtype or given.shape[1:] != self._shape:
             return None
-        return (len(given), given.nbytes, given.copy()) if given.ndim else None
+        return (len(given), given.nbytes, given.copy()) if given.ndim and given.nbytes <= most else None
 
     def values(self, parts: Sequence[npt.NDArray[Any] | Values]) -> Values:
         if all(type(part) is np.ndarray for part in parts):
@@ -106,8 +107,8 @@ class _Numbers:
     def __init__(self, field: Field) -> None:
         self._field = field
 
-    def take(self, given: Any) -> tuple[int, int, Any] | None:
-        if type(given) is not list or set(map(type, given)) != {list}:
+    def take(self, given: Any, most: int) -> tuple[int, int, Any] | None:
+        if type(given) is not list or set(map(type, given)) != {list} or 8 * sum(map(len, given)) > most:
             return None
         found = numbers_of(given)
         if found is None or found[0] is not (self._field is FLOATS):

@@ -2,8 +2,8 @@
 
 `send` takes rows and returns at once; a block is appended when it has `max_rows`, or when its first row has waited for
 `max_delay` seconds, or when the block before it is in, whichever is last to hold it back. Blocks go one after another,
-so rows are in the stream in the order in which they were sent. Where a block is refused, its rows are appended one call
-after another, so that each call has its own keys or its own error.
+so rows are in the stream in the order in which they were sent. Where a block is refused, or finds no room, half of it
+is tried, down to one call, which waits for room: so each call has its own keys or its own error.
 
 What always holds: a row is appended once or its call fails; what was sent may be changed by the caller; no more than
 `_BLOCKS` blocks wait, and who sends more waits for room. Any thread may send; the rest belongs to the loop.
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from dataplane.batch.columns import columns_of
 from dataplane.batch.joining import Form, Taken
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.values import mismatch
+from dataplane.batch.values import Values, mismatch
 from dataplane.client import arguments
-from dataplane.errors import Closed, DataplaneError, Forked, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.clock import Deadline
+from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ _BLOCKS = 8
 _BLOCK_BYTES = 4 << 20
 """Bytes from which on a block is full."""
 
+TIMEOUT_S = 60.0
+"""The deadline, in seconds, of an append or extend that names none."""
+
 _FORMS = 64
 """Kinds of rows that are remembered."""
 
@@ -44,11 +48,34 @@ Begin = Callable[[Coroutine[Any, Any, None]], None]
 class _Call:
     """The rows of one `send`."""
 
-    __slots__ = ("count", "error", "form", "groups", "keys", "tags", "taken", "versions")
+    __slots__ = (
+        "asked",
+        "count",
+        "deadline",
+        "error",
+        "form",
+        "groups",
+        "keys",
+        "tags",
+        "taken",
+        "versions",
+        "withdrawn",
+    )
 
     def __init__(
-        self, form: Form, taken: Taken, keys: list[str], groups: list[Any], versions: list[int], tags: dict[str, Any]
+        self,
+        form: Form,
+        taken: Taken,
+        keys: list[str],
+        groups: list[Any],
+        versions: list[int],
+        tags: dict[str, Any],
+        deadline: Deadline,
     ) -> None:
+        self.deadline = deadline
+        self.withdrawn = False
+        """Nobody wants it any more."""
+        self.asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
         self.form, self.count = form, taken.rows
         self.taken: Taken | None = taken
         self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
@@ -76,33 +103,55 @@ class _Block:
         self.filled = asyncio.Event()
         self.done = asyncio.Event()
 
-    async def bring(self, stream: AsyncStream, timeout: float | None, unseen: dict[_Call, None]) -> None:
-        """Append all; afterwards each call has its keys or its error, which is `unseen`."""
-        ended: BaseException | None = Closed("the appender was stopped")
+    async def bring(self, stream: AsyncStream, unseen: dict[_Call, None]) -> None:
+        """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which is
+        `unseen`."""
+        left, most = self.calls, len(self.calls)
+        ended: DataplaneError = Closed("the appender was stopped")
         try:
-            ended = await self._together(self.calls, stream, timeout)
-            if ended is not None and len(self.calls) > 1 and _may_be_of_some(ended):
-                for call in self.calls:
-                    call.error = await self._together([call], stream, timeout)
+            while left := [call for call in left if not call.withdrawn]:
+                some = left[:most]
+                error = await (self._together(some, stream) if len(some) > 1 else self._alone(some[0], stream))
+                if error is None:
+                    left, most = left[len(some) :], 2 * most
+                elif not isinstance(error, Backpressure | LimitExceeded | Misuse) or isinstance(error, Closed | Forked):
+                    ended = error
+                    break
+                elif len(some) > 1:  # some of them may be taken, also where not all will ever be
+                    most = len(some) // 2
+                else:
+                    some[0].error, left = error, left[1:]
         finally:
             for call in self.calls:
-                call.error = call.error or (ended if call.taken is not None else None)
-                if call.error is not None:
-                    unseen[call] = None
+                if call.taken is not None:
+                    call.error = call.error or type(ended)(str(ended), **ended.fields)
+                    if not call.withdrawn:
+                        unseen[call] = None
                 call.taken = None  # who asks for the keys may come late
             self.done.set()
 
-    async def _together(self, calls: list[_Call], stream: AsyncStream, timeout: float | None) -> DataplaneError | None:
-        """Append the rows of these calls as one; the error, if they are not."""
+    async def _alone(self, call: _Call, stream: AsyncStream) -> DataplaneError | None:
+        """Append the rows of this call, unless it is withdrawn meanwhile."""
+        call.asked = asyncio.get_running_loop().create_task(self._together([call], stream))
+        try:
+            await asyncio.wait([call.asked])
+            return None if call.asked.cancelled() else call.asked.result()
+        finally:
+            call.asked.cancel()
+            call.asked = None
+
+    async def _together(self, calls: list[_Call], stream: AsyncStream) -> DataplaneError | None:
+        """Append the rows of these calls as one; the error, if they are not. Several do not wait: there may be room for
+        some of them, on which a consumer waits that is to make room for the others."""
         first = calls[0]
         try:
-            keys = await stream.append(
+            keys = await stream.append_block(
                 first.form.joined([call.taken for call in calls if call.taken is not None]),
                 keys=[key for call in calls for key in call.keys] if first.keys else None,
                 group=[group for call in calls for group in call.groups] if first.groups else None,
                 version=[version for call in calls for version in call.versions],
                 tags={name: [tag for call in calls for tag in call.tags[name]] for name in first.tags} or None,
-                timeout=timeout,
+                timeout=first.deadline.remaining_s if len(calls) == 1 else 0.0,
             )
         except DataplaneError as error:
             return error
@@ -112,11 +161,6 @@ class _Block:
             call.taken = None
             start += call.count
         return None
-
-
-def _may_be_of_some(error: DataplaneError) -> bool:
-    """Whether some of the rows may be taken by themselves where all were refused."""
-    return isinstance(error, LimitExceeded | Misuse) and not isinstance(error, Closed | Forked)
 
 
 class Sent:
@@ -147,6 +191,12 @@ class Sent:
         await self._block.done.wait()
         return self.keys()
 
+    def withdraw(self) -> None:
+        """Do not append them, unless they are already."""
+        self._call.withdrawn = True
+        if self._call.asked is not None:
+            self._call.asked.cancel()
+
     def __await__(self) -> Generator[Any, None, list[str]]:
         return self.wait().__await__()
 
@@ -163,7 +213,7 @@ class AsyncAppender:
         self._soon = soon
         self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), m.MAX_ROWS)
         self._max_delay_s = arguments.seconds(how["max_delay"], what="max_delay")
-        self._timeout: float | None = how["timeout"]
+        self._timeout_s = arguments.seconds(how["timeout"], TIMEOUT_S)
         if self._max_rows < 1:
             raise Misuse("a block has a row or more")
         self._lock = threading.Lock()
@@ -251,6 +301,16 @@ class AsyncAppender:
         taken = None if form is None else form.take(columns)
         if taken is None or form is None:
             form, taken = self._formed(columns)
+        return self._called(form, taken, keys, group, version, tags)
+
+    def small(self, columns: Any, group: Any, version: Any, tags: Any) -> _Call | None:
+        """As `call`, of columns that are small and like those that were learnt last; None for others."""
+        taken = None if self._form is None else self._form.take(columns, m.MAX_INLINE)
+        if taken is None or self._form is None:
+            return None
+        return self._called(self._form, taken, None, group, version, tags)
+
+    def _called(self, form: Form, taken: Taken, keys: Any, group: Any, version: Any, tags: Any) -> _Call:
         rows, plain = taken.rows, arguments.plain
         return _Call(
             form,
@@ -259,6 +319,7 @@ class AsyncAppender:
             plain("group", group, rows, (str, int)) if group is not None else [],
             plain("version", version, rows, (int,)),
             arguments.tagged(tags, rows),
+            Deadline.after(self._timeout_s),
         )
 
     def _formed(self, columns: Any) -> tuple[Form, Taken]:
@@ -273,6 +334,11 @@ class AsyncAppender:
                 expected, found = f"{rows} rows, as column {pairs[0][0]!r}", f"{values.rows} rows"
                 unequal = f"{found}, and column {pairs[0][0]!r} has {rows}"
                 raise mismatch(name, unequal, expected=expected, found=found)
+        form = self.learn(pairs)
+        return form, form.take_values(pairs)
+
+    def learn(self, pairs: Sequence[tuple[str, Values]]) -> Form:
+        """The form of these columns, which more like them are expected to have."""
         kind = tuple([(name, values.field) for name, values in pairs])
         form = self._forms.get(kind)
         if form is None or form.alone:
@@ -281,7 +347,7 @@ class AsyncAppender:
                 self._forms = {}
             self._forms[kind] = form
         self._form = form
-        return form, form.take_values(pairs)
+        return form
 
     def offer(self, call: _Call) -> Sent | None:
         """Put the rows into a block; None where there is no room. Any thread may call. Raises Closed."""
@@ -326,7 +392,7 @@ class AsyncAppender:
                     await asyncio.wait_for(block.filled.wait(), self._max_delay_s)
                 with self._lock:
                     block.full = True
-                await block.bring(self._stream, self._timeout, self._unseen)
+                await block.bring(self._stream, self._unseen)
         finally:
             if block is not None:  # it was cancelled, with the loop most likely
                 self._stop()

@@ -113,6 +113,8 @@ class Connection:
             self._flush()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
+        if len(self._pending) > 1:  # others ask too: what is asked now goes together
+            self._channel.gather()
         try:
             self._channel.send(request)
         except BaseException:  # no message holds it

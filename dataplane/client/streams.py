@@ -23,7 +23,7 @@ from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
-from dataplane.client.appender import AsyncAppender, Begin
+from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
 from dataplane.client.connection import Connection
 from dataplane.client.delivery import DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
@@ -36,9 +36,6 @@ from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 
 R = TypeVar("R", bound=m.Reply)
-
-TIMEOUT_S = 60.0
-"""The deadline, in seconds, of an append or extend that names none."""
 
 CONSUME_TIMEOUT_S = 600.0
 """The deadline of a consume that names none."""
@@ -72,6 +69,8 @@ class AsyncStream:
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
         self._appends = itertools.count(1)
+        self._appending = 0  # calls under way, other than those that were gathered
+        self._gathered = self.appender(max_rows=m.MAX_ROWS, max_delay=0)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with the tasks {', '.join(self.settings.tasks)}>"
@@ -97,10 +96,37 @@ class AsyncStream:
         tags: by name, a text, number or flag a row (or one for all), for samplers.
         timeout: seconds to wait for room in the stream and the node.
 
-        The same append made again, with the same keys, succeeds without doing anything. Raises Backpressure (the stream
-        is over its limits, and says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch,
-        Misuse (a key that is there, other than by this very append).
+        The same append made again, with the same keys, succeeds without doing anything. Small appends without keys that
+        are under way together go as one (`client.appender`). Raises Backpressure (the stream is over its limits, and
+        says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch, Misuse (a key that is
+        there, other than by this very append).
         """
+        if self._appending and keys is None and timeout is None:  # who waits less is not to wait for others
+            call = self._gathered.small(columns, group, version, tags)
+            sent = None if call is None else self._gathered.offer(call)
+            if sent is not None:
+                try:
+                    return await sent
+                except asyncio.CancelledError:
+                    sent.withdraw()
+                    raise
+        self._appending += 1
+        try:
+            return await self.append_block(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
+        finally:
+            self._appending -= 1
+
+    async def append_block(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """As `append`, by itself."""
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         rows = len(columns) if planned is None else planned.rows
@@ -115,6 +141,8 @@ class AsyncStream:
         digest = await self._digest(planned or columns, said) if named else b""
         carried = self._carried(planned)
         if planned is not None and carried is not None:
+            if self._appending > 1 and not named and not self._spread:
+                self._gathered.learn([(column.name, column.values) for column in planned.columns])
             inline = m.AppendInline(
                 self._connection.next_id(),
                 self._token,

@@ -42,6 +42,7 @@ _OWN = "start a node as this user, and put its address into DATAPLANE_ADDRESS"
 _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
 _MAX_UNSENT = 16 << 20  # bytes
+_TOGETHER = 128 << 10  # bytes of messages that go in one send: what a socket takes at once
 _PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
 _SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # of which there may be more in a moment
 _AGAIN_S = 0.01
@@ -175,6 +176,7 @@ class Channel:
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
         self._half_sent = False
+        self._gathering = False  # what is sent waits for more that goes with it
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
         self._paused = False
@@ -243,11 +245,35 @@ class Channel:
             data, descriptors = data[1:], descriptors[_MAX_DESCRIPTORS:]
         self._unsent.append((data, descriptors))
         added = len(self._unsent) - before
+        if self._gathering and not descriptors and self._unsent_bytes < _TOGETHER:
+            return
         self._flush()
         if descriptors:
             self._keep_descriptors(min(added, len(self._unsent)))
         if self._unsent_bytes > _MAX_UNSENT:
             self.close(ProtocolMismatch("the other side does not read what it is sent"))
+
+    def gather(self) -> None:
+        """Send what is sent until the loop's next step together."""
+        if not self._gathering:
+            self._gathering = True
+            self._loop.call_soon(self._gathered)
+
+    def _gathered(self) -> None:
+        """Send what was gathered."""
+        self._gathering = False
+        if self._unsent and self._open and not self._writing:
+            self._flush()
+
+    def _join_unsent(self) -> None:
+        """Make one of the messages that wait first, as far as they bring no descriptors."""
+        joined: list[memoryview] = []
+        nbytes = 0
+        while self._unsent and not self._unsent[0][1] and (not joined or nbytes + len(self._unsent[0][0]) <= _TOGETHER):
+            joined.append(self._unsent.popleft()[0])
+            nbytes += len(joined[-1])
+        if joined:
+            self._unsent.appendleft((memoryview(b"".join(joined)) if len(joined) > 1 else joined[0], ()))
 
     def _keep_descriptors(self, last: int) -> None:
         """Have descriptors of the channel's own with the last messages, which wait: the numbers of the caller's may be
@@ -270,6 +296,8 @@ class Channel:
 
     def _flush(self) -> None:
         while self._unsent and self._open:
+            if len(self._unsent) > 1:
+                self._join_unsent()
             data, descriptors = self._unsent[0]
             try:
                 if descriptors:
@@ -338,9 +366,11 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
-        """Deliver what has come, but stop while the other side does not take the answers."""
+        """Deliver what has come, but stop while the other side does not take the answers. Those go together."""
         if self._paused:
             return
+        gathers = not self._gathering
+        self._gathering = True
         try:
             for body in self._messages if self._open else ():
                 if not self._hand_over(body):
@@ -351,6 +381,9 @@ class Channel:
                     return
         except ProtocolMismatch as error:  # a length that nobody may send
             self._refuse(b"", error)
+        finally:
+            if gathers:
+                self._gathered()
         held = self._framer.held if self._open else 0
         if self._halves is not None and (held or self._noted):
             self._halves.note(self, held, anew=held < self._noted)
@@ -409,12 +442,15 @@ class Channel:
 
         With it comes what is left of a message that is half sent, which must be sent before anything else.
         """
+        self._gathered()
         rest = bytes(self._unsent[0][0]) if self._half_sent else b""
         self._leave_loop()
         return self._socket, rest
 
     def close(self, error: DataplaneError | None = None) -> None:
         """Close the socket, telling `closed` why. What was not sent yet is dropped. Idempotent."""
+        if self._gathering:
+            self._gathered()
         if self._open:
             self._leave_loop()
             if not self._closed(error):

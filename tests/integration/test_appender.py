@@ -138,6 +138,16 @@ def test_a_stream_that_stays_full_refuses_each_row(plane: dp.Plane) -> None:
             sent[3].result()
 
 
+def test_a_block_that_finds_no_room_brings_what_there_is_room_for(plane: dp.Plane) -> None:
+    stream = plane.stream("s", tasks=["t"], max_rows=8)
+    stream.append({"x": np.arange(4), "ids": [[]] * 4, "answer": [""] * 4})
+    with stream.appender(max_rows=7, max_delay=60) as appender:
+        for x in range(7):
+            appender.send(row(4 + x))
+        assert [x for x, _, _ in drained(stream, 8)] == list(range(8))  # which waits for rows, as they do for room
+    assert [x for x, _, _ in drained(stream, 3)] == [8, 9, 10]
+
+
 def test_what_was_sent_when_the_stream_or_the_node_goes_fails(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", tasks=["t"], max_rows=1)
@@ -199,3 +209,25 @@ async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
         async with stream.consume("t", rows=161, min_rows=161, columns=["x"], timeout=10) as delivery:
             assert sorted((await delivery.get())["x"].to_list()) == list(range(161))
             assert set(delivery.keys) >= {key for each in keys for key in each}
+
+
+async def test_appends_that_are_under_way_go_together_and_one_that_is_cancelled_does_not(node: StandingNode) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("s", tasks=["t"], max_rows=4)
+        first = [asyncio.ensure_future(stream.append(row(x))) for x in range(4)]
+        assert len({key for keys in await asyncio.gather(*first) for key in keys}) == 4
+        waiting = [asyncio.ensure_future(stream.append(row(x), group=f"g{x}", version=x)) for x in range(4, 12)]
+        while (await stream.stats())["waiting"] == 0:
+            await asyncio.sleep(0)
+        for x in (4, 6, 11):
+            waiting[x - 4].cancel()
+        assert isinstance((await asyncio.gather(waiting[0], return_exceptions=True))[0], asyncio.CancelledError)
+        came: list[tuple[int, int, Any]] = []
+        while len(came) < 9:
+            async with stream.consume("t", rows=4, columns=["x"], timeout=10) as delivery:
+                found = (await delivery.get())["x"].to_list()
+                came += list(zip(found, delivery.versions, delivery.groups, strict=True))
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(each, asyncio.CancelledError) for each in ended] == [x in (4, 6, 11) for x in range(4, 12)]
+        assert sorted(came) == sorted([(x, 0, None) for x in range(4)] + [(x, x, f"g{x}") for x in (5, 7, 8, 9, 10)])
+        assert (await stream.stats())["rows"] == 0

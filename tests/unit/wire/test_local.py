@@ -457,3 +457,29 @@ async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: E
         one.channel.send(m.Stored(1, 1 << 64))
     one.channel.send(m.Stats(2))
     assert await two.message() == m.Stats(2)
+
+
+async def test_answers_to_what_came_together_go_together() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps sends apart
+    end = End(ours)
+    try:
+        theirs.setblocking(False)
+        end.on_message = lambda message: end.channel.send(m.Done(message.id))
+        theirs.send(b"".join(frame(m.Stats(i)) for i in range(20)))
+        await end.message(20)
+        answers = b"".join(frame(m.Done(i)) for i in range(20))
+        assert theirs.recv(1 << 20) == answers
+        end.channel.gather()
+        for i in range(20):
+            end.channel.send(m.Done(i))
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        await asyncio.sleep(0)
+        assert theirs.recv(1 << 20) == answers
+        end.channel.gather()
+        end.channel.send(m.Done(20))
+        end.channel.close()  # what was gathered goes before
+        assert theirs.recv(1 << 20) == frame(m.Done(20))
+    finally:
+        end.channel.close()
+        theirs.close()
