@@ -22,8 +22,9 @@ from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes,
 from dataplane.batch.dedupe import Each, distinct
 from dataplane.batch.dtypes import name_of
 from dataplane.batch.field import MAX_COLUMNS, MEASURED, Field, check_field, is_text, most_items, refuse
+from dataplane.batch.form import Form
 from dataplane.batch.infer import infer
-from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned, check_shapes
+from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, Index, ShardLayout, aligned, check_shapes, form_of
 from dataplane.batch.pieces import Reading, Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
@@ -68,6 +69,15 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
     def layout(self, base: int) -> ColumnLayout:
         """Where everything is once it is written at `base`, a multiple of 64, in the shard's extent."""
         return _layout(self.values, _placed(self.buffers, base), self.index)
+
+    def form(self, base: int, numbers: list[int]) -> Form:
+        """As `layout.form_of` that layout, which is not made where it is simple."""
+        if self.values.children or self.values.index is not None or self.index is not None:
+            return form_of(self.layout(base), numbers)
+        numbers += (self.rows, self.rows)
+        for place in _placed(self.buffers, base):
+            numbers += place
+        return Form(self.field, len(self.buffers))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.

@@ -68,7 +68,11 @@ def join(columns: Sequence[tuple[str, Form]], numbers: Iterable[int]) -> bytes:
     outline, table = _encoder.encode(columns), list(numbers)
     low, high = min(table, default=0), max(table, default=0)
     code = "q" if low < 0 else next((code for code, bound in _CODES.items() if high < bound), "q")
-    return _HEAD.pack(code.encode(), len(outline)) + outline + np.array(table, np.int64).astype(f"<{code}").tobytes()
+    try:
+        packed = struct.pack(f"<{len(table)}{code}", *table)
+    except struct.error as error:
+        raise OverflowError(str(error)) from None
+    return _HEAD.pack(code.encode(), len(outline)) + outline + packed
 
 
 def split(encoded: bytes | bytearray | memoryview) -> tuple[Outline, Numbers]:

@@ -69,7 +69,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def encode(self) -> bytes:
         """The layout as bytes: see `batch.form`."""
         numbers: list[int] = []
-        columns = [(name, _form(column, numbers)) for name, column in self.columns]
+        columns = [(name, form_of(column, numbers)) for name, column in self.columns]
         return form.join(columns, numbers)
 
     @classmethod
@@ -89,12 +89,12 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return next((layout for known, layout in self.columns if known == name), None)
 
 
-def _form(column: ColumnLayout, numbers: list[int]) -> Form:
+def form_of(column: ColumnLayout, numbers: list[int]) -> Form:
     """The column without its numbers, which are put behind the others."""
     numbers += (column.rows, column.stored)
     for buffer in column.buffers:
         numbers += buffer
-    children = tuple([_form(child, numbers) for child in column.children])
+    children = tuple([form_of(child, numbers) for child in column.children])
     return Form(column.field, len(column.buffers), children, column.indexed)
 
 

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from dataplane.batch import tensors
+from dataplane.batch import form, tensors
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
-from dataplane.batch.layout import ShardLayout
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.device import ordering
@@ -214,8 +213,9 @@ def _payload(group: Sequence[PlannedColumn]) -> bytes:
 
 def _layout_of(group: Sequence[PlannedColumn]) -> bytes:
     """The encoded layout of columns one after another."""
-    layouts, base = [], 0
+    numbers: list[int] = []
+    columns, base = [], 0
     for column in group:
-        layouts.append((column.name, column.layout(base)))
+        columns.append((column.name, column.form(base, numbers)))
         base += column.nbytes
-    return ShardLayout(tuple(layouts)).encode()
+    return form.join(columns, numbers)

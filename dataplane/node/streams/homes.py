@@ -284,9 +284,7 @@ class Homes:
     def keep(self, ref: BatchRef, *, anywhere: bool = False) -> None:
         """Rows of a stream are about to need what `ref` means, of which what is stored elsewhere is on nodes that are
         there, or `anywhere`. Raises Freed, Corrupt, OwnerDied where it is gone."""
-        if ref.stored_nbytes > _MAX_BYTES:
-            what = "bytes of an append"
-            raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)
+        _check_bytes(ref.stored_nbytes)
         for (node, shard), selected in ref.footprint().items():
             if node != self._node:
                 if anywhere or self.replica((node, shard)) is not None or self.elsewhere(node, shard_of(shard)):
@@ -297,6 +295,11 @@ class Homes:
             for columns, rows in selected:
                 self._store.require(shard, columns, rows)
         self.keep_too(ref)
+
+    def keep_stored(self, shard: int, nbytes: int) -> None:
+        """As `keep`, of all of a shard that was stored here just now, of so many bytes of values."""
+        _check_bytes(nbytes)
+        self._needed[self._node, shard] += 1
 
     def gone(self, ref: BatchRef, *, anywhere: bool = False) -> Index:
         """Which of these rows can not be kept, as `keep` says: who stored something of them has died."""
@@ -398,3 +401,9 @@ class Homes:
         """The node stops."""
         for stream in list(self._by_token.values()):
             self.drop(stream)
+
+
+def _check_bytes(nbytes: int) -> None:
+    if nbytes > _MAX_BYTES:
+        what = "bytes of an append"
+        raise LimitExceeded(f"more than {_MAX_BYTES} {what}", what=what, asked=_MAX_BYTES + 1, limit=_MAX_BYTES)

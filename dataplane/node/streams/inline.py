@@ -99,6 +99,11 @@ class Inlining:
 
     def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
         versions = packed.int64("versions", request.versions)
+        if isinstance(self._streams, Streaming):
+            version = int(versions.max()) if len(versions) else 0
+            ticket = self._streams.ticket_now(request, version, len(versions))
+            if ticket is not None:
+                return self._append_now(request, ticket, self._streams, deadline)
         admit = m.Admit(
             request.id,
             request.stream,
@@ -111,8 +116,6 @@ class Inlining:
             (request.groups or [*request.keys, ""])[0],
         )
         admitted = self._streams.answer(admit, deadline)
-        if isinstance(self._streams, Streaming) and isinstance(admitted, m.Admitted):
-            return self._append_now(request, admitted.ticket, self._streams, deadline)
         return partial(self._append_later, request, admitted, deadline)
 
     def _append_now(
@@ -142,7 +145,7 @@ class Inlining:
 
     def _appended(self, request: m.AppendInline, ticket: int, shard: int, streams: Streaming) -> m.Reply:
         try:
-            reply = streams.append_stored(request, self._ref(request.columns, shard), ticket)
+            reply = streams.append_stored(request, self._ref(request.columns, shard), ticket, shard)
         except BaseException:
             self._give_back(request.stream, ticket)
             self._store.free([shard])

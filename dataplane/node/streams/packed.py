@@ -47,9 +47,14 @@ def numbers(what: str, packed: bytes, count: int) -> Index:
 
 def lengths(packed: Mapping[str, bytes], ref: BatchRef) -> dict[str, Index]:
     """By ragged column, how long its rows are. Raises ProtocolMismatch."""
+    if not packed:
+        return {}
     found = {name: numbers(f"lengths of {name!r}", values, len(ref)) for name, values in packed.items()}
+    columns, one = ref.columns, len(ref) == 1
     for name, values in found.items():
-        if name not in ref.columns or (len(values) and not 0 <= values.min() <= values.max() < _MAX_LENGTH):
+        if one and name in columns and 0 <= values.item() < _MAX_LENGTH:
+            continue
+        if name not in columns or (len(values) and not 0 <= values.min() <= values.max() < _MAX_LENGTH):
             raise ProtocolMismatch(f"lengths of {name!r}, which no column has")
     return found
 

@@ -209,13 +209,23 @@ class Streaming:
 
     def _admit_now(self, request: m.Admit, stream: Stream) -> m.Admitted | None:
         """Leave to append, or None where it has to be waited for."""
-        packed.bound("rows of an append", m.MAX_ROWS, request.rows)
-        if request.rows < 1 or request.nbytes < 0:
-            raise ProtocolMismatch(f"an append of {request.rows} rows and {request.nbytes} bytes")
-        if request.key and stream.home.books.keys.known(request.key, request.digest) is not None:
-            return m.Admitted(request.id, stream.token, 0)
-        ticket, _ = self._ticket(request.rows, request.nbytes, request.version, stream)
-        return m.Admitted(request.id, stream.token, ticket) if ticket else None
+        asked = request.rows, request.nbytes, request.version, request.key, request.digest
+        ticket = self._ticket_now(*asked, stream)
+        return None if ticket is None else m.Admitted(request.id, stream.token, ticket)
+
+    def ticket_now(self, request: m.AppendInline, version: int, rows: int) -> int | None:
+        """A ticket for the rows of this request, 0 where they came before by the very same call; None where it has to be
+        waited for. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        key, nbytes = request.keys[0] if request.keys else "", sum(request.columns.nbytes)
+        return self._ticket_now(rows, nbytes, version, key, request.digest, self._homes.find(request.stream))
+
+    def _ticket_now(self, rows: int, nbytes: int, version: int, key: str, digest: bytes, stream: Stream) -> int | None:
+        packed.bound("rows of an append", m.MAX_ROWS, rows)
+        if rows < 1 or nbytes < 0:
+            raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
+        if key and stream.home.books.keys.known(key, digest) is not None:
+            return 0
+        return self._ticket(rows, nbytes, version, stream)[0] or None
 
     def _ticket(self, rows: int, nbytes: int, version: int, stream: Stream) -> tuple[int, str]:
         """A ticket for an append that no limit holds back; else 0, and what does. It does not wait."""
@@ -298,13 +308,19 @@ class Streaming:
         self.kept(staged, ref)
         return reply
 
-    def append_stored(self, request: m.AppendInline, ref: BatchRef, ticket: int) -> m.Appended:
-        """The rows of the request come, of which `ref` says where they were stored, by a ticket of the client's. Where
-        they do not, or are not new, no row needs what `ref` means. Raises as `Home.append`, LeaseExpired."""
-        return self._come(request, ref, ticket, self._homes.find(request.stream), ())
+    def append_stored(self, request: m.AppendInline, ref: BatchRef, ticket: int, shard: int) -> m.Appended:
+        """The rows of the request come, which `ref` means all of a shard of, stored just now, by a ticket of the
+        client's. Where they do not, or are not new, no row needs that. Raises as `Home.append`, LeaseExpired."""
+        return self._come(request, ref, ticket, self._homes.find(request.stream), (), shard)
 
     def _come(
-        self, request: m.Append | m.AppendInline, ref: BatchRef, ticket: int, stream: Stream, spares: Sequence[bytes]
+        self,
+        request: m.Append | m.AppendInline,
+        ref: BatchRef,
+        ticket: int,
+        stream: Stream,
+        spares: Sequence[bytes],
+        stored: int | None = None,
     ) -> m.Appended:
         home, kept = stream.home, False
         if not self._owns(stream.token, ticket):
@@ -318,7 +334,10 @@ class Streaming:
                 spares,
             )
             packed.one_a_row("keys", request.keys, len(ref))
-            self._homes.keep(ref)
+            if stored is not None and isinstance(request, m.AppendInline):
+                self._homes.keep_stored(stored, sum(request.columns.nbytes))
+            else:
+                self._homes.keep(ref)
             kept = True
             first, new = home.append(ticket, ref, request.keys, request.digest, arrival, stream.clock())
         except BaseException:
