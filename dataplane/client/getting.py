@@ -68,12 +68,13 @@ class Getter:
             except BaseException:
                 self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
                 raise
+            segments = self._connection.segments
             for together in _together(reply.shards):
                 pin = self._connection.pins.hold(*[number for number, *_ in together])
                 views = self._views(together, pin)
                 for number, segment, offset, size, _, _ in together:
                     view = views(segment, offset, size) if views is not None else None
-                    shard = HeldShard(self._connection.segments[segment], offset, size, pin, view)
+                    shard = HeldShard(segments[segment], offset, size, pin, view)
                     held[named[number]] = Held(shard, size, layouts[number])
         opening = Opening(held)
         return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})

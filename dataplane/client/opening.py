@@ -45,11 +45,15 @@ class Opening:
 
     def __init__(self, held: Mapping[ShardKey, Held]) -> None:
         self._held = held
+        self._alike_all = len({id(each.laid.outline) for each in held.values()}) == 1
         self._stacks: dict[tuple[ShardKey, ...], Stack] = {}
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
         """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
-        sources, order = self._together(*ref.sources(name))
+        sources, order = ref.sources(name)
+        if self._alike_all and len({piece.ordinal for piece in sources}) == 1:
+            return Column.of(name, field, list(self._opened(name, field, sources[0].ordinal, sources)), order)
+        sources, order = self._together(sources, order)
         selections: list[Selection] = []
         for (_, ordinal), several in groupby(sources, self._alike):
             selections += self._opened(name, field, ordinal, list(several))
@@ -108,8 +112,13 @@ class Opening:
     def _stacked(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Selection | None:
         """The pieces as one; None where they are large, or so little of them is wanted that it is not worth it."""
         stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
-        rows, wanted = stack.rows, sum(len(piece.rows) for piece in pieces)
+        rows, several = stack.rows, [piece.rows for piece in pieces]
         total = int(rows.sum())
+        if stack.nbytes(ordinal) <= _MOST * len(pieces) and all(map(Rows.covers, several, rows.tolist())):
+            stacked = stack.column(name, ordinal)
+            check_fits(name, stacked.layout.field, field)
+            return Selection(stacked, Rows.range(0, total))
+        wanted = sum(map(len, several))
         if stack.nbytes(ordinal) > _MOST * len(pieces) or 2 * wanted < total:
             return None
         ends = np.cumsum(rows)
@@ -117,9 +126,6 @@ class Opening:
         check_fits(name, stacked.layout.field, field)
         if any(piece.rows.stop > own for piece, own in zip(pieces, rows.tolist(), strict=True)):
             return None  # which `opened` refuses
-        whole = wanted == total and all(piece.rows.slice is not None for piece in pieces)
-        if whole:
-            return Selection(stacked, Rows.range(0, total))
         starts = (ends - rows).tolist()
         chosen = [piece.rows.array() + start for piece, start in zip(pieces, starts, strict=True)]
         return Selection(stacked, Rows.index(np.concatenate(chosen)))
@@ -128,7 +134,11 @@ class Opening:
         stack = self._stacks.get(keys)
         if stack is None:
             held = [self._held[key] for key in keys]
-            table = np.array([each.laid.numbers for each in held])
-            shards = [each.memory.read(0, each.size) for each in held]
+            different = {id(each.laid): each.laid.numbers for each in held}
+            if len(different) == 1:
+                table = np.broadcast_to(held[0].laid.numbers, (len(held), len(held[0].laid.numbers)))
+            else:
+                table = np.array([each.laid.numbers for each in held])
+            shards = [each.memory.whole() for each in held]
             stack = self._stacks[keys] = Stack(held[0].laid.outline, table, shards)
         return stack

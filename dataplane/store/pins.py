@@ -21,6 +21,13 @@ class Pins:
         mine[shard] = mine.get(shard, 0) + 1
         self._total[shard] = self._total.get(shard, 0) + 1
 
+    def add_all(self, client: Hashable, shards: Iterable[int]) -> None:
+        """As `add`, for each of these."""
+        mine, total = self._of.setdefault(client, {}), self._total
+        for shard in shards:
+            mine[shard] = mine.get(shard, 0) + 1
+            total[shard] = total.get(shard, 0) + 1
+
     def inherit(self, client: Hashable, heir: Hashable) -> None:
         """The heir holds what the client holds, as often, besides what it held."""
         for shard, count in self._of.get(client, {}).items():

@@ -93,6 +93,22 @@ class Residency:
         self._push(shard)
         self.wake_up()
 
+    def used_all(self, shards: Iterable[Shard]) -> None:
+        """As `used`, one after another. Many are put in order together: each by itself goes all the way up the heap."""
+        heaps: tuple[list[tuple[int, int]], ...] = ([], [])
+        for shard in shards:
+            shard.next_use = next(self._uses)
+            heaps[shard.clean].append((-shard.next_use, shard.number))
+        for heap, more, clean in ((self._dirty_heap, heaps[False], False), (self._clean_heap, heaps[True], True)):
+            if len(more) * len(heap).bit_length() < len(heap):
+                for entry in more:
+                    heapq.heappush(heap, entry)
+            elif more:
+                heap += more
+                heapq.heapify(heap)
+            self._tidy(heap, clean=clean)
+        self.wake_up()
+
     def discard(self, shard: Shard) -> None:
         """Give back what the shard has, in memory and on disk."""
         self._drop_file(shard)

@@ -22,7 +22,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,7 @@ _PLACE = 64  # bytes, more than it takes to say where a shard is
 _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(NamedTuple):
     """Where a pinned shard's bytes are, and which of its cells still count (None: all)."""
 
     shard: int
@@ -325,8 +324,7 @@ class Store:
         shards = [self._find(number) for number in numbers]
         if any(shard.extent is None for shard in shards):
             return None
-        for shard in shards:
-            self.pins.add(client, shard.number)
+        self.pins.add_all(client, numbers)
         return self._pinned(shards)
 
     async def pin(self, client: Hashable, numbers: Sequence[int], deadline: Deadline) -> list[Pinned]:
@@ -472,22 +470,23 @@ class Store:
         self._unheld(number for number in numbers if self.pins.drop(client, number))
 
     def _unheld(self, numbers: Iterable[int]) -> None:
+        used: list[Shard] = []
         for number in numbers:
-            kept = self._handles.get(number)
+            kept = self._handles.get(number) if self._handles else None
             if kept is not None:
                 if kept.over:
                     self._end_kept(kept)
                 continue
-            freed = self._held_freed.pop(number, None)
+            freed = self._held_freed.pop(number, None) if self._held_freed else None
             if freed is None:
                 shard = self._shards[number]
                 if number in self._to_hollow:
                     self._to_hollow.discard(number)
                     self._hollow(shard, range(shard.columns), Rows.range(0, shard.rows))
-                self._residency.used(shard)
+                used.append(shard)
             elif freed.moving is None:
                 self._residency.discard(freed)
-        self._residency.wake_up()
+        self._residency.used_all(used)
 
     # Freeing
 

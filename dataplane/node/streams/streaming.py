@@ -214,8 +214,8 @@ class Streaming:
         return None if ticket is None else m.Admitted(request.id, stream.token, ticket)
 
     def ticket_now(self, request: m.AppendInline, version: int, rows: int) -> int | None:
-        """A ticket for the rows of this request, 0 where they came before by the very same call; None where it has to be
-        waited for. Raises Closed, LimitExceeded, ProtocolMismatch."""
+        """A ticket for the rows of this request, 0 where they came before by the very same call; None where one has to
+        be waited for. Raises Closed, LimitExceeded, ProtocolMismatch."""
         key, nbytes = request.keys[0] if request.keys else "", sum(request.columns.nbytes)
         return self._ticket_now(rows, nbytes, version, key, request.digest, self._homes.find(request.stream))
 
