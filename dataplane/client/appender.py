@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from dataplane.batch.joining import Form, Taken
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values, mismatch
 from dataplane.client import arguments
+from dataplane.client.blocks import Block, Call, Sent
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import Closed, DataplaneError, Misuse, SchemaMismatch
 from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
@@ -45,162 +46,6 @@ _FORMS = 64
 Begin = Callable[[Coroutine[Any, Any, None]], None]
 
 
-class _Call:
-    """The rows of one `send`."""
-
-    __slots__ = (
-        "asked",
-        "count",
-        "deadline",
-        "error",
-        "form",
-        "groups",
-        "keys",
-        "tags",
-        "taken",
-        "versions",
-        "withdrawn",
-    )
-
-    def __init__(
-        self,
-        form: Form,
-        taken: Taken,
-        keys: list[str],
-        groups: list[Any],
-        versions: list[int],
-        tags: dict[str, Any],
-        deadline: Deadline,
-    ) -> None:
-        self.deadline = deadline
-        self.withdrawn = False
-        """Nobody wants it any more."""
-        self.asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
-        self.form, self.count = form, taken.rows
-        self.taken: Taken | None = taken
-        self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
-        self.error: BaseException | None = None
-
-    def like(self, other: _Call) -> bool:
-        """Whether both can be of one append."""
-        return (
-            self.form is other.form
-            and not self.form.alone
-            and (not self.keys) is (not other.keys)
-            and (not self.groups) is (not other.groups)
-            and self.tags.keys() == other.tags.keys()
-        )
-
-
-class _Block:
-    """Calls whose rows are appended as one."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-        self.rows = self.nbytes = 0
-        self.full = False
-        """Nothing more is put into it."""
-        self.filled = asyncio.Event()
-        self.done = asyncio.Event()
-
-    async def bring(self, stream: AsyncStream, unseen: dict[_Call, None]) -> None:
-        """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which is
-        `unseen`."""
-        left, most = self.calls, len(self.calls)
-        ended: DataplaneError = Closed("the appender was stopped")
-        try:
-            while left := [call for call in left if not call.withdrawn]:
-                some = left[:most]
-                error = await (self._together(some, stream) if len(some) > 1 else self._alone(some[0], stream))
-                if error is None:
-                    left, most = left[len(some) :], 2 * most
-                elif not isinstance(error, Backpressure | LimitExceeded | Misuse) or isinstance(error, Closed | Forked):
-                    ended = error
-                    break
-                elif len(some) > 1:  # some of them may be taken, also where not all will ever be
-                    most = len(some) // 2
-                else:
-                    some[0].error, left = error, left[1:]
-        finally:
-            for call in self.calls:
-                if call.taken is not None:
-                    call.error = call.error or type(ended)(str(ended), **ended.fields)
-                    if not call.withdrawn:
-                        unseen[call] = None
-                call.taken = None  # who asks for the keys may come late
-            self.done.set()
-
-    async def _alone(self, call: _Call, stream: AsyncStream) -> DataplaneError | None:
-        """Append the rows of this call, unless it is withdrawn meanwhile."""
-        call.asked = asyncio.get_running_loop().create_task(self._together([call], stream))
-        try:
-            await asyncio.wait([call.asked])
-            return None if call.asked.cancelled() else call.asked.result()
-        finally:
-            call.asked.cancel()
-            call.asked = None
-
-    async def _together(self, calls: list[_Call], stream: AsyncStream) -> DataplaneError | None:
-        """Append the rows of these calls as one; the error, if they are not. Several do not wait: there may be room for
-        some of them, on which a consumer waits that is to make room for the others."""
-        first = calls[0]
-        try:
-            keys = await stream.append_block(
-                first.form.joined([call.taken for call in calls if call.taken is not None]),
-                keys=[key for call in calls for key in call.keys] if first.keys else None,
-                group=[group for call in calls for group in call.groups] if first.groups else None,
-                version=[version for call in calls for version in call.versions],
-                tags={name: [tag for call in calls for tag in call.tags[name]] for name in first.tags} or None,
-                timeout=first.deadline.remaining_s if len(calls) == 1 else 0.0,
-            )
-        except DataplaneError as error:
-            return error
-        start = 0
-        for call in calls:
-            call.keys = keys[start : start + call.count]
-            call.taken = None
-            start += call.count
-        return None
-
-
-class Sent:
-    """Rows that were sent. To be awaited: their keys, once they are in the stream, or the error with which they are
-    not."""
-
-    __slots__ = ("_block", "_call", "_unseen")
-
-    def __init__(self, block: _Block, call: _Call, unseen: dict[_Call, None]) -> None:
-        self._block = block
-        self._call = call
-        self._unseen = unseen
-
-    @property
-    def done(self) -> bool:
-        """Whether it is known what became of them."""
-        return self._block.done.is_set()
-
-    def keys(self) -> list[str]:
-        """Their keys, once it is `done`. Raises the error with which they are not there."""
-        if self._call.error is not None:
-            self._unseen.pop(self._call, None)
-            raise self._call.error
-        return self._call.keys
-
-    async def wait(self) -> list[str]:
-        """As awaiting it."""
-        await self._block.done.wait()
-        return self.keys()
-
-    def withdraw(self) -> None:
-        """Do not append them, unless they are already."""
-        self._call.withdrawn = True
-        if self._call.asked is not None:
-            self._call.asked.cancel()
-
-    def __await__(self) -> Generator[Any, None, list[str]]:
-        return self.wait().__await__()
-
-
 class AsyncAppender:
     """Gathers rows for a stream. Made by `stream.appender`; a context manager that brings all that was sent."""
 
@@ -217,10 +62,10 @@ class AsyncAppender:
         if self._max_rows < 1:
             raise Misuse("a block has a row or more")
         self._lock = threading.Lock()
-        self._blocks: deque[_Block] = deque()  # the first of them is being appended, or waits for its delay
+        self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
         self._form: Form | None = None  # of the last rows
         self._forms: dict[Any, Form] = {}
-        self._unseen: dict[_Call, None] = {}  # that failed, and nobody was told
+        self._unseen: dict[Call, None] = {}  # that failed, and nobody was told
         self._room = asyncio.Event()
         self._running = False
         self._closed = False
@@ -295,7 +140,7 @@ class AsyncAppender:
 
     # What the faces share
 
-    def call(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> _Call:
+    def call(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Call:
         """The rows, checked and copied. Any thread may call. Raises SchemaMismatch, Misuse."""
         form = self._form
         taken = None if form is None else form.take(columns)
@@ -303,16 +148,16 @@ class AsyncAppender:
             form, taken = self._formed(columns)
         return self._called(form, taken, keys, group, version, tags)
 
-    def small(self, columns: Any, group: Any, version: Any, tags: Any) -> _Call | None:
+    def small(self, columns: Any, group: Any, version: Any, tags: Any) -> Call | None:
         """As `call`, of columns that are small and like those that were learnt last; None for others."""
         taken = None if self._form is None else self._form.take(columns, m.MAX_INLINE)
         if taken is None or self._form is None:
             return None
         return self._called(self._form, taken, None, group, version, tags)
 
-    def _called(self, form: Form, taken: Taken, keys: Any, group: Any, version: Any, tags: Any) -> _Call:
+    def _called(self, form: Form, taken: Taken, keys: Any, group: Any, version: Any, tags: Any) -> Call:
         rows, plain = taken.rows, arguments.plain
-        return _Call(
+        return Call(
             form,
             taken,
             arguments.keys_of(keys, rows),
@@ -349,7 +194,7 @@ class AsyncAppender:
         self._form = form
         return form
 
-    def offer(self, call: _Call) -> Sent | None:
+    def offer(self, call: Call) -> Sent | None:
         """Put the rows into a block; None where there is no room. Any thread may call. Raises Closed."""
         nbytes = 0 if call.taken is None else call.taken.nbytes
         with self._lock:
@@ -362,7 +207,7 @@ class AsyncAppender:
                     return None
                 if block is not None:
                     self._fill(block)
-                block = _Block()
+                block = Block()
                 self._blocks.append(block)
             block.calls.append(call)
             block.rows += call.count
@@ -374,7 +219,7 @@ class AsyncAppender:
             self._begin(self._run())
         return Sent(block, call, self._unseen)
 
-    def _fill(self, block: _Block) -> None:
+    def _fill(self, block: Block) -> None:
         if not block.full:
             block.full = True
             self._soon(block.filled.set)
@@ -385,7 +230,7 @@ class AsyncAppender:
 
     async def _run(self) -> None:
         """Append blocks as long as there are some."""
-        block: _Block | None = None
+        block: Block | None = None
         try:
             while (block := self._following(block)) is not None:
                 with suppress(TimeoutError):
@@ -408,7 +253,7 @@ class AsyncAppender:
             block.done.set()
         self._room.set()
 
-    def _following(self, done: _Block | None) -> _Block | None:
+    def _following(self, done: Block | None) -> Block | None:
         """The next block; None where there is none, and the next that is begun runs again."""
         with self._lock:
             if done is not None:

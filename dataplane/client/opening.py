@@ -50,10 +50,10 @@ class Opening:
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
         """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
-        sources, order = ref.sources(name)
-        if self._alike_all and len({piece.ordinal for piece in sources}) == 1:
-            return Column.of(name, field, list(self._opened(name, field, sources[0].ordinal, sources)), order)
-        sources, order = self._together(sources, order)
+        found, order = ref.sources(name)
+        if self._alike_all and len({piece.ordinal for piece in found}) == 1:
+            return Column.of(name, field, list(self._opened(name, field, found[0].ordinal, found)), order)
+        sources, order = self._together(found, order)
         selections: list[Selection] = []
         for (_, ordinal), several in groupby(sources, self._alike):
             selections += self._opened(name, field, ordinal, list(several))

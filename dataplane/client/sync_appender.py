@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from dataplane.client import appender
+from dataplane.client import appender, blocks
 from dataplane.errors import DataplaneError
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class Sent:
 
     __slots__ = ("_inner", "_wait")
 
-    def __init__(self, inner: appender.Sent, wait: Wait) -> None:
+    def __init__(self, inner: blocks.Sent, wait: Wait) -> None:
         self._inner = inner
         self._wait = wait
 
