@@ -33,6 +33,7 @@ from dataplane.workloads import generate
 
 RUNS = 7
 BLOCK = 1024
+_ROW = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
 _BLOCKS = 60
 
 
@@ -142,7 +143,7 @@ def latency(scratch: Path) -> list[Row]:
 
 def single(scratch: Path) -> list[Row]:
     """One row at a time, as agents append: 512 token ids as a list, 512 float32 and a float; and a reward for each."""
-    columns = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
+    columns = _ROW
     p50, rates, extends, spent = [], [], [], []
     with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
         stream = plane.stream("single", tasks=["t"])
@@ -183,6 +184,61 @@ def _gathered(stream: Any, columns: dict[str, Any], rows: int = 20_000) -> float
     rate = rows / (time.perf_counter() - began)
     stream.drop_rows([key for each in sent for key in each.result()])
     return rate
+
+
+def consumed(scratch: Path) -> list[Row]:
+    """The same rows, appended by an appender, consumed 64 at a time: acked alone, and with their columns read."""
+    acked, read = [], []
+    with dp.connect(config=dp.NodeConfig(memory="512MiB", prewarm=0, spill_dir=scratch)) as plane:
+        stream = plane.stream("consumed", tasks=["t"])
+        for reads in [False, True] * RUNS:  # by turns
+            with stream.appender() as appender:
+                for _ in range(8192):
+                    appender.send(_ROW)
+            began = time.perf_counter()
+            for _ in range(8192 // 64):
+                with stream.consume("t", rows=64, min_rows=64, columns=list(_ROW)) as delivery:
+                    if reads:
+                        batch = delivery.get()
+                        assert [len(batch[name].numpy()) for name in batch] == [64] * 3
+            (read if reads else acked).append(8192 / (time.perf_counter() - began))
+    return [
+        row("rows consumed in 64s, acked", acked, at_least=60_000, unit="rows/s"),
+        row("the same, three columns read", read, at_least=40_000, unit="rows/s"),
+    ]
+
+
+def _append_in_child(address: str, pipe: Any, rows: int) -> None:
+    with dp.connect(address) as plane:
+        stream = plane.stream("producers")
+        stream.append(_ROW)
+        while pipe.recv():
+            pipe.send([key for _ in range(rows) for key in stream.append(_ROW)])
+
+
+def producers(scratch: Path) -> list[Row]:
+    """Rows a second that eight processes append to one node, each one at a time."""
+    rates, count, rows = [], 8, 250
+    context = mp.get_context("spawn")
+    with dp.connect(config=dp.NodeConfig(memory="512MiB", prewarm=0, spill_dir=scratch)) as plane:
+        stream = plane.stream("producers", tasks=["t"])
+        pipes = [context.Pipe() for _ in range(count)]
+        children = [context.Process(target=_append_in_child, args=(plane.address, p, rows)) for _, p in pipes]
+        for child in children:
+            child.start()
+        while stream.stats()["rows"] < count:
+            time.sleep(0.01)
+        for _ in range(RUNS):
+            began = time.perf_counter()
+            for ours, _ in pipes:
+                ours.send(True)
+            keys = [key for ours, _ in pipes for key in ours.recv()]
+            rates.append(count * rows / (time.perf_counter() - began))
+            stream.drop_rows(keys)
+        for (ours, _), child in zip(pipes, children, strict=True):
+            ours.send(False)
+            child.join()
+    return [row("rows that eight processes append, one at a time", rates, at_least=6000, unit="rows/s")]
 
 
 async def _in_flight(address: str, columns: dict[str, Any], rows: int = 1600, most: int = 32) -> float:
@@ -302,7 +358,9 @@ def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
     return rows
 
 
-SECTIONS = {f.__name__: f for f in (bookkeeping, latency, single, idle, balance, pipeline, checkpoint)}
+SECTIONS = {
+    f.__name__: f for f in (bookkeeping, latency, single, consumed, producers, idle, balance, pipeline, checkpoint)
+}
 
 
 def main() -> None:
