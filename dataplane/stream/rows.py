@@ -461,8 +461,9 @@ class Rows:
 def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
     """Rows `index` of what `of` gives for the numbers `patch`, in this order, of these columns."""
     order = None
-    edges = np.flatnonzero(np.diff(patch)) + 1
-    if len(edges) > _RUNS:
+    steps = np.diff(patch)
+    edges = np.flatnonzero(steps) + 1
+    if len(edges) > _RUNS and (steps < 0).any():
         order = np.argsort(patch, kind="stable")
         patch, index = patch[order], index[order]
         edges = np.flatnonzero(np.diff(patch)) + 1
@@ -470,7 +471,8 @@ def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: 
     several = []
     for start, stop in pairwise(bounds):
         ref = of(int(patch[start]))
-        several.append((ref if ref.columns == tuple(names) else ref.select(*names))[index[start:stop]])
+        ref = ref if ref.columns == tuple(names) else ref.select(*names)
+        several.append(ref if stop - start == len(ref) == 1 else ref[index[start:stop]])
     together = concat(several)
     if order is None:
         return together
