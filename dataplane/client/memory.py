@@ -206,10 +206,6 @@ class HeldShard:
             self._view = self._segment.mapping(writable=False).array(*self._extent, self._pin)
         return self._view[offset : offset + nbytes]
 
-    def whole(self) -> Bytes:
-        """All of its bytes, read-only, in place."""
-        return self.read(0, self._extent[1]) if self._view is None else self._view
-
     def private(self, offset: int, nbytes: int) -> Bytes:
         """The same bytes, writable. All calls look into one copy."""
         self._check(offset, nbytes)

@@ -139,6 +139,6 @@ class Opening:
                 table = np.broadcast_to(held[0].laid.numbers, (len(held), len(held[0].laid.numbers)))
             else:
                 table = np.array([each.laid.numbers for each in held])
-            shards = [each.memory.whole() for each in held]
+            shards = [each.memory.read(0, each.size) for each in held]
             stack = self._stacks[keys] = Stack(held[0].laid.outline, table, shards)
         return stack
