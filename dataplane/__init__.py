@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dataplane.errors import Lost as Lost
     from dataplane.errors import Misuse as Misuse
     from dataplane.errors import NotReady as NotReady
+    from dataplane.errors import OutcomeUnknown as OutcomeUnknown
     from dataplane.errors import OwnerDied as OwnerDied
     from dataplane.errors import PeerUnavailable as PeerUnavailable
     from dataplane.errors import ProtocolMismatch as ProtocolMismatch
@@ -98,6 +99,7 @@ _HOMES = {
         "Lost",
         "Misuse",
         "NotReady",
+        "OutcomeUnknown",
         "OwnerDied",
         "PeerUnavailable",
         "ProtocolMismatch",

@@ -6,6 +6,7 @@
     │   ├── NotReady           no rows of a stream were ready before the deadline
     │   ├── PeerUnavailable    the node does not answer or has gone
     │   └── LeaseExpired       what was held went to somebody else in the meantime
+    ├── OutcomeUnknown         it may have been done or not; the same request again settles it
     ├── Lost                   the data are gone; make them again
     │   ├── OwnerDied          the node that held them has died
     │   ├── Corrupt            the bytes are not those that were written
@@ -83,6 +84,13 @@ class LeaseExpired(Retryable):
     """What was held was taken back after `lease_s` seconds without a sign of life."""
 
     FIELDS = {"lease_s": 0.0}
+
+
+class OutcomeUnknown(DataplaneError):
+    """What was asked may have been done, or may yet be. The same request again, under the same sequence, settles it
+    and is done once. `epoch`: of the partition whose leader did not answer, where it was one."""
+
+    FIELDS = {"epoch": 0}
 
 
 class Lost(DataplaneError):

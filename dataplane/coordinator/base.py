@@ -12,6 +12,7 @@ What always holds, of each implementation (`tests/conformance/coordinators.py`):
 
 - All calls but watches are linearizable: each takes effect at one moment between its beginning and its end.
 - A call that raises Unavailable did not take effect and will not; one that raises OutcomeUnknown may have, or may yet.
+  A read settles it, but for what is still on its way.
 - A watch gives the value as it is, then as it becomes. It may pass over values in between, never the last, and never
   gives an older one after a newer.
 """
@@ -21,16 +22,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 
-from dataplane.errors import DataplaneError, Retryable
+from dataplane.errors import OutcomeUnknown as OutcomeUnknown
+from dataplane.errors import Retryable
 
 
 class Unavailable(Retryable):
     """The coordinator can not be reached; nothing was changed."""
-
-
-class OutcomeUnknown(DataplaneError):
-    """The coordinator did not say whether it did what was asked. A read settles it, but for what is still on its
-    way."""
 
 
 class Registration(ABC):

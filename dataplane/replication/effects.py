@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dataplane.errors import DataplaneError
+from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.messages import Message
 from dataplane.replication.storage import Operation
@@ -49,4 +49,11 @@ class Store(msgspec.Struct, frozen=True):
     operation: Operation
 
 
-Effect = Send | Answer | Refuse | Swap | Store
+class Fault(msgspec.Struct, frozen=True):
+    """Log that a peer breaks the protocol; it is dropped, and should not be recruited again."""
+
+    peer: ReplicaId
+    error: Corrupt
+
+
+Effect = Send | Answer | Refuse | Swap | Store | Fault

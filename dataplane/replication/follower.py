@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from dataplane.errors import Corrupt
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.messages import Append, Appended, Install, Missing
+from dataplane.replication.messages import Append, Appended, Install, Installing, Missing, Snapshot
 from dataplane.replication.state import State
 
 _NONE: dict[int, int] = {}
@@ -18,7 +19,7 @@ _NONE: dict[int, int] = {}
 class Follower:
     """The role of a follower, over a replica's state."""
 
-    __slots__ = ("_acknowledged", "_matched", "_sent_s", "_state")
+    __slots__ = ("_acknowledged", "_matched", "_parts", "_sent_s", "_snapshot", "_state")
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -29,13 +30,15 @@ class Follower:
         self._matched = 0  # the log is the leader's up to here
         self._acknowledged = 0
         self._sent_s = -math.inf  # of the newest message of this leader
+        self._snapshot = 0, 0  # (index, epoch) of the snapshot that comes in parts
+        self._parts = bytearray()
 
     def append(self, message: Append, now: float) -> None:
         """Append what follows the entries that both logs have, and acknowledge it once it is on disk (section 2.1)."""
         self._hear(message.sent_s, now)
         state, log = self._state, self._state.log
         if not log.has(message.previous, message.previous_epoch):
-            missing = Missing(message.configuration.epoch, message.sent_s, state.committed)
+            missing = Missing(message.configuration.epoch, message.sent_s, message.previous, state.committed)
             state.send(message.configuration.leader, missing)
             return
         if message.entries:
@@ -45,12 +48,27 @@ class Follower:
         self._acknowledge()
 
     def install(self, message: Install, now: float) -> None:
-        """Take the leader's snapshot, unless this log has got as far in the meantime."""
+        """Take a part of the leader's snapshot, and all of it once it is there, unless this log has got as far in the
+        meantime. Raises Corrupt for what is no part of one."""
         self._hear(message.sent_s, now)
-        if message.snapshot.index > self._state.committed:
-            self._state.install(message.snapshot)
+        state = self._state
+        if message.index > state.committed:
+            if self._snapshot != (message.index, message.epoch):
+                self._snapshot, self._parts = (message.index, message.epoch), bytearray()
+            if message.offset == len(self._parts):
+                self._parts += message.part
+            if len(self._parts) > message.size:
+                raise Corrupt(f"a snapshot of {message.size} bytes came with {len(self._parts)}")
+            if len(self._parts) < message.size:
+                epoch = message.configuration.epoch
+                received = Installing(epoch, message.sent_s, message.index, len(self._parts))
+                state.send(message.configuration.leader, received)
+                return
+            state.install(Snapshot(message.index, message.epoch, bytes(self._parts)))
             self._matched = 0
-        self._match(message.snapshot.index)
+        self._parts = bytearray()
+        self._snapshot = 0, 0
+        self._match(message.index)
         self._acknowledge()
 
     def stored(self) -> None:
@@ -64,7 +82,7 @@ class Follower:
         configuration = state.configuration
         if configuration.leader == state.me:
             return configuration.restarted()  # this life of the replica did not begin this epoch
-        if state.me in configuration.followers and state.promise.over(now):
+        if state.me in configuration.followers and state.promise.silent(configuration.leader, now):
             return configuration.deposed_by(state.me)
         return None
 
@@ -75,11 +93,11 @@ class Follower:
         if configuration.leader == state.me:
             return now + state.settings.retry_s
         if state.me in configuration.followers:
-            return max(state.promise.until, now + state.settings.beat_s)
+            return max(state.promise.until(configuration.leader), now + state.settings.beat_s)
         return math.inf
 
     def _hear(self, sent_s: float, now: float) -> None:
-        self._state.promise.hear(now)
+        self._state.promise.hear(self._state.configuration.leader, now)
         self._sent_s = max(self._sent_s, sent_s)
 
     def _match(self, index: int) -> None:

@@ -12,15 +12,15 @@ What always holds (PacificA, sections 2.1 and 2.4):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 
-from dataplane.errors import DataplaneError
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, OutcomeUnknown
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Refuse
-from dataplane.replication.errors import NotLeader, OutcomeUnknown
+from dataplane.replication.effects import Answer, Fault, Refuse
+from dataplane.replication.errors import NotLeader
 from dataplane.replication.handoff import Handoff
 from dataplane.replication.lease import Lease
-from dataplane.replication.messages import Appended, Entry, Missing
+from dataplane.replication.messages import Appended, Entry, Installing, Missing
 from dataplane.replication.progress import Progress
 from dataplane.replication.recruitment import Recruitment
 from dataplane.replication.state import State
@@ -29,7 +29,7 @@ from dataplane.replication.state import State
 class Leader:
     """The role of a leader, over a replica's state, from the epoch `term` on until somebody else leads."""
 
-    __slots__ = ("_handoff", "_lease", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
+    __slots__ = ("_handoff", "_lease", "_out", "_peers", "_recruitment", "_requests", "_start", "_state", "term")
 
     def __init__(self, state: State, now: float) -> None:
         self._state = state
@@ -39,6 +39,7 @@ class Leader:
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
         self._handoff = Handoff()
+        self._out: dict[ReplicaId, float] = {}  # peers that had ended by then, or (inf) that lie
         state.machine.forget()
         for follower in state.configuration.followers:
             self._peers[follower] = Progress(state, follower, now)
@@ -68,6 +69,16 @@ class Leader:
         if not decision.commands:
             state.effects.append(Answer(number, decision.result))
             return
+        largest = max(map(len, decision.commands))
+        if largest > state.settings.max_command:
+            too_large = LimitExceeded(
+                f"a command of {largest} bytes; one may have {state.settings.max_command}: ask for fewer rows at once",
+                what="command",
+                asked=largest,
+                limit=state.settings.max_command,
+            )
+            state.effects.append(Refuse(number, too_large))
+            return
         epoch = state.configuration.epoch
         state.log.append(tuple(Entry(epoch, command) for command in decision.commands))
         self._requests[state.log.last] = number
@@ -82,21 +93,39 @@ class Leader:
     # Answers of peers
 
     def appended(self, sender: ReplicaId, message: Appended, now: float) -> None:
-        peer = self._peers.get(sender)
+        peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
-        self._lease.renew(sender, message.sent_s)
-        peer.appended(message)
+        try:
+            peer.appended(message)
+        except Corrupt as error:
+            self._distrust(sender, error)
+            return
         self._commit(now)
         peer.flow(self._state.configuration, now)
 
     def missing(self, sender: ReplicaId, message: Missing, now: float) -> None:
-        peer = self._peers.get(sender)
+        peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
-        self._lease.renew(sender, message.sent_s)
-        peer.missing(message)
+        try:
+            peer.missing(message)
+        except Corrupt as error:
+            self._distrust(sender, error)
+            return
         peer.flow(self._state.configuration, now)
+
+    def installing(self, sender: ReplicaId, message: Installing, now: float) -> None:
+        peer = self._heard(sender, message.sent_s)
+        if peer is not None:
+            peer.installing(message)
+            peer.flow(self._state.configuration, now)
+
+    def gone(self, node: str, before_s: float) -> None:
+        """Drop those of a process that has ended, unless one was heard since."""
+        for replica in [*self._peers]:
+            if replica[0] == node and not self._lease.since(replica, before_s):
+                self._drop(replica, before_s)
 
     def stored(self, now: float) -> None:
         """More of the leader's own log is on disk."""
@@ -116,9 +145,9 @@ class Leader:
         a recruit that has caught up."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
-        silent = self._silent(configuration.followers, now)
-        if silent:
-            return configuration.without(silent)
+        dropped = self._dropped(configuration.followers, now)
+        if dropped:
+            return configuration.without(dropped)
         if reconfiguration.followers(configuration) != configuration.followers:
             return next(w for w in reconfiguration.asked if len(w.followers) > len(configuration.followers))
         if not self.serves(now):
@@ -136,6 +165,7 @@ class Leader:
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
             del self._peers[replica]
             self._lease.forget(replica)
+        self._out = {replica: until for replica, until in self._out.items() if replica in followers}
         for replica in followers:
             self._recruitment.joined(replica)
             if replica not in self._peers:
@@ -175,8 +205,32 @@ class Leader:
         state = self._state
         return state.reconfiguration.followers(state.configuration)
 
-    def _silent(self, followers: Iterable[ReplicaId], now: float) -> frozenset[ReplicaId]:
-        return frozenset(f for f in followers if self._lease.silent(f, self._peers[f].since, now))
+    def _dropped(self, followers: tuple[ReplicaId, ...], now: float) -> frozenset[ReplicaId]:
+        """The followers to go on without."""
+        lease, out = self._lease, self._out
+        return frozenset(f for f in followers if f in out or lease.silent(f, self._peers[f].since, now))
+
+    def _heard(self, sender: ReplicaId, sent_s: float) -> Progress | None:
+        """The peer that acknowledges a message, unless it is none (any more)."""
+        peer = self._peers.get(sender)
+        if peer is None or sent_s <= self._out.get(sender, -math.inf):
+            return None
+        self._out.pop(sender, None)  # it was started again
+        self._lease.renew(sender, sent_s)
+        return peer
+
+    def _distrust(self, peer: ReplicaId, error: Corrupt) -> None:
+        self._state.effects.append(Fault(peer, error))
+        self._drop(peer, math.inf)
+
+    def _drop(self, peer: ReplicaId, until_s: float) -> None:
+        """Go on without a peer: ask for that, if it may be a follower."""
+        if peer in self._followers():
+            self._out[peer] = until_s
+        else:
+            self._recruitment.joined(peer)
+            self._peers.pop(peer, None)
+            self._lease.forget(peer)
 
     def _send(self, now: float) -> None:
         for peer in self._peers.values():

@@ -10,6 +10,9 @@ The promise binds however the new leader came to be one: by its own asking, by a
 heard the old leader again (or before it crashed), or because it was named. So a follower may go on acknowledging
 while it asks for its leader's place, and with the coordinator away nothing stops. A `Release` frees it: the leader
 that handed over has stopped, and no one before it can hold a lease, or it would not have answered itself.
+
+The death of a process ends what was promised to that one. Who tells of it has to know that it ended, as a host knows
+that refuses connections where it listened; a connection that broke, or silence, is no proof.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import math
 from collections.abc import Iterable
 
 from dataplane.replication.configuration import ReplicaId
+
+_ANY: ReplicaId = ("", 0)  # whoever led before this replica was started
+_LEADERS = 4  # that are remembered before those are forgotten to whom nothing is promised any more
 
 
 class Lease:
@@ -44,31 +50,48 @@ class Lease:
         """Whether a peer from which an acknowledgement was due since then has given none for `lease_s`."""
         return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
 
+    def since(self, peer: ReplicaId, moment_s: float) -> bool:
+        """Whether the peer has acknowledged a message that was sent after then."""
+        return self._renewed.get(peer, -math.inf) > moment_s
+
     def forget(self, peer: ReplicaId) -> None:
         self._renewed.pop(peer, None)
 
 
 class Promise:
-    """A follower's half: when it last heard a leader. A replica that has just started may have heard one just
+    """A follower's half: when it last heard each leader. A replica that has just started may have heard any just
     before."""
 
-    __slots__ = ("_grace_s", "heard_s")
+    __slots__ = ("_grace_s", "_heard")
 
     def __init__(self, grace_s: float, now: float) -> None:
         self._grace_s = grace_s
-        self.heard_s = now
+        self._heard: dict[ReplicaId, float] = {_ANY: now}
 
-    def hear(self, now: float) -> None:
-        self.heard_s = now
+    def hear(self, leader: ReplicaId, now: float) -> None:
+        heard = self._heard
+        heard[leader] = now
+        if len(heard) > _LEADERS:
+            self._heard = {each: at for each, at in heard.items() if each == _ANY or now - at < self._grace_s}
 
     def release(self) -> None:
         """Whom it was given answers no more."""
-        self.heard_s = -math.inf
+        self._heard = {_ANY: -math.inf}
+
+    def void(self, node: str, before_s: float) -> None:
+        """What was heard of the node until then came of a process that has ended."""
+        for leader, at in self._heard.items():
+            if leader[0] == node and at <= before_s:
+                self._heard[leader] = -math.inf
 
     def over(self, now: float) -> bool:
         """Whether no one that this replica acknowledged can hold a lease."""
-        return now - self.heard_s >= self._grace_s
+        return now - max(self._heard.values()) >= self._grace_s
 
-    @property
-    def until(self) -> float:
-        return self.heard_s + self._grace_s
+    def silent(self, leader: ReplicaId, now: float) -> bool:
+        """Whether this leader has not been heard for so long."""
+        return now >= self.until(leader)
+
+    def until(self, leader: ReplicaId) -> float:
+        """When this leader will be silent, if nothing is heard of it."""
+        return self._heard.get(leader, self._heard[_ANY]) + self._grace_s

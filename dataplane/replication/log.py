@@ -46,10 +46,16 @@ class Log:
             return True  # the snapshot holds committed commands only, and all logs agree on those
         return index <= self.last and self.epoch_at(index) == epoch
 
-    def after(self, index: int, most: int) -> tuple[Entry, ...]:
-        """At most so many entries after an index, which is `base` or more."""
+    def after(self, index: int, most: int, most_bytes: int) -> tuple[Entry, ...]:
+        """At most so many entries after an index, which is `base` or more; of so many bytes, unless the first has
+        more."""
         start = index - self.base
-        return tuple(self._entries[start : start + most])
+        entries = self._entries[start : start + most]
+        for count, entry in enumerate(entries):
+            most_bytes -= len(entry.command)
+            if most_bytes < 0 and count:
+                return tuple(entries[:count])
+        return tuple(entries)
 
     def append(self, entries: tuple[Entry, ...]) -> None:
         first = self.last + 1

@@ -30,6 +30,11 @@ class StateMachine(ABC):
         `term` is the epoch in which this leader began: what it hands out (a lease of a row) is good in that term only.
         `now` is by its clock, in seconds, and may be used for what is volatile. Raises DataplaneError to refuse."""
 
+    def serves(self, request: bytes, now: float) -> bool:
+        """Whether `decide` would find something for a request that is answered by nothing (b"") where there is nothing
+        for it, such as one for rows that are ready. Changes nothing; may be true where it then finds nothing."""
+        return True
+
     @abstractmethod
     def apply(self, command: bytes) -> bytes:
         """Change the state; return the result for who asked. Depends on the state and the command alone. Has to

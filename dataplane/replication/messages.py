@@ -41,11 +41,16 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A snapshot for a replica whose log ends before the leader's begins."""
+    """A part of a snapshot, for a replica whose log ends before the leader's begins: the bytes of its state from
+    `offset` on, of `size` in all."""
 
     configuration: Configuration
     sent_s: float
-    snapshot: Snapshot
+    index: int
+    epoch: int
+    size: int
+    offset: int
+    part: bytes
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -57,10 +62,12 @@ class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The follower lacks the entry before those of the message. What it knows to be committed is as at the leader."""
+    """The follower lacks the entry at `previous`, before those of the message that was sent then. What it knows to be
+    committed is as at the leader."""
 
     epoch: int
     sent_s: float
+    previous: int
     committed: int
 
 
@@ -76,4 +83,13 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=6):
     configuration: Configuration
 
 
-Message = Append | Install | Appended | Missing | Outdated | Release
+class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """The follower has the first so many bytes of the snapshot at `index`, after the part that was sent then."""
+
+    epoch: int
+    sent_s: float
+    index: int
+    received: int
+
+
+Message = Append | Install | Appended | Missing | Outdated | Release | Installing

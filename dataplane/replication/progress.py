@@ -8,15 +8,29 @@ from __future__ import annotations
 
 import math
 
+from dataplane.errors import Corrupt
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.messages import Append, Appended, Install, Missing
+from dataplane.replication.messages import Append, Appended, Install, Installing, Missing, Snapshot
 from dataplane.replication.state import State
 
 
 class Progress:
     """One peer: a follower, or a recruit. `match` is the last index that it is known to have, 0 for none."""
 
-    __slots__ = ("_batch_s", "_next", "_on_its_way", "_peer", "_sent_s", "_state", "_target", "match", "since")
+    __slots__ = (
+        "_batch_s",
+        "_matched_s",
+        "_next",
+        "_on_its_way",
+        "_peer",
+        "_received",
+        "_sent_s",
+        "_snapshot",
+        "_state",
+        "_target",
+        "match",
+        "since",
+    )
 
     def __init__(self, state: State, peer: ReplicaId, now: float) -> None:
         self._state = state
@@ -28,21 +42,40 @@ class Progress:
         self._target = 0  # what the peer will have when the batch on its way has come
         self._on_its_way = False
         self._batch_s = self._sent_s = -math.inf
+        self._matched_s = -math.inf  # the peer had `match` when it had heard what was sent then
+        self._snapshot: Snapshot | None = None  # that goes to the peer in parts, and how much of it is there
+        self._received = 0
 
     def appended(self, message: Appended) -> None:
-        """The peer has so much of the log. A match that this log lacks is not true, and passed over."""
+        """The peer has so much of the log. Raises Corrupt for more than there is."""
         if message.match > self._state.log.last:
-            return
+            raise Corrupt(f"replica {self._peer} acknowledges {message.match} commands of {self._state.log.last}")
         if message.match > self.match:
             self.match = message.match
+            self._matched_s = message.sent_s
+            if self._snapshot is not None and message.match >= self._snapshot.index:
+                self._snapshot = None
         if self.match >= self._target:
             self._on_its_way = False
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have."""
+        """The peer lacks the entry before a batch: go on from what is committed there, which all logs have.
+
+        Raises Corrupt where it has acknowledged that entry, in this epoch, before it heard of the batch: it said what
+        was not so, or has lost its log. Nobody may count on it, and to go on with it would be to send for ever."""
+        if message.previous <= self.match and message.sent_s > self._matched_s:
+            raise Corrupt(
+                f"replica {self._peer} lacks command {message.previous} and has acknowledged {self.match} before"
+            )
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
+
+    def installing(self, message: Installing) -> None:
+        """The peer has so much of a snapshot after the newest part: go on from there."""
+        if self._snapshot is not None and message.index == self._snapshot.index and message.sent_s == self._batch_s:
+            self._received = min(message.received, len(self._snapshot.state))
+            self._on_its_way = False
 
     def flow(self, configuration: Configuration, now: float) -> None:
         """Send the next batch, if there is one and none is on its way."""
@@ -72,11 +105,22 @@ class Progress:
         state, log = self._state, self._state.log
         self._sent_s = now
         if previous < log.base:
-            state.send(self._peer, Install(configuration, now, log.snapshot))
-            return log.base
-        entries = log.after(previous, most)
+            return self._send_part(configuration, now)
+        entries = log.after(previous, most, state.settings.max_bytes)
         state.send(
             self._peer,
             Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
         )
         return previous + len(entries)
+
+    def _send_part(self, configuration: Configuration, now: float) -> int:
+        """Send the next part of a snapshot; the index that all of it ends at. The snapshot that was begun is finished,
+        though a newer has taken its place in the log."""
+        state = self._state
+        if self._snapshot is None or not self._received:
+            self._snapshot, self._received = state.log.snapshot, 0
+        snapshot, offset = self._snapshot, self._received
+        part = snapshot.state[offset : offset + state.settings.max_bytes]
+        message = Install(configuration, now, snapshot.index, snapshot.epoch, len(snapshot.state), offset, part)
+        state.send(self._peer, message)
+        return snapshot.index

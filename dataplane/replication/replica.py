@@ -20,19 +20,32 @@ from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Append, Appended, Install, Message, Missing, Outdated, Release
+from dataplane.replication.messages import Append, Appended, Install, Installing, Message, Missing, Outdated, Release
 from dataplane.replication.settings import Settings
 from dataplane.replication.state import State
 from dataplane.replication.storage import Stored
 
 
 class Replica:
-    """See the module. `stored` is what its log was on disk; a new one's is `Stored()`."""
+    """See the module. `stored` is what its log was on disk; a new one's is `Stored()`. `fresh`: no replica of this id
+    was ever started before, so it has promised nothing to anybody, and proposed nothing that it has forgotten."""
 
-    __slots__ = ("_follower", "_leader", "_state", "_ticked_s")
+    __slots__ = ("_follower", "_fresh", "_leader", "_state", "_ticked_s")
 
-    def __init__(self, me: ReplicaId, settings: Settings, machine: StateMachine, stored: Stored, now: float) -> None:
+    def __init__(
+        self,
+        me: ReplicaId,
+        settings: Settings,
+        machine: StateMachine,
+        stored: Stored,
+        now: float,
+        *,
+        fresh: bool = False,
+    ) -> None:
         self._state = State(me, settings, machine, stored, now)
+        self._fresh = fresh
+        if fresh:
+            self._state.promise.release()
         self._follower = Follower(self._state)
         self._leader: Leader | None = None
         self._ticked_s = now
@@ -106,6 +119,8 @@ class Replica:
                 self._leader.appended(sender, message, now)
             elif isinstance(message, Missing):
                 self._leader.missing(sender, message, now)
+            elif isinstance(message, Installing):
+                self._leader.installing(sender, message, now)
         return self._effects(now)
 
     def stored(self, ticket: int, now: float) -> list[Effect]:
@@ -122,6 +137,14 @@ class Replica:
         self._ticked_s = now
         if self._leader is not None:
             self._leader.tick(now)
+        return self._effects(now)
+
+    def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
+        """The process that `node` was until `before_s`, by this replica's clock, has ended. To be said of one that has
+        certainly ended (`lease`); of a node that was started again since, it is true of the process before."""
+        self._state.promise.void(node, before_s)
+        if self._leader is not None:
+            self._leader.gone(node, before_s)
         return self._effects(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
@@ -160,7 +183,7 @@ class Replica:
         if configuration.leader == state.me:
             if leader is not None:
                 leader.reconfigured(now)
-            elif before.epoch:
+            elif before.epoch or self._fresh:
                 self._leader = Leader(state, now)
             return
         self._follower.begin()
@@ -170,7 +193,7 @@ class Replica:
                 state.send(configuration.leader, Release(configuration))
             self._leader = None
         if before.leader != configuration.leader:
-            state.promise.hear(now)
+            state.promise.hear(configuration.leader, now)
 
     def _effects(self, now: float) -> list[Effect]:
         """Ask for the configuration that is due, and return what is to be done: the disk first."""

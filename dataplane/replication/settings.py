@@ -20,6 +20,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is not acknowledged goes out again, and the coordinator is asked again, after so long."""
     max_batch: int = 512
     """Commands in one message."""
+    max_bytes: int = 1 << 20
+    """Bytes of commands in one message, unless its first is larger by itself; and of one part of a snapshot."""
+    max_command: int = 3 << 20
+    """Bytes of one command; what is larger is refused. It has to fit into a message between nodes."""
     snapshot_every: int = 4096
     """Commands of a log before a snapshot takes their place."""
     durable: bool = False
@@ -35,5 +39,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 f"grace_s is {self.grace_s}; with clocks that drift by {self.drift} it has to be more than "
                 f"{self.lease_s * (1 + self.drift) / (1 - self.drift):.3f}, or two leaders could answer at once"
             )
-        if self.retry_s <= 0 or self.max_batch < 1 or self.snapshot_every < 1:
-            raise ValueError("retry_s, max_batch and snapshot_every have to be more than 0")
+        if self.retry_s <= 0 or min(self.max_batch, self.snapshot_every, self.max_bytes, self.max_command) < 1:
+            raise ValueError("retry_s, max_batch, max_bytes, max_command and snapshot_every have to be more than 0")

@@ -16,6 +16,7 @@ ERRORS = [
     "PeerUnavailable",
     "LeaseExpired",
     "NotReady",
+    "OutcomeUnknown",
     "Lost",
     "OwnerDied",
     "Corrupt",

@@ -35,6 +35,10 @@ class Plan(msgspec.Struct, frozen=True):
     durable: bool
     duration_s: float
     faults: tuple[Fault, ...]
+    told_s: float = 0.0
+    """Nodes are told, within so long, that another's process has ended; 0: they are not."""
+    max_bytes: int = 1 << 20
+    """Of a message: the fewer, the more parts a snapshot has."""
 
 
 #: (kind, weight, shortest, longest): of the last two the logarithm is even.
@@ -77,4 +81,14 @@ def plan(seed: int) -> Plan:
         a = rng.choice((LEADER, LEADER, FOLLOWER, rng.randrange(nodes)))
         b = rng.choice((FOLLOWER, rng.randrange(nodes), rng.randrange(nodes)))
         faults.append(Fault(round(rng.uniform(0.2, duration_s), 3), round(length, 3), kind, a, b, rng.random()))
-    return Plan(seed, nodes, rng.choice((1, 2)), durable, duration_s, tuple(sorted(faults, key=lambda f: f.start_s)))
+    followers, newer = rng.choice((1, 2)), seed % 4 < 2
+    return Plan(
+        seed,
+        nodes,
+        followers,
+        durable,
+        duration_s,
+        tuple(sorted(faults, key=lambda f: f.start_s)),
+        0.3 if newer else 0.0,
+        200 if newer else 1 << 20,
+    )

@@ -7,13 +7,13 @@ from typing import Any
 
 from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
+from dataplane.replication.effects import Answer, Effect, Fault, Refuse, Send, Store, Swap
 from dataplane.replication.messages import Message
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
 from dataplane.replication.settings import Settings
 from tests.simulation.census import Census
-from tests.simulation.checker import Checker
+from tests.simulation.checker import Checker, Violation
 from tests.simulation.clients import Call
 from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.disk import Disk
@@ -56,6 +56,7 @@ class Node:
         self.doomed_after = -1  # effects of the next step, then it crashes
         self.restart_s = 0.0
         self.slow_disk = 0
+        self.told_s = 0.0  # others are told, within so long, when this process has ended; 0: they are not
         self._disk = Disk()
         self.replica: Replica
         self.machine: StreamMachine
@@ -82,7 +83,8 @@ class Node:
         self._syncing = False
         self._wake_s = float("inf")
         self.machine = StreamMachine(self._checker)
-        self.replica = Replica(self.me, self._settings, self.machine, self._disk.load(), self.clock())
+        fresh = self.told_s > 0 and not self._settings.durable
+        self.replica = Replica(self.me, self._settings, self.machine, self._disk.load(), self.clock(), fresh=fresh)
         self._coordinator.watches[self.number] = self._when_alive(self._configured)
         self._check_in(self.life)
 
@@ -95,6 +97,10 @@ class Node:
         self._disk.crash(self._world.rng)
         self._coordinator.watches.pop(self.number, None)
         self._world.after(restart_s, self.start)
+        for peer in self._peers.values() if self.told_s else ():
+            if peer is not self and peer.up:  # its connection closes, and it finds nobody where this node listened
+                told = peer._when_alive(peer._gone)
+                self._world.after(self.told_s * self._world.rng.random(), told, self.name, peer.clock())
 
     def _when_alive(self, call: Callable[..., None]) -> Callable[..., None]:
         """The call, unless this life has ended by then; later, if the node is stopped."""
@@ -146,6 +152,9 @@ class Node:
             for recruit in choose("p", self.replica.configuration, candidates, self._wanted_followers):
                 self._perform(self.replica.recruit(recruit, self.clock()))
 
+    def _gone(self, name: str, before_s: float) -> None:
+        self._perform(self.replica.gone(name, before_s, self.clock()))
+
     def hand_off(self, to: ReplicaId) -> None:
         if self.up:
             self._perform(self.replica.hand_off(to, self.clock()))
@@ -190,6 +199,8 @@ class Node:
                 self._coordinator.swap(self.number, effect.expected, effect.wanted, told)
             elif isinstance(effect, Store):
                 self._disk.write(effect.ticket, effect.operation)
+            elif isinstance(effect, Fault):
+                raise Violation(f"4: {self.name} takes {effect.peer} for a liar: {effect.error}")
         if doomed:
             self.crash(self.restart_s)
             return

@@ -45,7 +45,7 @@ class Run:
         self.world = World(plan.seed)
         self.checker = Checker(self.world)
         rng = Random(f"run {plan.seed}")
-        settings = msgspec.structs.replace(SETTINGS, durable=plan.durable)
+        settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, max_bytes=plan.max_bytes)
         incarnation = 0 if plan.durable else 1
         first = Configuration(1, ("n0", incarnation))
         self.coordinator = SimulatedCoordinator(self.world, first, self.checker.configurations.append)
@@ -66,6 +66,8 @@ class Run:
             for number in range(plan.nodes)
         ]
         self.census.nodes.extend(self.nodes)
+        for node in self.nodes:
+            node.told_s = plan.told_s
         peers.update((node.name, node) for node in self.nodes)
         self.producers = [Producer(self.world, f"p{i}", plan.nodes, self._ask) for i in range(2)]
         self.consumers = [Consumer(self.world, f"c{i}", plan.nodes, self._ask) for i in range(3)]

@@ -21,7 +21,8 @@ def test_an_entry_is_found_by_its_epoch() -> None:
     log.append(entries(1, 1, 2))
     assert (log.last, log.persisted) == (3, 3)
     assert [log.has(3, 2), log.has(3, 1), log.has(4, 2), log.has(0, 0)] == [True, False, False, True]
-    assert log.after(1, 1) == entries(1, 1, 2)[1:2]
+    assert log.after(1, 1, 99) == entries(1, 1, 2)[1:2]
+    assert log.after(1, 9, 0) == entries(1, 1, 2)[1:2]  # one, however large
 
 
 def test_entries_that_are_there_are_left_and_those_that_differ_go() -> None:
@@ -56,7 +57,7 @@ def test_entries_beyond_a_snapshot_stay_where_the_log_agrees_with_it() -> None:
     assert (log.base, log.last, log.persisted, log.epoch_at(4)) == (3, 4, 4, 2)
     storage = MemoryStorage(("a", 0))
     storage.write(operation for _, operation in log.changes)
-    assert storage.load()[1] == Stored(Snapshot(3, 2, b"state"), list(log.after(3, 9)))
+    assert storage.load()[1] == Stored(Snapshot(3, 2, b"state"), list(log.after(3, 9, 99)))
 
 
 def test_entries_beyond_a_snapshot_go_where_the_log_differs_from_it() -> None:
@@ -104,4 +105,4 @@ def test_storage_makes_the_same_log(seed: int) -> None:
     _, stored = storage.load()
     again = Log(stored, durable=True)
     assert (again.base, again.last, again.snapshot) == (log.base, log.last, log.snapshot)
-    assert again.after(log.base, 999) == log.after(log.base, 999)
+    assert again.after(log.base, 999, 9999) == log.after(log.base, 999, 9999)

@@ -14,11 +14,11 @@ from dataplane.replication.messages import (
     Appended,
     Entry,
     Install,
+    Installing,
     Message,
     Missing,
     Outdated,
     Release,
-    Snapshot,
 )
 from dataplane.replication.recruitment import choose
 from dataplane.replication.settings import Settings
@@ -77,10 +77,25 @@ def test_a_promise_is_over_after_the_grace_or_when_released() -> None:
     promise = Promise(3.0, 10.0)
     assert not promise.over(12.9)
     assert promise.over(13.0)
-    promise.hear(12.0)
-    assert promise.until == 15.0
+    promise.hear(A, 12.0)
+    assert promise.until(A) == 15.0
     promise.release()
     assert promise.over(12.0)
+
+
+def test_a_promise_to_a_process_that_has_ended_is_over_and_no_other() -> None:
+    promise = Promise(3.0, 0.0)
+    promise.hear(A, 4.0)
+    promise.hear(B, 5.0)
+    promise.void("b", 4.9)  # that was the process before
+    assert not promise.silent(B, 5.1)
+    promise.void("b", 5.0)
+    assert promise.silent(B, 5.1)
+    assert not promise.over(5.1)  # A may hold a lease
+    assert promise.over(7.0)
+    for number in range(9):
+        promise.hear(("c", number), 8.0 + 3 * number)
+    assert not promise.over(34.9)
 
 
 def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
@@ -98,9 +113,10 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     "message",
     [
         Append(c.Configuration(2, A, (B,)), 1.5, 3, 1, (Entry(2, b"x"), Entry(2, b"")), 3),
-        Install(c.Configuration(2, A), 1.5, Snapshot(9, 2, b"state")),
+        Install(c.Configuration(2, A), 1.5, 9, 2, 5, 0, b"state"),
+        Installing(2, 1.5, 9, 5),
         Appended(2, 1.5, 9),
-        Missing(2, 1.5, 4),
+        Missing(2, 1.5, 6, 4),
         Outdated(c.Configuration(3, B)),
         Release(c.Configuration(3, B)),
     ],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dataplane.errors import Corrupt, DataplaneError
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, OutcomeUnknown
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.effects import Swap
-from dataplane.replication.errors import NotLeader, OutcomeUnknown
-from dataplane.replication.messages import Append, Appended, Entry, Install, Outdated, Release, Snapshot
+from dataplane.replication.effects import Fault, Swap
+from dataplane.replication.errors import NotLeader
+from dataplane.replication.messages import Append, Appended, Entry, Install, Missing, Outdated, Release, Snapshot
 from dataplane.replication.replica import Replica
 from dataplane.replication.storage import Extend, Rebase, Stored, Truncate
 from tests.unit.replication.bench import SETTINGS, A, B, Bench, C, Words
@@ -216,6 +216,117 @@ def test_a_recruit_is_brought_up_to_date_by_a_snapshot_and_the_rest() -> None:
     bench.pass_time(2 * SETTINGS.beat_s)
     assert bench.configuration.followers == (B,)
     assert bench.words(B) == bench.words(A)
+
+
+def test_a_snapshot_comes_in_parts_that_fit_into_a_message() -> None:
+    bench = Bench(A, settings=msgspec.structs.replace(SETTINGS, max_bytes=7))
+    bench.begin()
+    for i in range(20):
+        bench.ask(A, f"w{i}")
+    bench.add(B, Stored())
+    bench.do(A, bench.replicas[A].recruit(B, bench.now))
+    parts = []
+    for _ in range(40):
+        mail, bench.mail = bench.mail, []
+        parts += [message for _, _, message in mail if isinstance(message, Install)]
+        for each in mail * 2:  # each of them twice
+            bench.hand(*each)
+    assert len(parts) > 4
+    assert max(len(part.part) for part in parts) == 7
+    bench.pass_time(SETTINGS.retry_s + SETTINGS.beat_s)
+    bench.decide()
+    bench.deliver()
+    bench.pass_time(2 * SETTINGS.beat_s)
+    assert bench.configuration.followers == (B,)
+    assert bench.words(B) == bench.words(A)
+
+
+def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
+    bench = Bench(A, B)
+    with pytest.raises(Corrupt):
+        bench.replicas[B].receive(A, Install(bench.configuration, 1.0, 9, 1, 2, 0, b"abc"), bench.now)
+
+
+def test_a_command_that_fits_into_no_message_is_refused() -> None:
+    bench = Bench(A, settings=msgspec.structs.replace(SETTINGS, max_command=3))
+    bench.begin()
+    assert isinstance(bench.answers[bench.ask(A, "long")], LimitExceeded)
+    assert bench.answers[bench.ask(A, "one")] == b"1"
+
+
+@pytest.mark.parametrize("lie", ["of what there is not", "of what it lacks"])
+def test_a_follower_that_acknowledges_what_it_lacks_is_dropped(three: Bench, lie: str) -> None:
+    three.cut = {B}
+    request = three.ask(A, "one")
+    three.deliver()
+    last = three.replicas[A].committed + 1
+    if lie == "of what there is not":
+        effects = three.replicas[A].receive(B, Appended(2, three.now, last + 1), three.now)
+    else:
+        three.do(A, three.replicas[A].receive(B, Appended(2, three.now, last), three.now))
+        assert three.answers.pop(request) == b"1"  # it is believed, until it shows that it was not true
+        three.now += 0.01
+        old = three.replicas[A].receive(B, Missing(2, three.now - 1.0, last, 0), three.now)
+        assert not any(isinstance(effect, Fault) for effect in old)  # of before it had it
+        effects = three.replicas[A].receive(B, Missing(2, three.now, last, 0), three.now)
+    (fault,) = [effect for effect in effects if isinstance(effect, Fault)]
+    assert fault.peer == B
+    assert "b" in str(fault.error)
+    three.do(A, effects)
+    three.decide()
+    three.deliver()
+    assert three.configuration == Configuration(3, A, (C,))
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert three.replicas[A].serves(three.now)
+    assert three.words(C) == "one"
+
+
+def test_a_recruit_that_lies_is_no_recruit() -> None:
+    bench = Bench(A)
+    bench.begin()
+    bench.do(A, bench.replicas[A].recruit(B, bench.now))
+    effects = bench.replicas[A].receive(B, Appended(2, bench.now, 99), bench.now)
+    assert [type(effect) for effect in effects] == [Fault]
+    bench.pass_time(2 * SETTINGS.beat_s)
+    assert not bench.swaps
+
+
+def test_a_follower_takes_the_place_of_a_leader_whose_process_has_ended(three: Bench) -> None:
+    three.cut = {A}
+    for follower in (B, C):
+        three.do(follower, three.replicas[follower].gone("a", three.now, three.now))
+    three.decide()
+    three.deliver()
+    assert three.configuration == Configuration(3, B, (C,))
+    assert three.replicas[B].serves(three.now)  # without a wait
+
+
+def test_nobody_takes_the_place_of_a_leader_that_was_heard_since(three: Bench) -> None:
+    before = three.now - 0.01
+    three.pass_time(2 * SETTINGS.beat_s)
+    three.do(B, three.replicas[B].gone("a", before, three.now))
+    assert not three.swaps
+
+
+def test_a_leader_goes_on_without_a_follower_whose_process_has_ended(three: Bench) -> None:
+    three.cut = {B}
+    request = three.ask(A, "one")
+    three.do(A, three.replicas[A].gone("b", three.now, three.now))
+    three.decide()
+    three.deliver()
+    assert three.answers[request] == b"1"
+    assert three.configuration == Configuration(3, A, (C,))
+
+
+def test_a_follower_that_was_started_again_is_heard_though_the_coordinator_is_away(three: Bench) -> None:
+    three.cut = {B}
+    three.do(A, three.replicas[A].gone("b", three.now, three.now))
+    three.cut = set()
+    three.swaps.clear()
+    three.now += 0.01
+    request = three.ask(A, "one")
+    three.pass_time(SETTINGS.retry_s + SETTINGS.beat_s)
+    assert three.answers[request] == b"1"
 
 
 def test_a_recruit_that_does_not_answer_is_given_up(three: Bench) -> None:
