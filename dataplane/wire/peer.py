@@ -34,6 +34,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
 from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
+from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer_messages import Greet, PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ _replies = msgspec.msgpack.Decoder(PeerReply)
 @dataclass(frozen=True, slots=True)
 class PeersStatistics:
     """Requests that went to other nodes, and requests of theirs that came here; each has one reply. `dropped`: what
-    came here and was no message, nor had a number to be answered under."""
+    came here and was no message, nor had a number to be answered under. `posted`: frames that went to other nodes."""
 
     asked: int
     answered: int
     dropped: int = 0
+    posted: int = 0
 
 
 class Peers:
@@ -96,6 +98,7 @@ class Peers:
         self._dropped = 0
         self._asked_others = 0
         self._asked_here = 0
+        self._posted = 0
         self.address = ""
         """Where it listens, once it has started."""
 
@@ -147,9 +150,7 @@ class Peers:
         """Ask the node that listens there. Raises PeerUnavailable at the deadline, and what the node answers."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = _Link(self._context, address, self._key)
+        link = self._link(address)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message] = loop.create_future()
         link.pending[request.id] = future
@@ -166,6 +167,27 @@ class Peers:
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"{address} answered {type(reply).__name__} where {kind.__name__} was due")
         return reply
+
+    def _link(self, address: str) -> _Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = _Link(self._context, address, self._key)
+        return link
+
+    def post(self, address: str, frame: bytes) -> None:
+        """Send an encoded `Frame` to the node that listens there; it may be lost. Raises PeerUnavailable where there
+        is no way to send anything there."""
+        if self._router is None:
+            raise PeerUnavailable("this node has stopped", address=address)
+        self._link(address).socket.send([frame])
+        self._posted += 1
+
+    def watch(self, address: str, closed: Callable[[], None]) -> None:
+        """Call `closed` whenever a connection to the node that listens there was open and is not any more, until the
+        address is forgotten. Raises PeerUnavailable as `post`."""
+        if self._router is None:
+            raise PeerUnavailable("this node has stopped", address=address)
+        self._link(address).watch(closed)
 
     def tell(self, address: str, request: Any, kind: type[Message]) -> None:
         """As `request`, for somebody who does not wait for the answer and can do without."""
@@ -184,7 +206,7 @@ class Peers:
 
     def statistics(self) -> PeersStatistics:
         """What has crossed since the start."""
-        return PeersStatistics(self._asked_others, self._asked_here, self._dropped)
+        return PeersStatistics(self._asked_others, self._asked_here, self._dropped, self._posted)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -200,6 +222,9 @@ class Peers:
             request = _requests.decode(payload)
         except Exception as error:  # the boundary: whatever values a sender made up, and whoever checks them
             self._refuse(who, _heads.number(payload), error)
+            return
+        if isinstance(request, Frame):
+            self._answer(request)  # what it raises is logged, as of all that is heard
             return
         self._asked_here += 1
         if isinstance(request, Greet):
@@ -374,6 +399,8 @@ class _Link:
                 name = private_name()
                 self._relay = reached_by(name, address)
                 dealer.connect(f"ipc://@{name}")
+            self._dealer = dealer
+            self._monitor: _Socket | None = None
             self.socket = _Socket(dealer, self._heard)
         except (zmq.ZMQError, OSError) as error:
             dealer.close(linger=0)
@@ -392,8 +419,17 @@ class _Link:
         if future is not None and not future.done():
             future.set_result(reply)
 
+    def watch(self, closed: Callable[[], None]) -> None:
+        """ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor)."""
+        if self._monitor is None:
+            monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor = _Socket(monitor, lambda parts: closed())
+
     def close(self) -> None:
         """Who waits is told so."""
+        if self._monitor is not None:
+            self._dealer.disable_monitor()
+            self._monitor.close()
         for future in list(self.pending.values()):
             _late(future, self._address, 0.0)
             if not future.cancelled():

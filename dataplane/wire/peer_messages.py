@@ -12,6 +12,7 @@ import msgspec
 from dataplane.stream.block import Block
 from dataplane.stream.settings import Settings
 from dataplane.wire.messages import Done, Failure, Message, Selection
+from dataplane.wire.partition_messages import Frame
 
 MAJOR, MINOR = 1, 0
 """The version that nodes speak among each other. Another major is refused; the lower of two minors is spoken."""
@@ -377,6 +378,7 @@ PeerRequest = (
     | KeepRows
     | LetGoRows
     | ThinRows
+    | Frame
 )
 
 

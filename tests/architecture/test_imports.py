@@ -38,7 +38,7 @@ FLOORS = [
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
 #: Those of the node's wing; what lies in none of its packages is above them.
-NODE_FLOORS = [{"shards", "streams"}, {"tables"}, {"spread"}, {"node"}]
+NODE_FLOORS = [{"shards", "streams", "partitions"}, {"tables"}, {"spread"}, {"node"}]
 NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
 
 #: Doors into other systems stand on the client alone.

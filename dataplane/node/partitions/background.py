@@ -1,0 +1,42 @@
+"""Tasks that nobody waits for: owned, told of where they fail, and ended with their owner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from dataplane.wire.boundary import told
+
+log = logging.getLogger(__name__)
+
+
+class Background:
+    """The tasks of one owner."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        """Run this. The boundary: what it raises is logged, and ends nothing else."""
+        task = asyncio.get_running_loop().create_task(_run(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        return task
+
+    async def aclose(self) -> None:
+        """End them all. Idempotent."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(work: Coroutine[Any, Any, object]) -> None:
+    try:
+        await work
+    except Exception as error:
+        log.error("work in the background failed: %s", told(error))
+        log.debug("the same, in full", exc_info=error)

@@ -1,0 +1,376 @@
+"""All replicas of this node: their messages, timers, disks, and what they ask of the coordinator.
+
+No replica has a timer of its own: one timer of the node ticks all that are due, and those that are nearly due with
+them, so their beats fall into one turn of the loop and into one frame to each peer. A tick that comes late, because
+this process was starved or stopped, is put off a little further: what peers sent meanwhile is heard before any of them
+is taken to be silent. Each replica has one task, which watches its configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Callable, Iterator
+
+from dataplane.clock import monotonic
+from dataplane.coordinator.base import Coordinator, Unavailable
+from dataplane.errors import Corrupt, DataplaneError, PeerUnavailable, Rejected
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.channel import Channel
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.waiters import Done, Waiting
+from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
+from dataplane.replication.errors import NotLeader
+from dataplane.replication.machine import StateMachine
+from dataplane.replication.recruitment import choose
+from dataplane.replication.settings import Settings
+from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.threads import Pool
+from dataplane.wire import partition_messages as m
+
+log = logging.getLogger(__name__)
+
+SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
+"""A leader that falls silent is followed by another within 5 s: `grace_s`, a beat, and the coordinator's answer. A node
+that gets a ninth of a core is heard every second at the latest; one whose process has ended is not waited for."""
+
+_EARLY_S = 0.1  # by which a tick may come before it is due, to fall together with others
+_LATE_S, _PUT_OFF_S = 0.25, 0.25
+_AGAIN_S = 0.5
+_ASK_S = 2.0  # for a replica
+_FORGET_S = 60.0  # after which a replica that is none of the configuration's, and hears nothing, is dropped
+_INCARNATIONS = 48  # bits
+
+Machines = Callable[[str], StateMachine]
+Logs = Callable[[str, ReplicaId], Storage]
+
+
+def in_memory(partition: str, replica: ReplicaId) -> Storage:
+    """A log for as long as the process lives."""
+    return MemoryStorage(replica)
+
+
+class Replicas:
+    """See the module. `machines(partition)` makes a state machine. `logs(partition, replica)`: the log of a partition
+    on this node, or a new one, which is of that replica then."""
+
+    def __init__(
+        self,
+        me: str,
+        members: Members,
+        channel: Channel,
+        coordinator: Coordinator,
+        machines: Machines,
+        *,
+        settings: Settings = SETTINGS,
+        logs: Logs = in_memory,
+        pool: Pool | None = None,
+        prefix: str = "partitions/",
+    ) -> None:
+        self.me = me
+        self.settings = settings
+        self.coordinator = coordinator
+        self.background = Background()
+        self.pool = pool if pool is not None else Pool(4, "dataplane-log")
+        self.wanted: Callable[[str], int] = lambda partition: 1
+        """How many followers a partition should have."""
+        self.hint: Callable[[str, str], None] = lambda partition, queue: None
+        """Called when there may be something in a queue where this node waited in vain."""
+        self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
+        """Called with what a leader tells this node of its columns."""
+        self.hosting: Callable[[str], None] = lambda partition: None
+        """Called when this node begins to have a replica of a partition."""
+        self._members = members
+        self._channel = channel
+        self._machines = machines
+        self._logs = logs
+        self._prefix = prefix
+        self._hosted: dict[str, Hosted] = {}
+        self._asked: dict[tuple[str, int], tuple[Hosted, Waiting]] = {}  # others' questions that wait
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+        self._recruit_s = 0.0
+        self._configured: dict[str, asyncio.Event] = {}
+        channel.heard = self._heard
+        channel.ended = self.gone
+
+    def key(self, partition: str) -> str:
+        """Of the partition's configuration, at the coordinator."""
+        return self._prefix + partition
+
+    def __iter__(self) -> Iterator[Hosted]:
+        return iter([*self._hosted.values()])
+
+    def find(self, partition: str) -> Hosted | None:
+        return self._hosted.get(partition)
+
+    # Which there are
+
+    def host(self, partition: str) -> Hosted:
+        """The replica of a partition here; a new one, empty, if there is none. Raises Corrupt."""
+        hosted = self._hosted.get(partition)
+        if hosted is None:
+            storage = self._logs(partition, (self.me, secrets.randbits(_INCARNATIONS)))
+            hosted = self._hosted[partition] = Hosted(self, partition, storage, self._machines(partition))
+            self.background.spawn(self._watch(hosted))
+            self.hosting(partition)
+        return hosted
+
+    async def create(self, partition: str, node: str) -> Configuration:
+        """Have a partition, led by this node at first; if there is one, as it is. Raises Unavailable, OutcomeUnknown,
+        PeerUnavailable."""
+        if node == self.me:
+            incarnation = self.host(partition).me[1]
+        else:
+            incarnation = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
+        first = Configuration(1, (node, incarnation))
+        value = await self.coordinator.swap(self.key(partition), None, encode(first))
+        return decode(value) if value is not None else first
+
+    async def delete(self, partition: str) -> None:
+        """Have it no more, whoever leads it. Raises Unavailable, OutcomeUnknown."""
+        key = self.key(partition)
+        while (value := await self.coordinator.read(key)) is not None:
+            await self.coordinator.swap(key, value, None)
+
+    def end(self, hosted: Hosted) -> None:
+        """Have this replica no more. If the partition still needs one here, it will be another."""
+        if self._hosted.get(hosted.partition) is hosted:
+            del self._hosted[hosted.partition]
+        if not hosted.closed:
+            hosted.close()
+
+    async def _watch(self, hosted: Hosted) -> None:
+        """What the coordinator has. The first value is read after the replica was made."""
+        missing = True  # it is created soon
+        while not hosted.closed:
+            try:
+                async for value in self.coordinator.watch(self.key(hosted.partition)):
+                    if value is not None or not missing:
+                        hosted.changed(value)
+                    missing = missing and value is None
+                    if hosted.closed:
+                        return
+            except Unavailable as error:
+                log.debug("the coordinator does not answer for %s: %s", hosted.partition, error)
+            await asyncio.sleep(_AGAIN_S)
+
+    def configured(self, hosted: Hosted) -> None:
+        """Another configuration was seen here."""
+        event = self._configured.pop(hosted.partition, None)
+        if event is not None:
+            event.set()
+
+    # Requests
+
+    def ask(self, partition: str, request: bytes, done: Done, waiting: Waiting | None = None) -> Hosted | None:
+        """A request to the leader, if that is here."""
+        hosted = self._hosted.get(partition)
+        if hosted is None:
+            done(NotLeader(f"node {self.me} has no replica of {partition}"))
+        elif waiting is None:
+            hosted.request(request, done)
+        else:
+            hosted.wait(waiting)
+        return hosted
+
+    async def request(
+        self,
+        partition: str,
+        request: bytes,
+        timeout_s: float,
+        queue: str = "",
+        wait_s: float = 0.0,
+        withdrawn: asyncio.Event | None = None,
+    ) -> bytes:
+        """As `Channel.ask`, of this node."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: bytes | DataplaneError) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, bytes):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+
+        waiting = Waiting(queue, request, done, self.me, monotonic() + wait_s) if queue else None
+        hosted = self.ask(partition, request, done, waiting)
+        telling = None
+        if withdrawn is not None and waiting is not None and hosted is not None and not future.done():
+            telling = self.background.spawn(_withdraw(hosted, waiting, withdrawn))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise PeerUnavailable(f"{partition} has not answered for {timeout_s:.1f} s") from None
+        finally:
+            if telling is not None:
+                telling.cancel()
+            if waiting is not None and hosted is not None and not future.done():
+                hosted.waiters.withdraw(waiting)
+
+    # What others say
+
+    def _heard(self, node: str, item: m.Item) -> None:
+        match item:
+            case m.Replicate(partition, sender, to, message):
+                hosted = self._hosted.get(partition)
+                if hosted is not None and hosted.me[1] == to:
+                    hosted.receive((node, sender), message)
+            case m.Ask():
+                self._ask_of(node, item)
+            case m.Withdrawn(number):
+                hosted, waiting = self._asked.get((node, number), (None, None))
+                if hosted is not None and waiting is not None:
+                    hosted.waiters.withdraw(waiting)
+            case m.Host(number, partition):
+                try:
+                    self._channel.say(node, m.Hosted(number, self.host(partition).me[1]))
+                except DataplaneError as error:
+                    self._channel.answer(node, number, error)
+            case m.Settle():
+                self.settle(node, item)
+            case m.Ready(partition, queue):
+                self.hint(partition, queue)
+            case _:
+                log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
+
+    def _ask_of(self, node: str, asked: m.Ask) -> None:
+        def done(outcome: bytes | DataplaneError) -> None:
+            self._asked.pop((node, asked.number), None)
+            self._channel.answer(node, asked.number, outcome)
+
+        if not asked.queue:
+            self.ask(asked.partition, asked.request, done)
+            return
+        waiting = Waiting(asked.queue, asked.request, done, node, monotonic() + asked.wait_s)
+        hosted = self._hosted.get(asked.partition)
+        if hosted is not None:
+            self._asked[node, asked.number] = hosted, waiting
+        self.ask(asked.partition, asked.request, done, waiting)
+
+    def send(self, node: str, item: m.Replicate) -> None:
+        self._channel.say(node, item)
+
+    def ready(self, node: str, partition: str, queue: str) -> None:
+        """Tell a node that there is something in a queue."""
+        if node == self.me:
+            self.hint(partition, queue)
+        else:
+            self._channel.say(node, m.Ready(partition, queue))
+
+    def gone(self, node: str, before_s: float) -> None:
+        """The process that a node was by then has ended."""
+        log.info("node %s has ended", node)
+        for hosted in self:
+            hosted.gone(node, before_s)
+
+    # Time
+
+    def due(self, deadline_s: float) -> None:
+        """A replica is to be ticked by then."""
+        if deadline_s < self._due_s - 1e-3:
+            self._set(deadline_s)
+
+    def _set(self, deadline_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = deadline_s
+        delay_s = max(0.0, deadline_s - monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick, False)
+
+    def _tick(self, put_off: bool) -> None:
+        now = monotonic()
+        if now - self._due_s > _LATE_S and not put_off:
+            self._timer = asyncio.get_running_loop().call_later(_PUT_OFF_S, self._tick, True)
+            return
+        self._due_s, self._timer = math.inf, None
+        for hosted in self:
+            if hosted.deadline <= now + _EARLY_S:
+                hosted.tick(now)
+            if not hosted.closed:
+                self.due(max(hosted.deadline, now + _EARLY_S))
+        if now >= self._recruit_s:
+            self._recruit_s = now + self.settings.beat_s
+            self._look_after(now)
+
+    # Followers
+
+    def _look_after(self, now: float) -> None:
+        """Recruit followers for the partitions led here, and drop replicas that nobody needs."""
+        for hosted in self:
+            configuration = hosted.configuration
+            if hosted.replica.serves(now):
+                for node in self._candidates(hosted, now):
+                    hosted.recruited[node] = now
+                    self.background.spawn(self._recruit(hosted, node))
+            elif not configuration.holds(hosted.me) and now - hosted.heard_s > _FORGET_S:
+                self.end(hosted)
+
+    def _candidates(self, hosted: Hosted, now: float) -> list[str]:
+        """The nodes to ask: of other hosts first, and none again that was asked just now."""
+        configuration, members = hosted.configuration, self._members.current
+        wanted = self.wanted(hosted.partition)
+        if len(configuration.followers) >= wanted:
+            return []
+        again_s = self.settings.lease_s + self.settings.retry_s
+        hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
+        taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
+        liars = {replica[0] for replica in hosted.distrusted}
+        free = [name for name in members if name not in taken and name not in liars]
+        hosts = {members[name].host for name in taken if name in members}
+        apart = [name for name in free if members[name].host not in hosts]
+        wanted -= sum(node in free for node in hosted.recruited)
+        chosen = choose(hosted.partition, configuration, [(name, 0) for name in apart or free], wanted)
+        return [name for name, _ in chosen if name not in hosted.recruited]
+
+    async def _recruit(self, hosted: Hosted, node: str) -> None:
+        try:
+            incarnation = await self._channel.ask(node, lambda number: m.Host(number, hosted.partition), _ASK_S)
+        except (PeerUnavailable, Corrupt, Rejected) as error:
+            log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
+            return
+        if not hosted.closed:
+            hosted.recruit((node, incarnation))
+
+    # Leaving
+
+    async def hand_over(self, timeout_s: float) -> list[str]:
+        """Pass on the lead of all partitions that have a follower; those that are led here still."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    led = [hosted for hosted in self if hosted.replica.leads]
+                    if not led:
+                        return []
+                    changed = []
+                    for hosted in led:
+                        changed.append(self._configured.setdefault(hosted.partition, asyncio.Event()))
+                        for follower in hosted.configuration.followers[:1]:
+                            hosted.hand_off(follower)
+                    waits = [asyncio.ensure_future(event.wait()) for event in changed]
+                    try:
+                        await asyncio.wait(waits, timeout=_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for wait in waits:
+                            wait.cancel()
+        except TimeoutError:
+            return [hosted.partition for hosted in self if hosted.replica.leads]
+
+    async def aclose(self) -> None:
+        """End all replicas, without a word. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for hosted in self:
+            self.end(hosted)
+        await self.background.aclose()
+        await self.pool.aclose()
+
+
+async def _withdraw(hosted: Hosted, waiting: Waiting, withdrawn: asyncio.Event) -> None:
+    await withdrawn.wait()
+    hosted.waiters.withdraw(waiting)

@@ -1,0 +1,147 @@
+"""A request finds the leader of its partition, and is asked again until its answer is there.
+
+What always holds: a request may be asked several times, and of several leaders, so it is one that may be: numbered by
+its producer (`replication.sessions`), or without an effect that lasts. Until its deadline passes it ends in the
+partition's own answer or refusal. After that, in `OutcomeUnknown` where it may have been done, else in what kept it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from dataplane.clock import Deadline
+from dataplane.coordinator.base import Coordinator, Unavailable
+from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.node.partitions.channel import Channel
+from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.replicas import Replicas
+from dataplane.replication.configuration import Configuration, decode
+from dataplane.replication.errors import NotLeader
+from dataplane.wire import partition_messages as m
+
+TRY_S = 1.0
+"""For which one leader is waited for, beyond what a request may wait there."""
+
+_SHORT_S, _LONG_S = 0.01, 0.5  # between tries
+
+
+class Router:
+    """One node's way to all partitions."""
+
+    def __init__(self, replicas: Replicas, members: Members, channel: Channel, coordinator: Coordinator) -> None:
+        self._replicas = replicas
+        self._members = members
+        self._channel = channel
+        self._coordinator = coordinator
+        self._leaders: dict[str, str] = {}
+        self._configurations: dict[str, Configuration] = {}  # as last read
+
+    async def ask(
+        self,
+        partition: str,
+        request: bytes,
+        deadline: Deadline,
+        *,
+        queue: str = "",
+        wait_s: float = 0.0,
+        withdrawn: asyncio.Event | None = None,
+        again: Callable[[], bool] = lambda: True,
+    ) -> bytes:
+        """The answer of the partition's leader, whoever that is by then. `queue`, `wait_s`: see `waiters`; the request
+        waits again at the next leader. `again`: whether to ask again what may have been done. Raises what the partition
+        refuses with, Lost where no replica is left; PeerUnavailable, OutcomeUnknown."""
+        unknown: DataplaneError | None = None
+        kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
+        pause_s = _SHORT_S
+        silent: set[str] = set()
+        while True:
+            node = ""
+            try:
+                node = await self._leader(partition, silent)
+                wait = min(wait_s, deadline.remaining_s)
+                most = min(TRY_S, deadline.remaining_s) + wait
+                return await self._once(node, partition, request, most, queue, wait, withdrawn)
+            except NotLeader as error:
+                kept = error
+                self._leaders.pop(partition, None)
+                if error.leader != node and error.leader not in silent:
+                    self._leaders[partition] = error.leader
+            except (PeerUnavailable, OutcomeUnknown) as error:
+                self._leaders.pop(partition, None)
+                silent.add(node)
+                unknown = kept = error
+                if not again():
+                    raise
+            except (Unavailable, Backpressure) as error:
+                kept = error
+            if deadline.remaining_s <= pause_s:
+                if unknown is not None:
+                    raise OutcomeUnknown(f"{partition} has not answered in time: {unknown}") from unknown
+                raise PeerUnavailable(f"{partition} has not answered in time: {kept}") from kept
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _LONG_S)
+
+    async def _once(
+        self,
+        node: str,
+        partition: str,
+        request: bytes,
+        timeout_s: float,
+        queue: str,
+        wait_s: float,
+        withdrawn: asyncio.Event | None,
+    ) -> bytes:
+        if node == self._replicas.me:
+            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, withdrawn)
+
+        def asked(number: int) -> m.Ask:
+            return m.Ask(number, partition, request, queue, wait_s)
+
+        result: bytes = await self._channel.ask(node, asked, timeout_s, withdrawn)
+        return result
+
+    async def _leader(self, partition: str, silent: set[str]) -> str:
+        """The node to ask: who leads as far as is known here or, if it was silent just now, who may know better or
+        lead by then. Raises Unavailable, Lost."""
+        hosted = self._replicas.find(partition)
+        if hosted is not None and hosted.replica.leads:
+            return self._replicas.me
+        known = [self._leaders.get(partition, "")]
+        if hosted is not None and hosted.configuration.epoch:
+            known.insert(0, hosted.configuration.leader[0])
+        for node in known:
+            if node != self._replicas.me and node not in silent and self._there(node):
+                return node
+        configuration = await self._read(partition)
+        leader = configuration.leader[0]
+        for node in (leader, *(follower[0] for follower in configuration.followers)):
+            if node not in silent and self._there(node):
+                self._leaders[partition] = node
+                return node
+        silent.clear()
+        return leader
+
+    async def _read(self, partition: str) -> Configuration:
+        """The configuration; while the coordinator is away, as it was. Raises Unavailable, Lost."""
+        try:
+            value = await self._coordinator.read(self._replicas.key(partition))
+        except Unavailable:
+            if partition in self._configurations:
+                return self._configurations[partition]
+            raise
+        if value is None:
+            raise Lost(f"there is no partition {partition}")
+        configuration = self._configurations[partition] = decode(value)
+        if all(self._members.gone(node) for node, _ in (configuration.leader, *configuration.followers)):
+            raise Lost(f"every replica of {partition} has died")
+        return configuration
+
+    def _there(self, node: str) -> bool:
+        return node in self._members.current
+
+    def forget(self, partition: str) -> None:
+        """There is no such partition any more."""
+        self._leaders.pop(partition, None)
+        self._configurations.pop(partition, None)

@@ -1,0 +1,119 @@
+"""What nodes say to each other of partitions: all that one has to say to another in a turn of its loop, in one frame.
+
+A frame is posted: it has no reply of its own, and may be lost. Who asks numbers its questions, and has a deadline. All
+items of a frame are handled in their order; frames of one sender come in order too, as long as a connection lasts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dataplane.replication.messages import Message as ReplicaMessage
+from dataplane.wire.messages import MAX_FRAME, Message
+
+FRAME_BYTES = MAX_FRAME - (256 << 10)
+"""Bytes of items that one frame has, unless its first is larger by itself."""
+
+
+class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+    """A message between two replicas of a partition. `sender`, `to`: their incarnations."""
+
+    partition: str
+    sender: int
+    to: int
+    message: ReplicaMessage
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
+    """A request to the leader of a partition. With `wait_s`, one that is answered by nothing waits in a queue of this
+    name, for so long, until there is something. Answered by `Answered` or `Refused`."""
+
+    number: int
+    partition: str
+    request: bytes
+    queue: str = ""
+    wait_s: float = 0.0
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """The result of a request."""
+
+    number: int
+    result: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The error of a request, as `errors.describe` has it."""
+
+    number: int
+    name: str
+    text: str
+    fields: dict[str, Any]
+
+
+class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """Nobody waits for the answer any more."""
+
+    number: int
+
+
+class Host(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Have a replica of a partition, empty if there is none yet. Answered by `Hosted` or `Refused`."""
+
+    number: int
+    partition: str
+
+
+class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """The incarnation of the replica."""
+
+    number: int
+    incarnation: int
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """Who was told that there is nothing in this queue may ask again."""
+
+    partition: str
+    queue: str
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """What became of rows whose columns are on this node, from the leader of a partition: entries that the partition's
+    state machine has made, for those that keep its shards. Answered by `Answered`."""
+
+    number: int
+    partition: str
+    entries: tuple[bytes, ...]
+
+
+Item = Replicate | Ask | Answered | Refused | Withdrawn | Host | Hosted | Ready | Settle
+
+
+class Frame(Message, frozen=True, tag="partitions"):
+    """From the process `life` of `node`, to `to`; another drops it."""
+
+    node: str
+    life: int
+    to: str
+    items: list[Item]
+
+
+class _Packed(Message, frozen=True, tag="partitions"):
+    """A frame whose items are encoded."""
+
+    node: str
+    life: int
+    to: str
+    items: list[msgspec.Raw]
+
+
+encode_item = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def pack(node: str, life: int, to: str, items: list[bytes]) -> bytes:
+    """A frame of encoded items."""
+    return _encode(_Packed(node, life, to, [msgspec.Raw(item) for item in items]))

@@ -1,0 +1,157 @@
+"""Nodes with partitions in one loop, over real sockets: each with its own end of the control channel, and the small
+stream of the simulator as its state machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dataplane.clock import Deadline
+from dataplane.coordinator.base import Coordinator
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.members import Member
+from dataplane.node.partitions.replicas import Logs, in_memory
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.table import Table
+from dataplane.replication.settings import Settings
+from dataplane.wire.auth import Key
+from dataplane.wire.messages import Done, Message
+from dataplane.wire.partition_messages import Frame
+from dataplane.wire.peer import Peers
+from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
+from tests.unit.node.partitions.machine import Asks, Machine
+
+#: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
+SETTINGS = Settings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
+WAIT_S = 15.0
+
+_numbers = itertools.count(1)
+
+
+class Bench(Partitions):
+    """One node."""
+
+    def __init__(
+        self,
+        name: str,
+        coordinator: Coordinator,
+        *,
+        settings: Settings = SETTINGS,
+        logs: Logs = in_memory,
+        host: str = "",
+        key: Key | None = None,
+        listen: str = "tcp://127.0.0.1:0",
+        lease_s: float = 1.0,
+    ) -> None:
+        self.name = name
+        self.settled: list[tuple[str, tuple[bytes, ...]]] = []
+        self.back: list[tuple[str, bytes]] = []
+        self.peers = Peers(listen, key, self._answer)
+        self.peers.start()
+        life = next(_numbers)
+        super().__init__(
+            name,
+            Member(life, self.peers.address, host or name),
+            coordinator,
+            self.peers,
+            lambda _: Machine(),
+            Asks(),
+            settled=lambda partition, entries: self.settled.append((partition, entries)),
+            give_back=self._give_back,
+            settings=settings,
+            logs=logs,
+            lease_s=lease_s,
+        )
+        self._sequence = 0
+        self._leasing = ""
+
+    def _answer(self, request: Any) -> Message:
+        assert isinstance(request, Frame)
+        self.receive(request)
+        return Done(0)
+
+    async def _give_back(self, partition: str, result: bytes) -> None:
+        self.back.append((partition, result))
+        leased = decode_result(result)
+        assert isinstance(leased, Leased)
+        await self.ack(partition, self._leasing, leased, done=False)
+
+    async def aclose(self) -> None:
+        """End as a process does that is killed: sockets close, and nobody is told."""
+        await super().aclose()
+        await self.peers.aclose()
+
+    # What clients do
+
+    def at(self, partition: str) -> Hosted | None:
+        """The replica here, if it answers."""
+        hosted = self.replicas.find(partition)
+        return hosted if hosted is not None and hosted.replica.serves(time.monotonic()) else None
+
+    def led(self, partition: str, followers: int = 1) -> bool:
+        """Whether it answers here, with so many followers."""
+        hosted = self.at(partition)
+        return hosted is not None and len(hosted.configuration.followers) == followers
+
+    async def append(
+        self, partition: str, *labels: str, key: str = "", sequence: int = 0, timeout_s: float = WAIT_S
+    ) -> tuple[int, ...]:
+        """Append rows to a partition, from here."""
+        if not sequence:
+            self._sequence = sequence = self._sequence + 1
+        request = encode(Append(self.name, sequence, tuple((key, label) for label in labels)))
+        result = decode_result(await self.router.ask(partition, request, Deadline.after(timeout_s)))
+        assert isinstance(result, Appended)
+        return result.offsets
+
+    async def lease(
+        self, table: Table, task: str, most: int, timeout_s: float = WAIT_S, lease_s: float = 60.0
+    ) -> tuple[str, Leased]:
+        """Rows of a task, of whichever partition has some."""
+        self._leasing = task
+        request = encode(Lease(self.name, task, most, lease_s))
+        now = self.directory.find
+        found = await self.consuming.consume(
+            lambda: now(table.stream) or table, f"{table.stream} {task}", request, Deadline.after(timeout_s)
+        )
+        if found is None:
+            return "", Leased(())
+        result = decode_result(found[1])
+        assert isinstance(result, Leased)
+        return table.key(found[0]), result
+
+    async def ack(self, partition: str, task: str, leased: Leased, *, done: bool = True) -> None:
+        self._sequence += 1
+        rows = tuple((offset, lease) for offset, lease, _ in leased.rows)
+        request = encode(Settle(self.name, self._sequence, task, rows, done))
+        await self.router.ask(partition, request, Deadline.after(WAIT_S))
+
+
+@asynccontextmanager
+async def benches(count: int, coordinator: Coordinator | None = None, **options: Any) -> AsyncIterator[list[Bench]]:
+    """So many nodes that know each other: n0, n1, …"""
+    coordinator = ProcessCoordinator() if coordinator is None else coordinator
+    made: list[Bench] = []
+    try:
+        for number in range(count):
+            made.append(Bench(f"n{number}", coordinator, **options))
+            await made[-1].start(WAIT_S)
+        await until(lambda: all(len(bench.members.current) == count for bench in made))
+        yield made
+    finally:
+        for bench in made:
+            await bench.aclose()
+        await coordinator.aclose()
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """The first true value of the condition."""
+    async with asyncio.timeout(timeout_s):
+        while not (value := condition()):
+            await asyncio.sleep(0.005)
+        return value

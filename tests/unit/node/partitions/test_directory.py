@@ -1,0 +1,122 @@
+"""Streams of several nodes: made, widened, drained, dropped, and what becomes of groups meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dataplane.clock import Deadline
+from dataplane.errors import Misuse, Retryable
+from dataplane.node.partitions.directory import Directory
+from dataplane.node.partitions.table import Table
+from tests.simulation.machine import TASKS
+from tests.unit.node.partitions.bench import Bench, benches, until
+from tests.unit.node.partitions.machine import Asks
+
+S = "rollouts"
+
+
+async def test_a_stream_has_a_partition_for_each_node_and_one_stream_for_all() -> None:
+    async with benches(3) as nodes:
+        made = await asyncio.gather(*(node.directory.open(S, b"settings") for node in nodes))
+        assert made[0] == made[1] == made[2]
+        assert sorted(each.node for each in made[0].partitions) == ["n0", "n1", "n2"]
+        for each in made[0].partitions:
+            node = nodes[int(each.node[1:])]
+            await until(lambda: node.led(made[0].key(each.number)))  # noqa: B023
+        assert await nodes[1].directory.own(S) == (made[0], made[0].own("n1"))
+        with pytest.raises(Misuse, match="other settings"):
+            await nodes[2].directory.open(S, b"others")
+        with pytest.raises(Misuse, match="no stream"):
+            await nodes[2].directory.open("another", None)
+        # what the losers of the race made is gone
+        keys = {made[0].key(each.number) for each in made[0].partitions}
+        await until(lambda: {hosted.partition for node in nodes for hosted in node.replicas} == keys)
+
+        await nodes[2].directory.drop(S)
+        await until(lambda: not [hosted for node in nodes for hosted in node.replicas])
+        await until(lambda: nodes[0].directory.find(S) is None)
+        again = await nodes[0].directory.open(S, b"others")
+        assert again.generation != made[0].generation
+
+
+async def test_a_node_that_joins_has_a_partition_once_it_appends_and_groups_stay_together() -> None:
+    async with benches(2) as nodes:
+        table = await nodes[0].directory.open(S, b"s")
+        groups = [f"g{i}" for i in range(40)]
+        for group, number in zip(groups, table.place(groups).tolist(), strict=True):
+            await nodes[0].append(table.key(number), f"first of {group}", key=group)
+        late = Bench("n2", nodes[0].members._coordinator)
+        try:
+            await late.start(5.0)
+            found, number = await late.directory.own(S)
+            assert found.own("n2") == number
+            assert found.version == table.version + 1
+            assert await late.append(found.key(number), "own") == (0,)
+            ((_, positions, older),) = found.moved(groups, found.place(groups))
+            assert len(positions)
+            # the older partition has them, and refuses others from then on
+            moved = groups[int(positions[0])]
+            key = found.key(int(older[0]))
+            asked = Asks().disowning([moved, "never seen"])
+            assert await late.router.ask(key, asked, Deadline.after(5.0)) == b"\x01\x00"
+            with pytest.raises(Retryable, match="moved"):
+                await late.append(key, "row", key="never seen")
+            await late.append(key, "second", key=moved)
+            # once nothing is left there the older version is retired
+            for task in TASKS:
+                for _ in range(3):
+                    partition, leased = await late.lease(found, task, 100)
+                    await late.ack(partition, task, leased)
+            caretaker = nodes[0].directory
+            await until(lambda: nodes[0].directory.find(S).version == found.version)  # type: ignore[union-attr]
+            assert (await caretaker.take_care(found)).older == ()
+        finally:
+            await late.aclose()
+
+
+async def _care(directory: Directory) -> Table:
+    table = await directory.read(S)
+    assert table is not None
+    return await directory.take_care(table)
+
+
+async def test_a_node_that_leaves_hands_over_and_its_partition_is_deleted_when_it_is_empty() -> None:
+    async with benches(3) as nodes:
+        table = await nodes[0].directory.open(S, b"s")
+        number = table.own("n2")
+        assert number is not None
+        key = table.key(number)
+        await nodes[2].append(key, "row")
+        await until(lambda: nodes[2].led(key))
+        await nodes[2].leave(5.0)
+        await nodes[2].aclose()
+        drained = await _care(nodes[0].directory)
+        assert drained.open == tuple(each for each in table.open if each != number)
+        assert drained.find(number) is not None  # a row is left
+        for task in TASKS:
+            partition, leased = await nodes[0].lease(drained, task, 9)
+            assert (partition, [row[2] for row in leased.rows]) == (key, ["row"])
+            await nodes[0].ack(partition, task, leased)
+        assert (await _care(nodes[0].directory)).find(number) is None
+        await until(lambda: not any(node.replicas.find(key) for node in nodes[:2]))
+
+
+async def test_a_partition_whose_replicas_have_all_died_is_named_and_others_go_on() -> None:
+    async with benches(3) as nodes:
+        table = await nodes[0].directory.open(S, b"s", followers=1)
+        key = table.key(table.own("n2") or 0)
+        await until(lambda: nodes[2].led(key))
+        follower = nodes[2].at(key).configuration.followers[0][0]  # type: ignore[union-attr]
+        other = nodes[1] if follower == "n0" else nodes[0]
+        both = [nodes[2], nodes[int(follower[1:])]]
+        for node in both:
+            node.replicas.wanted = lambda partition: 0
+        other.replicas.wanted = lambda partition: 0
+        await asyncio.gather(*(node.aclose() for node in both))
+        await until(lambda: all(other.members.gone(node.name) for node in both))
+        found = await _care(other.directory)
+        assert [each.node for each in found.lost] in (["n2"], ["n2", follower], [follower, "n2"])
+        assert found.open
+        assert found.own(other.name) is not None

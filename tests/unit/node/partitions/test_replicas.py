@@ -1,0 +1,114 @@
+"""The replicas of nodes in one loop, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.wire.auth import Key
+from tests.unit.node.partitions.bench import SETTINGS, benches, until
+
+P = "streams/rollouts/1"
+
+
+async def test_a_new_partition_answers_at_once_and_has_a_follower_soon() -> None:
+    async with benches(3) as (a, b, c):
+        began = time.monotonic()
+        configuration = await a.replicas.create(P, "n0")
+        assert configuration == await b.replicas.create(P, "n1")  # the first wins
+        assert await a.append(P, "x", "y") == (0, 1)
+        assert time.monotonic() - began < SETTINGS.grace_s  # it has promised nobody anything
+        await until(lambda: a.led(P))
+        assert await a.append(P, "x", "y", sequence=1) == (0, 1)
+        assert await c.append(P, "z") == (2,)
+        replicas = [bench.replicas.find(P) for bench in (b, c)]
+        hosted = a.replicas.find(P)
+        assert hosted is not None
+        (follower,) = [r for r in replicas if r is not None and hosted.configuration.holds(r.me)]
+        await until(lambda: follower.machine.state.rows == ["x", "y", "z"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_a_follower_leads_at_once_when_the_leaders_process_has_ended(keyed: bool) -> None:
+    key = Key(*zmq.curve_keypair()) if keyed else None
+    async with benches(3, key=key) as (a, b, c):
+        await a.replicas.create(P, "n0")
+        await a.append(P, "x")
+        await until(lambda: a.led(P))
+        began = time.monotonic()
+        await a.aclose()
+        assert await c.append(P, "y") == (1,)
+        assert time.monotonic() - began < SETTINGS.grace_s
+        leader = b if b.at(P) else c
+        await until(lambda: leader.led(P))  # the third is recruited
+        assert await b.append(P, "z") == (2,)
+
+
+async def test_a_leader_goes_on_when_its_followers_process_has_ended() -> None:
+    async with benches(2) as (a, b):
+        await a.replicas.create(P, "n0")
+        await until(lambda: a.led(P))
+        began = time.monotonic()
+        await b.aclose()
+        assert await a.append(P, "x") == (0,)
+        assert time.monotonic() - began < SETTINGS.lease_s
+        assert a.led(P, followers=0)
+
+
+async def test_a_partition_that_is_deleted_is_nowhere() -> None:
+    async with benches(2) as (a, b):
+        await a.replicas.create(P, "n0")
+        await until(lambda: a.led(P))
+        await b.replicas.delete(P)
+        await until(lambda: a.replicas.find(P) is None and b.replicas.find(P) is None)
+
+
+async def test_the_lead_is_handed_over() -> None:
+    async with benches(2) as (a, b):
+        await a.replicas.create(P, "n0")
+        await a.append(P, "x")
+        await until(lambda: a.led(P))
+        began = time.monotonic()
+        assert await a.replicas.hand_over(5.0) == []
+        assert await a.append(P, "y") == (1,)
+        assert time.monotonic() - began < SETTINGS.grace_s
+        assert b.at(P)
+
+
+class SlowStorage(MemoryStorage):
+    """Counts what is synced at a time."""
+
+    def __init__(self, replica: ReplicaId) -> None:
+        super().__init__(replica)
+        self.syncs = 0
+
+    def sync(self) -> None:
+        self.syncs += 1
+        time.sleep(0.02)
+
+
+async def test_commands_that_come_during_a_sync_share_the_next() -> None:
+    made: dict[ReplicaId, SlowStorage] = {}
+
+    def logs(partition: str, replica: ReplicaId) -> Storage:
+        made[replica] = SlowStorage(replica)
+        return made[replica]
+
+    settings = msgspec.structs.replace(SETTINGS, durable=True)
+    async with benches(2, settings=settings, logs=logs) as (a, _):
+        await a.replicas.create(P, "n0")
+        await until(lambda: a.led(P))
+        before = sum(storage.syncs for storage in made.values())
+        for first in range(1, 64, 16):  # a producer has 16 on their way at most
+            await asyncio.gather(*(a.append(P, f"r{n}", sequence=n) for n in range(first, first + 16)))
+        syncs = sum(storage.syncs for storage in made.values()) - before
+        assert syncs <= 32  # of 64 commands on two disks
+        assert len(made) == 2
+        for storage in made.values():
+            assert sum(len(entry.command) > 0 for entry in storage.load()[1].entries) == 64
