@@ -176,6 +176,7 @@ class Channel:
             if await refused(address):
                 if self._lives.get(node, life) == life:
                     self._over(node)
+                    self._members.ended(node)
                     self.ended(node, before_s)
                 return
 

@@ -31,8 +31,8 @@ _FEW = 2  # leaders to wait at, besides one's own
 _AT_ONCE = 4  # leaders that are asked at a time
 _PAUSE_S = 0.05
 
-Found = tuple[int, bytes]
-"""The number of a partition, and its result."""
+Found = tuple[str, bytes]
+"""A partition, and its result."""
 
 
 def _once() -> bool:
@@ -133,8 +133,8 @@ class Consuming:
         withdrawn = asyncio.Event()
         loop = asyncio.get_running_loop()
         asking = {
-            loop.create_task(self._ask(table.key(number), queue, request, deadline, wait_s, withdrawn)): number
-            for number in numbers
+            loop.create_task(self._ask(partition, queue, request, deadline, wait_s, withdrawn)): partition
+            for partition in map(table.key, numbers)
         }
         told = None if event is None else loop.create_task(event.wait())
         pending: set[asyncio.Task[bytes]] = {*asking}
@@ -160,7 +160,7 @@ class Consuming:
             if told is not None:
                 told.cancel()
             for task in pending:
-                self._background.spawn(self._late(table.key(asking[task]), task))
+                self._background.spawn(self._late(asking[task], task))
 
     async def _ask(
         self, partition: str, queue: str, request: bytes, deadline: Deadline, wait_s: float, withdrawn: asyncio.Event

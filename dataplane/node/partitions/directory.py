@@ -222,7 +222,7 @@ class Directory:
                     log.info("the placement of %s is looked after later: %s", table.stream, error)
 
     def _caretaker(self, table: Table) -> bool:
-        named = [partition.node for partition in table.partitions if partition.node in self._members.current]
+        named = [each.node for each in table.partitions if not self._members.away(each.node)]
         return self._me == min(named, default=self._me)
 
     async def take_care(self, table: Table) -> Table:
@@ -232,7 +232,7 @@ class Directory:
             if gone and await self._lost(table.key(partition.number)):
                 log.error("every replica of partition %d of %s has died", partition.number, table.stream)
                 table = await self._change(table, lambda now, number=partition.number: now.losing(number))  # type: ignore[misc]
-            elif partition.open and partition.node in gone:
+            elif partition.open and self._members.away(partition.node):
                 table = await self._close(table, partition.number)
             elif not partition.open and await self._yes(table, partition.number, self._requests.retiring()):
                 key = table.key(partition.number)

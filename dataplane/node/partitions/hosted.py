@@ -46,6 +46,7 @@ class Hosted:
         self.waiters = Waiters(machine)
         self.distrusted: set[ReplicaId] = set()
         self.recruited: dict[str, float] = {}  # node -> when it was asked
+        self.refused: dict[str, float] = {}  # node -> when it could not
         self.heard_s = monotonic()
         self._owner = owner
         self._storage = storage

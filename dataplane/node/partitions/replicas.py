@@ -319,9 +319,10 @@ class Replicas:
             return []
         again_s = self.settings.lease_s + self.settings.retry_s
         hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
+        hosted.refused = {node: at for node, at in hosted.refused.items() if now - at < again_s}
         taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
-        liars = {replica[0] for replica in hosted.distrusted}
-        free = [name for name in members if name not in taken and name not in liars]
+        unfit = taken | {replica[0] for replica in hosted.distrusted} | hosted.refused.keys()
+        free = [name for name in members if name not in unfit and not self._members.away(name)]
         hosts = {members[name].host for name in taken if name in members}
         apart = [name for name in free if members[name].host not in hosts]
         wanted -= sum(node in free for node in hosted.recruited)
@@ -333,6 +334,8 @@ class Replicas:
             incarnation = await self._channel.ask(node, lambda number: m.Host(number, hosted.partition), _ASK_S)
         except (PeerUnavailable, Corrupt, Rejected) as error:
             log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
+            hosted.recruited.pop(node, None)
+            hosted.refused[node] = monotonic()
             return
         if not hosted.closed:
             hosted.recruit((node, incarnation))

@@ -51,7 +51,7 @@ class Router:
     ) -> bytes:
         """The answer of the partition's leader, whoever that is by then. `queue`, `wait_s`: see `waiters`; the request
         waits again at the next leader. `again`: whether to ask again what may have been done. Raises what the partition
-        refuses with, Lost where no replica is left; PeerUnavailable, OutcomeUnknown."""
+        refuses with, Lost where no replica is left for certain; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
         pause_s = _SHORT_S

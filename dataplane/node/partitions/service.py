@@ -11,7 +11,7 @@ from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.columns import Columns, Settled
 from dataplane.node.partitions.consuming import Consuming
 from dataplane.node.partitions.directory import Directory, Requests
-from dataplane.node.partitions.members import LEASE_S, Member, Members
+from dataplane.node.partitions.members import LEASE_S, LOST_S, Member, Members
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
 from dataplane.node.partitions.router import Router
 from dataplane.replication.settings import Settings
@@ -37,8 +37,9 @@ class Partitions:
         settings: Settings = SETTINGS,
         logs: Logs = in_memory,
         lease_s: float = LEASE_S,
+        lost_s: float = LOST_S,
     ) -> None:
-        self.members = Members(coordinator, me, member, lease_s=lease_s)
+        self.members = Members(coordinator, me, member, lease_s=lease_s, lost_s=lost_s)
         self.channel = Channel(peers, self.members, member.life)
         self.replicas = Replicas(me, self.members, self.channel, coordinator, machines, settings=settings, logs=logs)
         self.router = Router(self.replicas, self.members, self.channel, coordinator)

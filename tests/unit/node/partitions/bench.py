@@ -47,6 +47,7 @@ class Bench(Partitions):
         key: Key | None = None,
         listen: str = "tcp://127.0.0.1:0",
         lease_s: float = 1.0,
+        lost_s: float = 60.0,
     ) -> None:
         self.name = name
         self.settled: list[tuple[str, tuple[bytes, ...]]] = []
@@ -66,8 +67,9 @@ class Bench(Partitions):
             settings=settings,
             logs=logs,
             lease_s=lease_s,
+            lost_s=lost_s,
         )
-        self._sequence = 0
+        self._sequence = self._acks = 0
         self._leasing = ""
 
     def _answer(self, request: Any) -> Message:
@@ -123,12 +125,12 @@ class Bench(Partitions):
             return "", Leased(())
         result = decode_result(found[1])
         assert isinstance(result, Leased)
-        return table.key(found[0]), result
+        return found[0], result
 
     async def ack(self, partition: str, task: str, leased: Leased, *, done: bool = True) -> None:
-        self._sequence += 1
+        self._acks += 1
         rows = tuple((offset, lease) for offset, lease, _ in leased.rows)
-        request = encode(Settle(self.name, self._sequence, task, rows, done))
+        request = encode(Settle(f"{self.name} acks", self._acks, task, rows, done))
         await self.router.ask(partition, request, Deadline.after(WAIT_S))
 
 
