@@ -82,9 +82,11 @@ class Follower:
         configuration = state.configuration
         if configuration.leader == state.me:
             return configuration.restarted()  # this life of the replica did not begin this epoch
-        if state.me in configuration.followers and state.promise.silent(configuration.leader, now):
-            return configuration.deposed_by(state.me)
-        return None
+        if state.me not in configuration.followers or not state.promise.silent(configuration.leader, now):
+            return None
+        if not state.attention.judges(now) and not state.promise.ended(configuration.leader):
+            return None
+        return configuration.deposed_by(state.me)
 
     def deadline(self, now: float) -> float:
         """When there is something to do without a message, by this replica's clock."""
@@ -93,7 +95,8 @@ class Follower:
         if configuration.leader == state.me:
             return now + state.settings.retry_s
         if state.me in configuration.followers:
-            return max(state.promise.until(configuration.leader), now + state.settings.beat_s)
+            until, beat = state.promise.until(configuration.leader), now + state.settings.beat_s
+            return until if now < until < beat else beat
         return math.inf
 
     def _hear(self, sent_s: float, now: float) -> None:

@@ -207,8 +207,8 @@ class Leader:
 
     def _dropped(self, followers: tuple[ReplicaId, ...], now: float) -> frozenset[ReplicaId]:
         """The followers to go on without."""
-        lease, out = self._lease, self._out
-        return frozenset(f for f in followers if f in out or lease.silent(f, self._peers[f].since, now))
+        lease, out, judges = self._lease, self._out, self._state.attention.judges(now)
+        return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
     def _heard(self, sender: ReplicaId, sent_s: float) -> Progress | None:
         """The peer that acknowledges a message, unless it is none (any more)."""

@@ -92,6 +92,10 @@ class Promise:
         """Whether this leader has not been heard for so long."""
         return now >= self.until(leader)
 
+    def ended(self, leader: ReplicaId) -> bool:
+        """Whether this leader is known to have ended."""
+        return self._heard.get(leader) == -math.inf
+
     def until(self, leader: ReplicaId) -> float:
         """When this leader will be silent, if nothing is heard of it."""
         return self._heard.get(leader, self._heard[_ANY]) + self._grace_s

@@ -135,6 +135,7 @@ class Replica:
     def tick(self, now: float) -> list[Effect]:
         """`deadline` has come."""
         self._ticked_s = now
+        self._state.attention.tick(now)
         if self._leader is not None:
             self._leader.tick(now)
         return self._effects(now)

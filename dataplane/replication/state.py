@@ -5,6 +5,7 @@ Committed and applied are one number here: what is known to be committed is appl
 
 from __future__ import annotations
 
+from dataplane.replication.attention import Attention
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Answer, Effect, Send
 from dataplane.replication.lease import Promise
@@ -20,6 +21,7 @@ class State:
     """Shared by the two roles of one replica."""
 
     __slots__ = (
+        "attention",
         "committed",
         "configuration",
         "effects",
@@ -38,6 +40,7 @@ class State:
         self.log = Log(stored, durable=settings.durable)
         self.committed = self.log.base
         self.promise = Promise(settings.grace_s, now)
+        self.attention = Attention(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
         self.configuration = Configuration(0, ("", 0))
         """The newest that was seen. Epoch 0 has no leader: none was seen yet."""

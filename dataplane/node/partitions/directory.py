@@ -79,7 +79,7 @@ class Directory:
         self._leaving = False
         self._background = Background()
         self.changed: Callable[[Table], None] = lambda table: None
-        replicas.wanted = self._followers
+        replicas.recruiting.wanted = self._followers
         replicas.hosting = self._hosting
 
     # Which there are

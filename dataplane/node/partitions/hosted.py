@@ -24,7 +24,7 @@ from dataplane.replication.effects import Answer, Effect, Fault, Refuse, Send, S
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
-from dataplane.replication.storage import EMPTY, Operation, Storage
+from dataplane.replication.storage import Operation, Storage
 from dataplane.wire import partition_messages as m
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ _AGAIN_S = 0.5
 class Hosted:
     """See the module. Its owner ticks it at `deadline`."""
 
-    def __init__(self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine) -> None:
-        """Raises Corrupt for a log that can not be read."""
+    def __init__(
+        self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine, new: ReplicaId
+    ) -> None:
+        """The log is of the replica `new` if it was made for it just now. Raises Corrupt for one that can't be read."""
         self.me, stored = storage.load()
         self.partition = partition
         self.machine = machine
@@ -59,8 +61,7 @@ class Hosted:
         self._writing = False
         self._serving = False
         self.closed = False
-        fresh = stored.snapshot == EMPTY and not stored.entries
-        self.replica = Replica(self.me, owner.settings, machine, stored, monotonic(), fresh=fresh)
+        self.replica = Replica(self.me, owner.settings, machine, stored, monotonic(), fresh=self.me == new)
 
     @property
     def deadline(self) -> float:

@@ -1,9 +1,8 @@
 """All replicas of this node: their messages, timers, disks, and what they ask of the coordinator.
 
 No replica has a timer of its own: one timer of the node ticks all that are due, and those that are nearly due with
-them, so their beats fall into one turn of the loop and into one frame to each peer. A tick that comes late, because
-this process was starved or stopped, is put off a little further: what peers sent meanwhile is heard before any of them
-is taken to be silent. Each replica has one task, which watches its configuration.
+them, so their beats fall into one turn of the loop and into one frame to each peer. Each replica has one task, which
+watches its configuration.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from collections.abc import Callable, Iterator
 
 from dataplane.clock import monotonic
 from dataplane.coordinator.base import Coordinator, Unavailable
-from dataplane.errors import Corrupt, DataplaneError, PeerUnavailable, Rejected
+from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
 from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.recruiting import Recruiting
 from dataplane.node.partitions.waiters import Done, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.recruitment import choose
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import MemoryStorage, Storage
 from dataplane.threads import Pool
@@ -38,10 +37,7 @@ SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.
 that gets a ninth of a core is heard every second at the latest; one whose process has ended is not waited for."""
 
 _EARLY_S = 0.1  # by which a tick may come before it is due, to fall together with others
-_LATE_S, _PUT_OFF_S = 0.25, 0.25
 _AGAIN_S = 0.5
-_ASK_S = 2.0  # for a replica
-_FORGET_S = 60.0  # after which a replica that is none of the configuration's, and hears nothing, is dropped
 _INCARNATIONS = 48  # bits
 
 Machines = Callable[[str], StateMachine]
@@ -75,8 +71,6 @@ class Replicas:
         self.coordinator = coordinator
         self.background = Background()
         self.pool = pool if pool is not None else Pool(4, "dataplane-log")
-        self.wanted: Callable[[str], int] = lambda partition: 1
-        """How many followers a partition should have."""
         self.hint: Callable[[str, str], None] = lambda partition, queue: None
         """Called when there may be something in a queue where this node waited in vain."""
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
@@ -92,6 +86,7 @@ class Replicas:
         self._asked: dict[tuple[str, int], tuple[Hosted, Waiting]] = {}  # others' questions that wait
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
+        self.recruiting = Recruiting(self, members, channel)
         self._recruit_s = 0.0
         self._configured: dict[str, asyncio.Event] = {}
         channel.heard = self._heard
@@ -113,8 +108,9 @@ class Replicas:
         """The replica of a partition here; a new one, empty, if there is none. Raises Corrupt."""
         hosted = self._hosted.get(partition)
         if hosted is None:
-            storage = self._logs(partition, (self.me, secrets.randbits(_INCARNATIONS)))
-            hosted = self._hosted[partition] = Hosted(self, partition, storage, self._machines(partition))
+            new = (self.me, secrets.randbits(_INCARNATIONS))
+            storage = self._logs(partition, new)
+            hosted = self._hosted[partition] = Hosted(self, partition, storage, self._machines(partition), new)
             self.background.spawn(self._watch(hosted))
             self.hosting(partition)
         return hosted
@@ -125,7 +121,7 @@ class Replicas:
         if node == self.me:
             incarnation = self.host(partition).me[1]
         else:
-            incarnation = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
+            incarnation = await self.recruiting.ask(node, partition)
         first = Configuration(1, (node, incarnation))
         value = await self.coordinator.swap(self.key(partition), None, encode(first))
         return decode(value) if value is not None else first
@@ -281,13 +277,10 @@ class Replicas:
             self._timer.cancel()
         self._due_s = deadline_s
         delay_s = max(0.0, deadline_s - monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick, False)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
-    def _tick(self, put_off: bool) -> None:
+    def _tick(self) -> None:
         now = monotonic()
-        if now - self._due_s > _LATE_S and not put_off:
-            self._timer = asyncio.get_running_loop().call_later(_PUT_OFF_S, self._tick, True)
-            return
         self._due_s, self._timer = math.inf, None
         for hosted in self:
             if hosted.deadline <= now + _EARLY_S:
@@ -296,49 +289,7 @@ class Replicas:
                 self.due(max(hosted.deadline, now + _EARLY_S))
         if now >= self._recruit_s:
             self._recruit_s = now + self.settings.beat_s
-            self._look_after(now)
-
-    # Followers
-
-    def _look_after(self, now: float) -> None:
-        """Recruit followers for the partitions led here, and drop replicas that nobody needs."""
-        for hosted in self:
-            configuration = hosted.configuration
-            if hosted.replica.serves(now):
-                for node in self._candidates(hosted, now):
-                    hosted.recruited[node] = now
-                    self.background.spawn(self._recruit(hosted, node))
-            elif not configuration.holds(hosted.me) and now - hosted.heard_s > _FORGET_S:
-                self.end(hosted)
-
-    def _candidates(self, hosted: Hosted, now: float) -> list[str]:
-        """The nodes to ask: of other hosts first, and none again that was asked just now."""
-        configuration, members = hosted.configuration, self._members.current
-        wanted = self.wanted(hosted.partition)
-        if len(configuration.followers) >= wanted:
-            return []
-        again_s = self.settings.lease_s + self.settings.retry_s
-        hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
-        hosted.refused = {node: at for node, at in hosted.refused.items() if now - at < again_s}
-        taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
-        unfit = taken | {replica[0] for replica in hosted.distrusted} | hosted.refused.keys()
-        free = [name for name in members if name not in unfit and not self._members.away(name)]
-        hosts = {members[name].host for name in taken if name in members}
-        apart = [name for name in free if members[name].host not in hosts]
-        wanted -= sum(node in free for node in hosted.recruited)
-        chosen = choose(hosted.partition, configuration, [(name, 0) for name in apart or free], wanted)
-        return [name for name, _ in chosen if name not in hosted.recruited]
-
-    async def _recruit(self, hosted: Hosted, node: str) -> None:
-        try:
-            incarnation = await self._channel.ask(node, lambda number: m.Host(number, hosted.partition), _ASK_S)
-        except (PeerUnavailable, Corrupt, Rejected) as error:
-            log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
-            hosted.recruited.pop(node, None)
-            hosted.refused[node] = monotonic()
-            return
-        if not hosted.closed:
-            hosted.recruit((node, incarnation))
+            self.recruiting.look(now)
 
     # Leaving
 

@@ -61,13 +61,14 @@ class Router:
             try:
                 node = await self._leader(partition, silent)
                 wait = min(wait_s, deadline.remaining_s)
-                most = min(TRY_S, deadline.remaining_s) + wait
+                most = min(TRY_S if unknown is None else TRY_S / 2, deadline.remaining_s) + wait
                 return await self._once(node, partition, request, most, queue, wait, withdrawn)
             except NotLeader as error:
                 kept = error
                 self._leaders.pop(partition, None)
                 if error.leader != node and error.leader not in silent:
                     self._leaders[partition] = error.leader
+                silent.discard(error.leader)  # it was slow, perhaps, and it leads: it is asked again after this pause
             except (PeerUnavailable, OutcomeUnknown) as error:
                 self._leaders.pop(partition, None)
                 silent.add(node)

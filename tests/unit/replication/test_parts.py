@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from dataplane.replication import configuration as c
+from dataplane.replication.attention import Attention
 from dataplane.replication.lease import Lease, Promise
 from dataplane.replication.messages import (
     Append,
@@ -123,3 +124,14 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
 )
 def test_messages_cross_a_wire(message: Message) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Message) == message
+
+
+def test_who_was_not_running_judges_nobody_until_it_has_gone_on_for_a_while() -> None:
+    attention = Attention(0.5, 0.0)
+    assert attention.judges(1.0)
+    assert not attention.judges(1.1)  # its tick is overdue
+    attention.tick(5.0)
+    assert not attention.judges(5.0)
+    attention.tick(5.5)
+    attention.tick(6.0)
+    assert attention.judges(6.0)

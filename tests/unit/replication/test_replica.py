@@ -230,6 +230,7 @@ def test_a_snapshot_comes_in_parts_that_fit_into_a_message() -> None:
         mail, bench.mail = bench.mail, []
         parts += [message for _, _, message in mail if isinstance(message, Install)]
         for each in mail * 2:  # each of them twice
+            bench.now += 0.001
             bench.hand(*each)
     assert len(parts) > 4
     assert max(len(part.part) for part in parts) == 7

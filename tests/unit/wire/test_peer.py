@@ -28,6 +28,7 @@ from dataplane.wire import peer
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Done, Message
+from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pack
 from dataplane.wire.peer import Peers
 
 ANY = "tcp://127.0.0.1:0"
@@ -739,3 +740,52 @@ async def test_a_start_that_can_not_be_watched_leaves_nothing(
     async with asyncio.timeout(10):
         await peers.aclose()
     assert listeners() == there
+
+
+# Frames of partitions
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start, key: Key, keyed: bool) -> None:
+    heard: list[Frame] = []
+    come = asyncio.Event()
+
+    def answer(request: Any) -> Message:
+        heard.append(request)
+        come.set()
+        return Done(0)  # which nobody is told
+
+    there = start(answer, key if keyed else None)
+    here = start(key=key if keyed else None)
+    closed = asyncio.Event()
+    here.watch(there.address, closed.set)
+    here.post(there.address, pack("a", 1, "b", [encode_item(Withdrawn(7))]))
+    await asyncio.wait_for(come.wait(), 10)
+    assert heard == [Frame("a", 1, "b", [Withdrawn(7)])]
+    assert (here.statistics().posted, there.statistics().answered) == (1, 0)
+    assert not closed.is_set()
+    await there.aclose()
+    await asyncio.wait_for(closed.wait(), 10)
+    here.forget(there.address)
+    await here.aclose()
+    with pytest.raises(PeerUnavailable):
+        here.post(there.address, b"")
+    with pytest.raises(PeerUnavailable):
+        here.watch(there.address, closed.set)
+
+
+async def test_a_frame_that_is_none_or_fails_closes_nothing(start: Start) -> None:
+    come = asyncio.Event()
+
+    def answer(request: Any) -> Message:
+        if isinstance(request, Frame):
+            come.set()
+            raise Freed("a frame has nobody to hear this")
+        return Done(request.id)
+
+    there, here = start(answer), start()
+    here.post(there.address, pack("a", 1, "b", [b"\x93\x63\x00\x00"]))  # an item of no kind
+    here.post(there.address, pack("a", 1, "b", []))
+    await asyncio.wait_for(come.wait(), 10)
+    await here.request(there.address, pm.ClientGone(here.next_id(), b"n", 1), Done, 10)
+    assert there.statistics().dropped == 1

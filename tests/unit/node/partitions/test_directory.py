@@ -112,8 +112,8 @@ async def test_a_partition_whose_replicas_have_all_died_is_named_and_others_go_o
         other = nodes[1] if follower == "n0" else nodes[0]
         both = [nodes[2], nodes[int(follower[1:])]]
         for node in both:
-            node.replicas.wanted = lambda partition: 0
-        other.replicas.wanted = lambda partition: 0
+            node.replicas.recruiting.wanted = lambda partition: 0
+        other.replicas.recruiting.wanted = lambda partition: 0
         await asyncio.gather(*(node.aclose() for node in both))
         await until(lambda: all(other.members.gone(node.name) for node in both))
         found = await _care(other.directory)

@@ -100,7 +100,7 @@ async def test_commands_that_come_during_a_sync_share_the_next() -> None:
         made[replica] = SlowStorage(replica)
         return made[replica]
 
-    settings = msgspec.structs.replace(SETTINGS, durable=True)
+    settings = msgspec.structs.replace(SETTINGS, durable=True, snapshot_every=999)
     async with benches(2, settings=settings, logs=logs) as (a, _):
         await a.replicas.create(P, "n0")
         await until(lambda: a.led(P))
