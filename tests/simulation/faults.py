@@ -89,6 +89,6 @@ def plan(seed: int) -> Plan:
         durable,
         duration_s,
         tuple(sorted(faults, key=lambda f: f.start_s)),
-        0.3 if newer else 0.0,
+        1.0 if newer else 0.0,
         200 if newer else 1 << 20,
     )

@@ -6,6 +6,7 @@ attribute for as long as the test runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,33 @@ def a_change_is_asked_for_once(plant: Plant) -> None:
 
 def a_lost_batch_is_not_sent_again(plant: Plant) -> None:
     plant(run, "SETTINGS", Settings(**{**_settings(), "retry_s": 1e9}))
+
+
+def a_death_ends_every_promise(plant: Plant) -> None:
+    plant(Promise, "void", lambda self, node, before_s: self.release())
+
+
+def a_late_word_of_a_death_counts_for_the_process_after_it(plant: Plant) -> None:
+    void = Promise.void
+    plant(Promise, "void", lambda self, node, before_s: void(self, node, math.inf))
+
+
+def a_living_leader_is_said_to_have_ended(plant: Plant) -> None:
+    gone = Replica.gone
+
+    def somebody_else(self: Any, node: str, before_s: float, now: float) -> Any:
+        return gone(self, self._state.configuration.leader[0], now, now)
+
+    plant(Replica, "gone", somebody_else)
+
+
+def a_part_is_taken_for_the_snapshot(plant: Plant) -> None:
+    install = Follower.install
+
+    def at_once(self: Any, message: m.Install, now: float) -> None:
+        install(self, msgspec.structs.replace(message, size=message.offset + len(message.part)), now)
+
+    plant(Follower, "install", at_once)
 
 
 FAULTS: dict[str, Callable[[Plant], None]] = {

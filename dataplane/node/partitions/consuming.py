@@ -12,17 +12,20 @@ What always holds: what a leader gave to a request that was served elsewhere mea
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable
 
 from dataplane.clock import Deadline
-from dataplane.errors import Lost, OutcomeUnknown, Retryable
+from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, Retryable
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.members import Members
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.node.partitions.router import Router
 from dataplane.node.partitions.table import Table
 from dataplane.node.partitions.waiters import NOTHING
+
+log = logging.getLogger(__name__)
 
 WAIT_S = 2.0
 """For which a request waits at one leader before others are tried."""
@@ -180,9 +183,12 @@ class Consuming:
 
     async def _late(self, partition: str, task: asyncio.Task[bytes]) -> None:
         """An answer that nobody needs any more."""
-        result = await task
-        if result != NOTHING:
-            await self._give_back(partition, result)
+        try:
+            result = await task
+            if result != NOTHING:
+                await self._give_back(partition, result)
+        except DataplaneError as error:  # what was given comes back by itself
+            log.debug("what %s gave could not be given back: %s", partition, error)
 
     async def aclose(self) -> None:
         """Look no more. Idempotent."""
