@@ -15,7 +15,7 @@ from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
 
 encode = msgspec.msgpack.encode
 LOCAL, PEERS = Heads(m.Request), Heads(pm.PeerRequest)
-WITHOUT = {"stays", "abort", "unpin", "cancel", "leave", "alive", "give-back", "release-snapshot"}
+WITHOUT = {"stays", "abort", "unpin", "cancel", "leave", "alive", "give-back", "release-snapshot", "partitions"}
 
 
 def tag(kind: Any) -> str:

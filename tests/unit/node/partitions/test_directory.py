@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dataplane.clock import Deadline
+from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Misuse, Retryable
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.table import Table
@@ -18,7 +19,8 @@ S = "rollouts"
 
 
 async def test_a_stream_has_a_partition_for_each_node_and_one_stream_for_all() -> None:
-    async with benches(3) as nodes:
+    coordinator = ProcessCoordinator()
+    async with benches(3, coordinator) as nodes:
         made = await asyncio.gather(*(node.directory.open(S, b"settings") for node in nodes))
         assert made[0] == made[1] == made[2]
         assert sorted(each.node for each in made[0].partitions) == ["n0", "n1", "n2"]
@@ -31,11 +33,11 @@ async def test_a_stream_has_a_partition_for_each_node_and_one_stream_for_all() -
         with pytest.raises(Misuse, match="no stream"):
             await nodes[2].directory.open("another", None)
         # what the losers of the race made is gone
-        keys = {made[0].key(each.number) for each in made[0].partitions}
-        await until(lambda: {hosted.partition for node in nodes for hosted in node.replicas} == keys)
+        keys = {nodes[0].replicas.key(made[0].key(each.number)) for each in made[0].partitions}
+        await until(lambda: {key for key in coordinator._registry._values if key.startswith("part")} == keys)
 
         await nodes[2].directory.drop(S)
-        await until(lambda: not [hosted for node in nodes for hosted in node.replicas])
+        await until(lambda: not [hosted for node in nodes for hosted in node.replicas if hosted.configuration.epoch])
         await until(lambda: nodes[0].directory.find(S) is None)
         again = await nodes[0].directory.open(S, b"others")
         assert again.generation != made[0].generation
@@ -104,7 +106,7 @@ async def test_a_node_that_leaves_hands_over_and_its_partition_is_deleted_when_i
 
 
 async def test_a_partition_whose_replicas_have_all_died_is_named_and_others_go_on() -> None:
-    async with benches(3) as nodes:
+    async with benches(3, lost_s=1.5) as nodes:
         table = await nodes[0].directory.open(S, b"s", followers=1)
         key = table.key(table.own("n2") or 0)
         await until(lambda: nodes[2].led(key))
