@@ -25,6 +25,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataplane.errors import OutcomeUnknown as OutcomeUnknown
 from dataplane.errors import Retryable
 
+DELETED = b""
+"""The value of a key whose owner has deleted what it named, and keeps for a while: a key without any value may be that
+of a coordinator that was wiped, of which those that live restore what they know."""
+
 
 class Unavailable(Retryable):
     """The coordinator can not be reached; nothing was changed."""

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dataplane.clock import Deadline
-from dataplane.coordinator.base import Coordinator, Unavailable
+from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import DataplaneError, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions import table as tables
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.members import Members
-from dataplane.node.partitions.replicas import Replicas
+from dataplane.node.partitions.replicas import Replicas, forget
 from dataplane.node.partitions.router import Router
 from dataplane.node.partitions.table import Table
 from dataplane.replication.configuration import decode
@@ -103,11 +103,18 @@ class Directory:
     async def read(self, stream: str) -> Table | None:
         """The table as it is now, which is watched from here on. Raises Unavailable, Corrupt."""
         value = await self._coordinator.read(self._prefix + stream)
-        if value is None:
+        if value is None and stream in self._tables:
+            return await self._restore(stream)
+        if not value:
             self._tables.pop(stream, None)
             return None
         self._watch(stream)
         return self._saw(tables.decode(value))
+
+    async def _restore(self, stream: str) -> Table | None:
+        """The coordinator has forgotten a stream that is known here."""
+        log.warning("the coordinator has forgotten stream %r; this node says what it knows", stream)
+        return await self._swap(None, self._tables[stream])
 
     async def _create(self, stream: str, settings: bytes, followers: int) -> Table:
         others = sorted(self._members.current.keys() - {self._me}, key=lambda node: secrets.token_bytes(8))
@@ -159,8 +166,9 @@ class Directory:
         """Have a stream no more. Raises Unavailable, OutcomeUnknown."""
         while (table := await self.read(stream)) is not None:
             value = tables.encode(table)
-            if await self._coordinator.swap(self._prefix + stream, value, None) is None:
+            if await self._coordinator.swap(self._prefix + stream, value, DELETED) == DELETED:
                 self._tables.pop(stream, None)
+                self._background.spawn(forget(self._coordinator, self._prefix + stream))
                 await self._delete(table)
 
     async def _delete(self, table: Table) -> None:
@@ -171,8 +179,11 @@ class Directory:
     async def _swap(self, expected: Table | None, wanted: Table) -> Table | None:
         """Compare-and-set a table; the one that there is afterwards."""
         before = None if expected is None else tables.encode(expected)
-        value = await self._coordinator.swap(self._prefix + wanted.stream, before, tables.encode(wanted))
-        return None if value is None else self._saw(tables.decode(value))
+        key = self._prefix + wanted.stream
+        value = await self._coordinator.swap(key, before, tables.encode(wanted))
+        if value == DELETED and expected is None:
+            value = await self._coordinator.swap(key, DELETED, tables.encode(wanted))
+        return self._saw(tables.decode(value)) if value else None
 
     def _saw(self, table: Table) -> Table:
         before = self._tables.get(table.stream)
@@ -195,12 +206,13 @@ class Directory:
         while True:
             try:
                 async for value in self._coordinator.watch(self._prefix + stream):
-                    if value is not None:
+                    if value:
                         self._saw(tables.decode(value))
-                    elif self._tables.pop(stream, None) is not None:
-                        self._watched.discard(stream)
-                        return
-            except Unavailable as error:
+                    elif value == DELETED:
+                        self._tables.pop(stream, None)
+                    elif stream in self._tables:
+                        await self._restore(stream)
+            except (Unavailable, OutcomeUnknown) as error:
                 log.debug("the coordinator does not answer for %s: %s", stream, error)
             await asyncio.sleep(_AGAIN_S)
 
@@ -262,7 +274,7 @@ class Directory:
 
     async def _lost(self, partition: str) -> bool:
         value = await self._coordinator.read(self._replicas.key(partition))
-        if value is None:
+        if not value:
             return False
         configuration = decode(value)
         return all(self._members.gone(node) for node, _ in (configuration.leader, *configuration.followers))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dataplane.clock import monotonic
-from dataplane.coordinator.base import Unavailable
+from dataplane.coordinator.base import DELETED, Unavailable
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, OutcomeUnknown
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
@@ -142,7 +142,7 @@ class Hosted:
                 case Swap():
                     if effect != self._asked:
                         self._asked = effect
-                        self._owner.background.spawn(self._swap(effect))
+                        self._owner.background.spawn(self._swap(effect.expected, effect.wanted, effect))
                 case Store(ticket, operation):
                     self._writes.append(operation)
                     self._ticket = ticket
@@ -156,10 +156,11 @@ class Hosted:
             asyncio.get_running_loop().call_soon(self.serve)
         self._owner.due(self.deadline)
 
-    async def _swap(self, swap: Swap) -> None:
+    async def _swap(self, expected: Configuration | None, wanted: Configuration, swap: Swap | None = None) -> None:
         try:
             key = self._owner.key(self.partition)
-            value = await self._owner.coordinator.swap(key, encode(swap.expected), encode(swap.wanted))
+            before = None if expected is None else encode(expected)
+            value = await self._owner.coordinator.swap(key, before, encode(wanted))
         except (Unavailable, OutcomeUnknown) as error:
             log.debug("the coordinator did not answer for %s: %s", self.partition, error)
             return
@@ -172,16 +173,29 @@ class Hosted:
         """The coordinator has this value for the partition."""
         if self.closed:
             return
-        if value is None:
+        if value == DELETED:
             self._owner.end(self)
+            return
+        if value is None:
+            self._restore()
             return
         try:
             configuration = decode(value)
         except msgspec.MsgspecError:
             log.error("the coordinator's value for %s is no configuration; it is left as it is", self.partition)
             return
+        if configuration.epoch < self.configuration.epoch and self.replica.leads:
+            # Either it is newer by now, and this does nothing; or one who was deposed has told a wiped coordinator.
+            self._owner.background.spawn(self._swap(configuration, self.configuration))
         self.configured(configuration)
         self._owner.configured(self)
+
+    def _restore(self) -> None:
+        """The coordinator has forgotten the partition: who leads it says what it knows."""
+        configuration = self.configuration
+        if self.replica.leads:
+            log.warning("the coordinator has forgotten %s; this node leads it, and says so", self.partition)
+            self._owner.background.spawn(self._swap(None, configuration))
 
     # The disk
 

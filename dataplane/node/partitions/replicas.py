@@ -12,10 +12,11 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from dataplane.clock import monotonic
-from dataplane.coordinator.base import Coordinator, Unavailable
-from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
+from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
@@ -38,6 +39,7 @@ that gets a ninth of a core is heard every second at the latest; one whose proce
 
 _EARLY_S = 0.1  # by which a tick may come before it is due, to fall together with others
 _AGAIN_S = 0.5
+_DELETED_S = 60.0
 _INCARNATIONS = 48  # bits
 
 Machines = Callable[[str], StateMachine]
@@ -129,8 +131,9 @@ class Replicas:
     async def delete(self, partition: str) -> None:
         """Have it no more, whoever leads it. Raises Unavailable, OutcomeUnknown."""
         key = self.key(partition)
-        while (value := await self.coordinator.read(key)) is not None:
-            await self.coordinator.swap(key, value, None)
+        while (value := await self.coordinator.read(key)) not in (None, DELETED):
+            await self.coordinator.swap(key, value, DELETED)
+        self.background.spawn(forget(self.coordinator, key))
 
     def end(self, hosted: Hosted) -> None:
         """Have this replica no more. If the partition still needs one here, it will be another."""
@@ -323,6 +326,13 @@ class Replicas:
             self.end(hosted)
         await self.background.aclose()
         await self.pool.aclose()
+
+
+async def forget(coordinator: Coordinator, key: str) -> None:
+    """Take a deleted key away, once all who watch it have seen that it was deleted."""
+    await asyncio.sleep(_DELETED_S)
+    with suppress(Unavailable, OutcomeUnknown):
+        await coordinator.swap(key, DELETED, None)
 
 
 async def _withdraw(hosted: Hosted, waiting: Waiting, withdrawn: asyncio.Event) -> None:

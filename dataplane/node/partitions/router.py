@@ -132,7 +132,9 @@ class Router:
             if partition in self._configurations:
                 return self._configurations[partition]
             raise
-        if value is None:
+        if value is None and partition in self._configurations:
+            return self._configurations[partition]  # a coordinator that was wiped is told again
+        if not value:
             raise Lost(f"there is no partition {partition}")
         configuration = self._configurations[partition] = decode(value)
         if all(self._members.gone(node) for node, _ in (configuration.leader, *configuration.followers)):

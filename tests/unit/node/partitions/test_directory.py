@@ -34,7 +34,9 @@ async def test_a_stream_has_a_partition_for_each_node_and_one_stream_for_all() -
             await nodes[2].directory.open("another", None)
         # what the losers of the race made is gone
         keys = {nodes[0].replicas.key(made[0].key(each.number)) for each in made[0].partitions}
-        await until(lambda: {key for key in coordinator._registry._values if key.startswith("part")} == keys)
+        await until(
+            lambda: {key for key, value in coordinator._registry._values.items() if value and key[:4] == "part"} == keys
+        )
 
         await nodes[2].directory.drop(S)
         await until(lambda: not [hosted for node in nodes for hosted in node.replicas if hosted.configuration.epoch])
@@ -103,6 +105,21 @@ async def test_a_node_that_leaves_hands_over_and_its_partition_is_deleted_when_i
             await nodes[0].ack(partition, task, leased)
         assert (await _care(nodes[0].directory)).find(number) is None
         await until(lambda: not any(node.replicas.find(key) for node in nodes[:2]))
+
+
+async def test_a_coordinator_that_was_wiped_is_told_what_there_is() -> None:
+    coordinator = ProcessCoordinator()
+    async with benches(2, coordinator) as nodes:
+        table = await nodes[0].directory.open(S, b"s")
+        key = table.key(table.own("n0") or 0)
+        await until(lambda: nodes[0].led(key))
+        before = dict(coordinator._registry._values)
+        for name, value in before.items():
+            coordinator._registry.swap(name, value, None)
+        assert await nodes[1].append(key, "row") == (0,)
+        await until(lambda: coordinator._registry._values == before)
+        assert await nodes[1].append(key, "another") == (1,)
+        assert await nodes[1].directory.open(S, b"s") == table
 
 
 async def test_a_partition_whose_replicas_have_all_died_is_named_and_others_go_on() -> None:
