@@ -1,4 +1,4 @@
-"""The simulator's small stream, with what the drivers ask of a state machine besides: queues, groups that move, and an
+"""A small stream, with what the drivers ask of a state machine besides: queues, groups that move, and an
 outbox of what its nodes are told. A row's key is its group."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataplane.errors import Retryable
 from dataplane.node.partitions.directory import YES
 from dataplane.node.partitions.table import Table
 from dataplane.replication.machine import Decision
-from tests.simulation.machine import (
+from tests.unit.node.partitions.small import (
     TASKS,
     Append,
     Lease,
