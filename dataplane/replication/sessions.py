@@ -53,6 +53,11 @@ class Sessions:
             for number in [n for n in session.results if n <= sequence - WINDOW]:
                 del session.results[number]
 
+    @property
+    def producers(self) -> list[str]:
+        """Those that are remembered."""
+        return list(self._sessions)
+
     def drop(self, producer: str) -> None:
         """Forget a producer that is known to have ended. To be called by commands only."""
         self._sessions.pop(producer, None)

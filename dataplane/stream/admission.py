@@ -12,9 +12,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.settings import Settings
+
+Quota: TypeAlias = tuple[int, int]
+"""Rows and bytes; of what the stream's settings do not limit it says nothing."""
 
 _numbers = itertools.count(1)
 """Of tickets: of no two streams the same, nor of what keeps a stream's limits now and what did before."""
@@ -44,13 +48,19 @@ class Held:
 class Admission:
     """The entries and tickets of one stream, of which `held()` tells what is in it."""
 
-    def __init__(self, settings: Settings, held: Callable[[], Held]) -> None:
+    def __init__(self, settings: Settings, held: Callable[[], Held], quota: Quota | None = None) -> None:
+        """`quota`: the part of the limits that may be used here; None: all of it."""
         self._settings = settings
+        self.quota = quota
         self._held = held
         self._entries: dict[Entry, None] = {}  # in the order in which they came
         self._tickets: dict[int, Entry] = {}
         self._rows = 0
         self._nbytes = 0
+
+    def configure(self, settings: Settings) -> None:
+        """The limits are these from now on."""
+        self._settings = settings
 
     def __len__(self) -> int:
         """How many wait."""
@@ -92,11 +102,18 @@ class Admission:
             there = () if held.oldest is None else (held.oldest,)
             if entry.version - min((*there, *coming), default=entry.version) > limits.max_lag:
                 return "max_lag"
-        if limits.max_rows and held.rows + self._rows + entry.rows > limits.max_rows:
+        most_rows, most_bytes = self.quota or (limits.max_rows, limits.max_bytes)
+        if limits.max_rows and held.rows + self._rows + entry.rows > most_rows:
             return "max_rows"
-        if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > limits.max_bytes:
+        if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > most_bytes:
             return "max_bytes"
         return ""
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """The rows and bytes that are in the stream or admitted to it."""
+        held = self._held()
+        return held.rows + self._rows, held.nbytes + self._nbytes
 
     def withdraw(self, entry: Entry) -> None:
         """The entry no longer waits."""

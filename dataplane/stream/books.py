@@ -42,6 +42,9 @@ class Books:
         self.tell: Callable[[int, Index, int], None] = lambda task, rows, state: None
         """Called with a task, rows that it is done with, and the state that they have come to for it; or with `OVER` or
         `MOVED`, and rows that are about to go."""
+        self.loose: Callable[[Index], None] | None = None
+        """Called with dropped rows that perhaps nobody holds, which go when they are `remove`d; None: they go at
+        once."""
         self._released = released
         self._mark = mark
         self._empty()
@@ -158,12 +161,32 @@ class Books:
 
     def _let_go(self, rows: Index) -> None:
         """Those of these dropped rows that nobody holds go."""
+        if len(rows) and self.loose is not None:
+            self.loose(rows)
+        elif len(rows):
+            self.remove(self.free(rows))
+
+    def dropped(self) -> Index:
+        """The rows that are dropped and there."""
+        rows = self.rows.all()
+        dropped: Index = rows[self.progress.dropped(self.rows.places(rows), len(rows))]
+        return dropped
+
+    def free(self, rows: Index) -> Index:
+        """Which of these rows are there, dropped, and held by nobody."""
+        rows = rows[self.rows.there(rows)]
+        places = self.rows.places(rows)
+        held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
+        free: Index = rows[self.progress.dropped(places, len(rows)) & ~held]
+        return free
+
+    def remove(self, rows: Index) -> None:
+        """These dropped rows, which nobody holds, go."""
         if len(rows):
             places = self.rows.places(rows)
-            free = rows[self.progress.let_go(places, self.facts.versions(places))]
-            if len(free):
-                self.tell(OVER, free, EXPIRED)
-            self._remove(free)
+            self.progress.let_go(places, self.facts.versions(places))
+            self.tell(OVER, rows, EXPIRED)
+            self._remove(rows)
 
     def idle(self) -> Index:
         """The rows that nobody holds and that are not dropped."""

@@ -44,9 +44,11 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
     return (*columns, *(name for name in getattr(sampler, "needs", ()) if name not in columns))
 
 
-def choose(books: Books, demand: Demand, now: float, *, closed: bool) -> Index:
+def choose(
+    books: Books, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None] | None = None
+) -> Index:
     """The rows that the demand is to have, at least `min_rows` of them unless no more fit, or none. What its sampler
-    lets expire is settled. Raises Misuse, and what the sampler raises."""
+    lets expire is settled, or handed to `expire(task, rows)`. Raises Misuse, and what the sampler raises."""
     ready_rows, enough = books.progress.ready, least(books, demand, closed=closed)
     if demand.sampler is None or isinstance(demand.sampler, Fifo):  # sees no more than it takes
         first = ready_rows(demand.task, demand.columns, demand.rows)
@@ -60,7 +62,10 @@ def choose(books: Books, demand: Demand, now: float, *, closed: bool) -> Index:
         whole = whole or len(ready) < window
         shown = candidates(books, demand.task, ready, demand.sampler, now, closed=closed, whole=whole)
         choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
-        books.settle(demand.task, ready[choice.expired], EXPIRED)
+        if expire is None:
+            books.settle(demand.task, ready[choice.expired], EXPIRED)
+        else:
+            expire(demand.task, ready[choice.expired])
         if choice.full or whole or len(choice.rows) >= demand.rows:
             chosen: Index = ready[choice.rows]
             enough = least(books, demand, closed=closed)  # fewer are left where some have expired

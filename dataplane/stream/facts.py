@@ -148,6 +148,19 @@ class Facts:
         found: Index = _gathered(places, (self._sheet(page).lengths.get(column, nothing) for page, _, _ in places))
         return found
 
+    def measured(self, places: Places) -> list[str]:
+        """The columns of which lengths were said for some of these rows' pages."""
+        return sorted({name for page, _, _ in places for name in self._sheet(page).lengths})
+
+    @property
+    def tag_names(self) -> list[str]:
+        """The tags that rows ever had."""
+        return list(self._names)
+
+    def know_tags(self, names: Iterable[str]) -> None:
+        """Rows had these tags, perhaps none that is there."""
+        self._names.update(dict.fromkeys(names))
+
     def in_groups(self, groups: Sequence[int]) -> Index:
         """The rows, by number, that are there and in one of the groups of these numbers."""
         found = [

@@ -155,6 +155,44 @@ class Groups:
         counts = (self._dropped[named] - self._past[:, named]).T
         return list(zip(self.names(named), counts.tolist(), strict=True))
 
+    def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
+        """Of rows of these groups: which of the groups that are listed each is in, -1 for its own; the groups, in the
+        order of their first rows; and of those that had rows dropped, how many of them count to each task."""
+        found, first, which = np.unique(numbers, return_index=True, return_inverse=True)
+        named = np.flatnonzero(found >= 0)
+        listed = named[np.argsort(first[named], kind="stable")]
+        place = np.full(len(found), -1)
+        place[listed] = np.arange(len(listed))
+        counts = (self._dropped[found[listed]] - self._past[:, found[listed]]).T
+        drops = [(at, counts[at].tolist()) for at in np.flatnonzero(counts.any(axis=1)).tolist()]
+        return place[which], self.names(found[listed]), drops
+
+    def restore(
+        self,
+        rows: Index,
+        which: Index,
+        names: Sequence[Any],
+        drops: Iterable[tuple[int, Sequence[int]]],
+        dropped: Flags,
+        done: Flags,
+        dead: Flags,
+    ) -> Index:
+        """The groups of these rows from what `state` gave; their numbers. `done` and `dead` are [tasks, rows]."""
+        for name in names:
+            self._number(name)
+        numbers = np.where(which < 0, -1 - rows, which)
+        named = which >= 0
+        np.add.at(self._left, which[named], 1)
+        members = named & ~dropped
+        np.add.at(self._members, which[members], 1)
+        for counts, flags in ((self._done, done), (self._dead, dead)):
+            for task, of in enumerate(flags):
+                np.add.at(counts[task], which[members & of], 1)
+        for at, counted in drops:
+            self._dropped[at] = max(counted)
+            self._past[:, at] = max(counted) - np.asarray(counted)
+        return numbers
+
     def names(self, numbers: Index) -> list[Any]:
         """What users call these groups; None for a row's own."""
         return list(map(self._names.get, numbers.tolist()))

@@ -3,6 +3,10 @@
 The home puts `admission`, the `books` and the `leases` together. It decides and remembers; it does no I/O, reads no
 clock, and knows clients only as keys.
 
+What becomes of rows is decided as a command (`commands`). Alone, a home applies it at once. As part of a replica
+(`machine`) it gathers commands in `commands` until they are committed; rows that one is about stay leased meanwhile,
+so that nobody else is given them. It serves nobody, and removes no dropped row, before the replica says so by `tick`.
+
 What always holds: each row is delivered to each task at least once, and acknowledged once; rows are offered in the
 order of their numbers; what waits is served in the order in which it began to wait; a limit is never passed by what is
 appended.
@@ -20,6 +24,7 @@ from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.admission import Admission, Entry, Held
 from dataplane.stream.books import Books
 from dataplane.stream.choosing import Demand, choose, least
+from dataplane.stream.commands import Command, Drop, Remove, Settle
 from dataplane.stream.facts import Arrival
 from dataplane.stream.lease import Grant, Leases
 from dataplane.stream.patch import Hold, Patch, There
@@ -61,15 +66,90 @@ class Home:
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
         self.demands: list[Demand] = []
+        self.commands: list[Command] | None = None
+        """What is decided and not committed, of a replica's home; None: what is decided is done."""
+        self.stale = False
+        """Whether something has changed since a replica's home last served who waits."""
+        self.loose: list[Index] = []
+        """Of a replica's home that leads: dropped rows that somebody held, and perhaps nobody does now."""
+        self._leading = False
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
-        self._lost: dict[int, tuple[str, str | int | None, int]] = {}
+        self.lost: dict[int, tuple[str, str | int | None, int]] = {}
+        """The key, group and policy version of lost rows that nobody was told of, by number."""
         self._changed = changed
         self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
 
     def unlimit(self) -> None:
         """The limits are kept elsewhere."""
         self.admission = Admission(Settings(self.settings.tasks), self._held)
+
+    def replicate(self) -> None:
+        """From now on this is a replica's: gather commands instead of doing them."""
+        self.commands = []
+        self.books.loose = self._note_loose
+        self.forget_leases(1, leading=False)
+
+    def _note_loose(self, rows: Index) -> None:
+        if self._leading:
+            self.loose.append(rows)
+
+    def configure(self, settings: Settings) -> None:
+        """Other limits, or another number of deliveries."""
+        self.settings = self.books.settings = settings
+        self.admission.configure(settings)
+
+    def forget_leases(self, first: int, *, leading: bool) -> None:
+        """Nobody holds anything, waits, or was admitted; the next grant has the number `first`."""
+        books, quota = self.books, self.admission.quota
+        books.progress.unlease(books.rows.places(books.rows.all()))
+        for kept, _ in self._replaced:
+            books.unkept(kept)
+        self._replaced.clear()
+        self.demands.clear()
+        self.group_sizes.clear()
+        self.leases = Leases(first)
+        self.admission = Admission(self.settings, self._held, quota)
+        if self.commands is not None:
+            self.commands.clear()
+        self.loose.clear()
+        self._leading = leading
+        if leading:
+            self._note_loose(books.dropped())
+        self.stale = True
+
+    def _decide(self, command: Settle | Drop | Remove) -> None:
+        if self.commands is None:
+            self.do(command)
+        else:
+            self.commands.append(command)
+
+    def do(self, command: Settle | Drop | Remove) -> None:
+        """Apply a command about rows that are there."""
+        if isinstance(command, Drop):
+            self.books.drop_rows(command.rows)
+        elif isinstance(command, Remove):
+            self.books.remove(command.rows)
+        elif command.state == PENDING:
+            self.books.give_back(command.task, command.rows)
+        else:
+            self.books.settle(command.task, command.rows, command.state)
+
+    def _expire(self, task: int, rows: Index) -> None:
+        """A sampler gives these rows, which are ready, to nobody."""
+        if len(rows) and self.commands is not None:
+            self.books.progress.reserve(task, self.books.rows.places(rows))
+        if len(rows):
+            self._decide(Settle(task=task, rows=rows, state=EXPIRED))
+
+    def _sweep(self) -> None:
+        """Dropped rows that nobody holds any more go."""
+        if self.loose:
+            rows = np.unique(np.concatenate(self.loose))
+            self.loose.clear()
+            free = self.books.free(rows)
+            if len(free):
+                self._decide(Remove(rows=free))
 
     def _held(self) -> Held:
         books = self.books
@@ -106,13 +186,19 @@ class Home:
         try:
             if not 1 <= len(ref) <= admitted.rows:
                 raise Misuse(f"an append of {len(ref)} rows, where {admitted.rows} were admitted")
-            self.check_open()
-            said = self.books.keys.retried(keys, digest)
-            if said is not None:
-                return said, False
-            first = self.books.append(ref, keys, digest, arrival, now)
+            return self.appended(ref, keys, digest, arrival, now)
         finally:  # after the rows are counted, or others would be let in on what they take
             self.admission.give_back(ticket)
+
+    def appended(
+        self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
+    ) -> tuple[int, bool]:
+        """Rows come that were let in, as for `append`."""
+        self.check_open()
+        said = self.books.keys.retried(keys, digest)
+        if said is not None:
+            return said, False
+        first = self.books.append(ref, keys, digest, arrival, now)
         self._tell(now)
         return first, True
 
@@ -134,14 +220,31 @@ class Home:
         for rows that were delivered to who brings it, and have gone to others since, or are gone; Misuse for other rows
         that are not there, one named twice, or a column that is there; SchemaMismatch, LimitExceeded.
         """
-        if len(rows) != len(ref):
-            raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
-        self._require(rows, holds)
-        if len(np.unique(rows)) != len(rows):
-            raise Misuse("a row is named twice; each is extended once")
+        replace = self.replaces(rows, ref, holds) or replace
+        self.extended(rows, ref, lengths, now, replace=replace, holds=holds, spares=spares)
+
+    def replaces(self, rows: Index, ref: BatchRef, holds: Index | None) -> bool:
+        """Whether these columns take the place of what a holder before brought. Raises as `extend`."""
+        self._require(rows, ref, holds)
         under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         again = [hold > 0 and self._extends_again(rows[holds == hold], int(hold), ref.columns) for hold in under]
-        replace = replace or (len(again) > 0 and all(again))
+        return len(again) > 0 and all(again)
+
+    def extended(
+        self,
+        rows: Index,
+        ref: BatchRef,
+        lengths: Mapping[str, Index],
+        now: float,
+        *,
+        replace: bool,
+        holds: Index | None,
+        spares: Sequence[bytes],
+    ) -> None:
+        """Columns come of which it was decided whether they replace others, as for `extend`."""
+        if self.commands is not None:  # what was true when it was decided may be so no more
+            self._require(rows, ref, holds)
+        under = np.empty(0, np.int64) if holds is None or not len(holds) else np.unique(holds)
         readers = self.leases.holding(rows) if replace else set()
         hold: Hold = -1
         if holds is not None and len(under) > 1:
@@ -153,9 +256,16 @@ class Home:
             self._replaced.append((kept, readers))
         self._tell(now)
 
-    def _require(self, rows: Index, holds: Index | None) -> None:
+    def _require(self, rows: Index, ref: BatchRef, holds: Index | None) -> None:
         """Raises LeaseExpired where rows are gone that were delivered to who names them, Misuse for others that are not
-        there."""
+        there, for one named twice, and for more or fewer than the reference has."""
+        if len(rows) != len(ref):
+            raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
+        self._require_there(rows, holds)
+        if len(np.unique(rows)) != len(rows):
+            raise Misuse("a row is named twice; each is extended once")
+
+    def _require_there(self, rows: Index, holds: Index | None) -> None:
         stored = self.books.rows
         there = stored.there(rows)
         if there.all():
@@ -218,7 +328,7 @@ class Home:
         are. Those in `expired` are never to be delivered to its task. Raises Misuse."""
         grant, still_ready = self.waiting(demand), self.books.progress.still_ready
         if grant is None:
-            self.books.settle(demand.task, still_ready(demand.task, demand.needed, expired), EXPIRED)
+            self._expire(demand.task, still_ready(demand.task, demand.needed, expired))
             rows = still_ready(demand.task, demand.needed, chosen)[: demand.rows]
             enough = max(1, least(self.books, demand, closed=self.ending))
             grant = self._lease(demand, rows, now) if len(rows) >= enough else None
@@ -255,7 +365,7 @@ class Home:
         for grant in list(self.leases):
             self.leases.end(grant)
         self._replaced.clear()
-        self._lost.clear()
+        self.lost.clear()
         books = self.books
         rows = books.rows.alone_on(books.rows.all(), node)
         self._note_lost(rows)
@@ -272,29 +382,33 @@ class Home:
                     self.leases.end(grant)
                     self.books.give_back(grant.task, grant.rows, seen=False)
             rows = rows[self.books.rows.there(rows)]
+            self.books.progress.unlease(self.books.rows.places(rows))  # what was decided of them and is not done, too
             self._note_lost(rows[~self.books.progress.dropped(self.books.rows.places(rows), len(rows))])
             self.books.lose(rows)
             self._tell(now)
 
     def _note_lost(self, rows: Index) -> None:
         keys, told = self.books.keys.names(rows), self.books.told(rows)
-        self._lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
-        self.found(list(self._lost)[:-MAX_LOST])
+        self.lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
+        self.found(list(self.lost)[:-MAX_LOST])
 
     def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:
         """The key, group and policy version of rows that were lost, each told once."""
-        return [self._lost.pop(row) for row in list(self._lost)[:most]]
+        return [self.lost.pop(row) for row in list(self.lost)[:most]]
 
     def found(self, rows: Iterable[int]) -> None:
         """These rows, if they were lost, are not: who holds them was away, and has told of them again."""
         for row in rows:
-            self._lost.pop(row, None)
+            self.lost.pop(row, None)
 
     def _tell(self, now: float) -> None:
         """Something has changed: see what goes, who is let in, and who can be served."""
         self.changes += 1
         if self._replaced:
             self._unkeep()
+        if self.commands is not None:
+            self.stale = True
+            return
         self.admission.let_in()
         self._serve(now)
         self._changed()
@@ -338,7 +452,7 @@ class Home:
         waiting = self.waiting(demand)
         if waiting is not None:
             return waiting
-        rows = choose(self.books, demand, now, closed=self.ending)
+        rows = choose(self.books, demand, now, closed=self.ending, expire=self._expire)
         return self._lease(demand, rows, now) if len(rows) else None
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> Grant:
@@ -355,7 +469,7 @@ class Home:
         """The holder is done with the rows of a grant. Raises LeaseExpired."""
         grant = self.leases.ack(number, client, replica)
         if grant is not None:
-            self.books.settle(grant.task, grant.rows, ACKED)
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=ACKED))
         self._tell(now)
 
     def nack(self, number: int, client: Hashable, replica: int | None, now: float, *, seen: bool = True) -> None:
@@ -364,18 +478,24 @@ class Home:
         grant = self.leases.find(number, client, replica)
         if seen:
             self.leases.end(grant)
-        if seen or self.leases.let_go(grant, replica):
-            self.books.give_back(grant.task, grant.rows, seen=seen)
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
+        elif self.leases.let_go(grant, replica):
+            self.books.give_back(grant.task, grant.rows, seen=False)
         self._tell(now)
 
     def tick(self, now: float) -> None:
-        """Time has passed: end the leases that are over, and look again at what samplers judge by age."""
+        """Time has passed: end the leases that are over, and look again at what samplers judge by age. A replica's home
+        sees to all that has changed."""
         for grant in self.leases.ended(now):
-            if grant.done_as_far_as_known:
-                self.books.settle(grant.task, grant.rows, ACKED)
-            else:
-                self.books.give_back(grant.task, grant.rows)
-        self._tell(now)
+            state = ACKED if grant.done_as_far_as_known else PENDING
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=state))
+        if self.commands is None:
+            self._tell(now)
+            return
+        self.stale = False
+        self._sweep()
+        self.admission.let_in()
+        self._serve(now)
 
     def next_tick(self) -> float | None:
         """When `tick` is due by the leases; None while there is none."""
@@ -391,12 +511,13 @@ class Home:
         self.demands = [demand for demand in self.demands if demand.who.client != client]
         self.admission.leave(client)
         for grant in self.leases.left(client):
-            self.books.give_back(grant.task, grant.rows)
+            self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
         self._tell(now)
 
     def drop_rows(self, rows: Index, now: float) -> None:
         """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
-        self.books.drop_rows(rows)
+        self.books.require(rows)
+        self._decide(Drop(rows=rows))
         self._tell(now)
 
     # the end

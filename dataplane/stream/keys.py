@@ -134,6 +134,14 @@ class Keys:
         """The appends whose first row is one of these: its key, its number, how many rows, its digest."""
         return [(key, *self._calls[key]) for key in self.named(rows) if key in self._calls]
 
+    def state(self, rows: Index) -> tuple[Index, list[str], list[tuple[str, int, int, bytes]]]:
+        """Which of these rows users gave keys, as positions; these keys; and the appends that they came by."""
+        if not self._keys:
+            return np.empty(0, np.int64), [], []
+        named = self.named(rows)
+        keyed = np.array([at for at, key in enumerate(named) if key], np.int64)
+        return keyed, [key for key in named if key], self.calls(rows)
+
     def put_back(self, keys: Sequence[str], rows: Index, calls: Iterable[tuple[str, int, int, bytes]]) -> None:
         """Rows have these keys, which have been checked (empty: none), and came by these appends."""
         given = {row: key for row, key in zip(rows.tolist(), keys, strict=True) if key}

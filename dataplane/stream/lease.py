@@ -93,11 +93,12 @@ class Grant:
 class Leases:
     """The grants of all tasks of a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """`first`: the number of the first grant."""
         self._grants: dict[int, Grant] = {}
         self._logs: dict[tuple[int, str], list[Grant]] = {}
         self._expiring: list[tuple[float, int]] = []
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first)
         self._replicas: dict[tuple[int, str], set[int]] = {}
         self._acks: dict[tuple[int, Hashable, int | None], None] = {}
         self._lost: dict[int, None] = {}

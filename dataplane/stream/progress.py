@@ -9,6 +9,9 @@ stays, to be looked at, until it is dropped.
 
 What always holds: a row is in one state a task; what is counted as left for a task is pending or leased, or was
 dropped while leased.
+
+Leases are the leader's own. To replicas a leased row is pending, and the try that the lease began is counted when the
+row is given back: `give_back` and `settle` make the same of a row that is leased here as of one that is not.
 """
 
 from __future__ import annotations
@@ -142,6 +145,32 @@ class Progress:
             self.counts[task][LEASED] += len(inside)
             self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
 
+    def reserve(self, task: int, places: Places) -> None:
+        """What becomes of these rows, which are ready, is decided: they are given to nobody meanwhile."""
+        for page, inside, _ in places:
+            sheet = self._sheet(page)
+            sheet.state[task, inside] = LEASED
+            sheet.tries[task, inside] += 1
+
+    def unlease(self, places: Places, task: int | None = None) -> None:
+        """Nobody holds these rows, for any task or for one, and nobody ever did since they were pending."""
+        tasks = slice(None) if task is None else slice(task, task + 1)
+        for page, inside, _ in places:
+            sheet = self._sheet(page)
+            leased = sheet.state[tasks, inside] == LEASED
+            if leased.any():
+                sheet.state[tasks, inside] = np.where(leased, PENDING, sheet.state[tasks, inside])
+                sheet.tries[tasks, inside] -= leased
+                page.changes += 1
+
+    def open(self, task: int, places: Places, count: int) -> Flags:
+        """Which of these rows are pending or leased for the task."""
+        flags = np.zeros(count, np.bool_)
+        for page, inside, chosen in places:
+            states = self._sheet(page).state[task, inside]
+            flags[chosen] = (states == PENDING) | (states == LEASED)
+        return flags
+
     def unseen(self, task: int, places: Places) -> None:
         """Nobody has seen these rows since they were leased: that was no try."""
         for page, inside, _ in places:
@@ -152,6 +181,7 @@ class Progress:
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
+            sheet.tries[task, inside] += sheet.state[task, inside] == PENDING
             dead[chosen] = sheet.tries[task, inside] >= most
             dropped[chosen] = sheet.dropped[inside]
             sheet.state[task, inside] = np.where(dead[chosen], DEAD, PENDING)
@@ -254,6 +284,19 @@ class Progress:
         for page in self._rows.pages.values():
             total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
         return dict(zip(STATES, total.tolist(), strict=True))
+
+    def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
+        """New rows in these states after so many tries, both [tasks, rows]."""
+        for page, inside, chosen in places:
+            sheet = self._sheet(page)
+            sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
+        for left, of in zip(self.left, states, strict=True):
+            left.update(_by_value(versions[of == PENDING]))
+
+    def mark_dropped(self, places: Places, flags: Flags) -> None:
+        """These rows are dropped, where the flag is set."""
+        for page, inside, chosen in places:
+            self._sheet(page).dropped[inside] = flags[chosen]
 
     def tidy(self) -> None:
         """Forget pages that are gone."""

@@ -10,7 +10,7 @@ because the stream is long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -124,19 +124,20 @@ class Rows:
         Raises SchemaMismatch, LimitExceeded and, where a row has such a column and `replace` is not said, Misuse.
         """
         self.fits(ref)
-        need = self._give_bits(ref.columns)
         if not len(rows):
             return _NONE, []
         pages = self.places(rows)
         if not replace:
+            known = np.uint64(sum(1 << self._bits[name] for name in ref.columns if name in self._bits))
             for page, inside, chosen in pages:
-                there = page.columns[inside] & need
+                there = page.columns[inside] & known
                 if there.any():
                     at = int(np.flatnonzero(there)[0])
-                    name = next(name for name in ref.columns if int(there[at]) >> self._bits[name] & 1)
+                    name = next(n for n in ref.columns if n in self._bits and int(there[at]) >> self._bits[n] & 1)
                     raise Misuse(
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
+        need = self._give_bits(ref.columns)
         self._learn(ref)
         number, names = self._patch(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
@@ -417,6 +418,74 @@ class Rows:
                 layer.patch[inside] = -1
         self.count += len(rows)
 
+    # as a replica's state
+
+    @property
+    def bits(self) -> list[str]:
+        """The columns that ever came, by their bits."""
+        return list(self._bits)
+
+    @property
+    def next_patch(self) -> int:
+        """The number of the next patch."""
+        return self._next_patch
+
+    def layers(self, rows: Index) -> list[tuple[tuple[str, ...], Index, Index]]:
+        """Of each layer: its columns, and of each of these rows in which patch they are (-1: none) and in which row."""
+        found: dict[tuple[str, ...], tuple[Index, Index]] = {}
+        for page, inside, chosen in self.by_page(rows):
+            for names, layer in page.layers.items():
+                patch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
+                patch[chosen] = layer.patch[inside]
+                index[chosen] = np.where(layer.patch[inside] < 0, 0, layer.index[inside])
+        return [(names, *found[names]) for names in sorted(found) if (found[names][0] >= 0).any()]
+
+    def patch(self, number: int) -> Patch:
+        """The patch of this number, which some row needs."""
+        return self._patches[number]
+
+    def restore(
+        self,
+        rows: Index,
+        schema: Mapping[str, Field],
+        patches: Mapping[int, Patch],
+        layers: Iterable[tuple[tuple[str, ...], Index, Index]],
+    ) -> None:
+        """New rows with these layers, in a stream of which `next` is said and that had these columns. Raises ValueError
+        where rows, patches and layers do not fit together."""
+        ascending = len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
+        if not ascending or (len(rows) and not 0 <= rows[0] <= rows[-1] < self.next) or len(schema) > MAX_COLUMNS:
+            raise ValueError("rows that are not in order, or none of the stream's")
+        self._give_bits(list(schema))
+        self.schema = dict(schema)
+        self._patches = dict(patches)
+        self.put_back(rows)
+        if self.next % PAGE:  # a page that has room for rows to come is there, also without any
+            page, count = self._page(self.next // PAGE), self.next % PAGE
+            page.need(count)
+            page.gone[page.count : count] = True
+            page.count = count
+        for patch in patches.values():
+            patch.left = 0
+        for names, of, index in layers:
+            need = self._give_bits(names)
+            for number, at in _by_number(of).items():
+                patch = self._patches[number]
+                if set(patch.ref.columns) != set(names) or not 0 <= index[at].min() <= index[at].max() < len(patch.ref):
+                    raise ValueError("a row of no patch")
+                patch.left += len(at)
+            for page, inside, chosen in self.by_page(rows):
+                layer = page.layer(names)
+                layer.patch[inside], layer.index[inside] = of[chosen], index[chosen]
+                page.columns[inside] |= np.where(of[chosen] >= 0, need, np.uint64(0))
+                page.changes += 1
+        if not all(patch.left for patch in patches.values()):
+            raise ValueError("a patch that no row needs")
+
+    def resume(self, next_offset: int, next_patch: int) -> None:
+        """New rows and patches have numbers from these on."""
+        self.next, self._next_patch = next_offset, next_patch
+
     # going
 
     def remove(self, rows: Index) -> list[Patch]:
@@ -485,3 +554,13 @@ def _among(noted: dict[bytes, set[int]], rows: Index) -> dict[bytes, Index]:
     """Which of these rows are noted for which node."""
     found = {node: [row for row in rows.tolist() if row in of] for node, of in noted.items()}
     return {node: np.array(of, np.int64) for node, of in found.items() if of}
+
+
+def _by_number(numbers: Index) -> dict[int, Index]:
+    """Where each number that is not negative is."""
+    order = np.argsort(numbers, kind="stable")
+    order = order[np.searchsorted(numbers[order], 0) :]
+    if not len(order):
+        return {}
+    found, starts = np.unique(numbers[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True))

@@ -1,0 +1,163 @@
+"""The commands of a stream's partition: what its log has, and all that its replicated state depends on.
+
+A command says what is decided, never what to decide: no time, lease or limit is looked at where it is applied. One that
+a client asked for has the client's name and sequence, so that it is done once; the leader's own have neither.
+
+Rows are offsets in the partition, as int64. In memory a reference is a `BatchRef` and rows are an array; in a log both
+are bytes (`encode`, `decode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt
+from dataplane.stream.block import Value
+from dataplane.stream.page import Index
+from dataplane.stream.settings import Settings
+
+
+class Command(msgspec.Struct, array_like=True, kw_only=True):
+    """The root. Without a client: the leader's own."""
+
+    client: str = ""
+    sequence: int = 0
+
+
+class Append(Command, tag=1, kw_only=True):
+    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them."""
+
+    ref: BatchRef
+    versions: Index
+    time_s: float
+    groups: list[str | int] | None = None
+    keys: list[str] = []
+    digest: bytes = b""
+    tags: dict[str, list[Value]] = {}
+    lengths: dict[str, Index] = {}
+    nodes: tuple[bytes, ...] = ()
+
+
+class Extend(Command, tag=2, kw_only=True):
+    """More columns for rows. `holds`: under which number each was delivered to who brings them, none: under none."""
+
+    rows: Index
+    ref: BatchRef
+    lengths: dict[str, Index] = {}
+    holds: Index = np.empty(0, np.int64)
+    replace: bool = False
+    nodes: tuple[bytes, ...] = ()
+
+
+class Settle(Command, tag=3, kw_only=True):
+    """A task has done these rows (ACKED), never gets them (EXPIRED), or has given them back once more (PENDING)."""
+
+    task: int
+    rows: Index
+    state: int
+
+
+class Drop(Command, tag=4, kw_only=True):
+    """No task is to be given these rows any more."""
+
+    rows: Index
+
+
+class Remove(Command, tag=5, kw_only=True):
+    """These dropped rows, which nobody holds, go."""
+
+    rows: Index
+
+
+class Lose(Command, tag=6, kw_only=True):
+    """What the node stored is gone, shards with lower numbers than `before`; of a member's incarnation, for people."""
+
+    node: bytes
+    incarnation: int = 0
+    before: int = 1 << 63
+
+
+class TakeLost(Command, tag=7, kw_only=True):
+    """Tell of so many lost rows, which are told once."""
+
+    most: int
+
+
+class Close(Command, tag=8, kw_only=True):
+    """Nothing is appended any more."""
+
+
+class Clear(Command, tag=9, kw_only=True):
+    """Everything goes."""
+
+
+class Configure(Command, tag=10, kw_only=True):
+    """Other limits, or another number of deliveries. Tasks stay as they are."""
+
+    settings: Settings
+
+
+class SetQuota(Command, tag=11, kw_only=True):
+    """What the stream's first partition has lent to this one; see `quota`."""
+
+    version: int
+    rows: int
+    nbytes: int
+
+
+class Lend(Command, tag=12, kw_only=True):
+    """Lend to another partition; see `quota`. `own_rows` and `own_bytes` are what this one keeps."""
+
+    partition: int
+    version: int
+    rows: int
+    nbytes: int
+    own_rows: int
+    own_bytes: int
+
+
+class End(Command, tag=13, kw_only=True):
+    """These clients have ended: no sequence of theirs comes again."""
+
+    clients: list[str]
+
+
+AnyCommand = (
+    Append | Extend | Settle | Drop | Remove | Lose | TakeLost | Close | Clear | Configure | SetQuota | Lend | End
+)
+
+
+def hook(value: Any) -> Any:
+    """What a message has of a reference or an array."""
+    if isinstance(value, BatchRef):
+        return value.encode()
+    if isinstance(value, np.ndarray):
+        return value.astype("<i8", copy=False).tobytes()
+    raise NotImplementedError(f"a command has no {type(value).__name__}")
+
+
+def unhook(kind: Any, value: Any) -> Any:
+    """The reference or the array of a message."""
+    if kind is BatchRef:
+        return BatchRef.decode(value)
+    if len(value) % 8:
+        raise ValueError("these are no 64-bit integers")
+    return np.frombuffer(value, "<i8").astype(np.int64, copy=False)
+
+
+encode: Callable[[Command], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+_decoder = msgspec.msgpack.Decoder(AnyCommand, dec_hook=unhook)
+
+
+def decode(command: bytes) -> AnyCommand:
+    """Raises Corrupt for what is no command."""
+    try:
+        found: AnyCommand = _decoder.decode(command)
+        return found
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise Corrupt(f"this is no command of a stream: {error}") from error

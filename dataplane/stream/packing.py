@@ -1,0 +1,74 @@
+"""Arrays as a snapshot has them: what repeats or ascends evenly costs nothing, numbers no more bytes than they need.
+
+`unpack` gives what `pack` was given, as int64 or float64. It believes nothing: a wrong length is a ValueError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+_WIDTHS = ("<u1", "<u2", "<u4")
+_FEW = 4  # rows a distinct value from which on values are listed once
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """`count` values. `step` is set where each is so much more than the one before; else `code` names what is in
+    `data`: how much more each is than `first`, or (`listed`) which of the listed values it is."""
+
+    count: int
+    first: int = 0
+    step: int | None = 0
+    code: str = ""
+    data: bytes = b""
+    listed: bytes = b""
+
+
+def pack(values: npt.NDArray[Any]) -> Packed:
+    """Integers of at most 64 bits, or floats."""
+    if values.dtype.kind == "f":
+        listed, which = np.unique(values, return_inverse=True)
+        if len(listed) * _FEW > len(values):
+            return Packed(len(values), step=None, code="<f8", data=values.astype("<f8").tobytes())
+        inner = pack(which.astype(np.int64))
+        data = inner.data if inner.step is None else which.astype("<u4").tobytes()
+        code = inner.code if inner.step is None else "<u4"
+        first = inner.first if inner.step is None else 0
+        return Packed(len(values), first, None, code, data, listed.astype("<f8").tobytes())
+    if not len(values):
+        return Packed(0)
+    values = values.astype(np.int64, copy=False)
+    first = int(values[0])
+    step = int(values[1]) - first if len(values) > 1 else 0
+    if abs(step) < 1 << 32 and (np.diff(values) == step).all():
+        return Packed(len(values), first, step)
+    least, span = int(values.min()), int(values.max()) - int(values.min())
+    for code in _WIDTHS:
+        if span <= np.iinfo(code).max:
+            return Packed(len(values), least, None, code, (values - least).astype(code).tobytes())
+    return Packed(len(values), 0, None, "<i8", values.astype("<i8").tobytes())
+
+
+def unpack(packed: Packed, count: int | None = None) -> npt.NDArray[Any]:
+    """The values, `count` of them if that is said. Raises ValueError."""
+    if packed.count < 0 or (count is not None and packed.count != count):
+        raise ValueError(f"{packed.count} values where {count} are expected")
+    if packed.step is not None:
+        return packed.first + packed.step * np.arange(packed.count)
+    if packed.code not in (*_WIDTHS, "<i8", "<f8"):
+        raise ValueError(f"no numbers are {packed.code!r}")
+    values = np.frombuffer(packed.data, packed.code)
+    if len(values) != packed.count:
+        raise ValueError(f"{len(values)} values where {packed.count} are said")
+    if packed.code == "<f8":
+        return values.astype(np.float64)
+    found = values.astype(np.int64) + packed.first
+    if packed.listed:
+        listed = np.frombuffer(packed.listed, "<f8").astype(np.float64)
+        if len(found) and not 0 <= found.min() <= found.max() < len(listed):
+            raise ValueError("a value that is not listed")
+        return listed[found]
+    return found

@@ -1,0 +1,216 @@
+"""The replicated state of a stream's partition as bytes: all that commands depend on, and nothing of leases.
+
+Equal states have equal bytes, whatever a replica has led, and however it came by its state. What can be counted from
+rows is not there: it is counted again. Everything else is, with a version and a checksum before it.
+
+A `snapshot.Snapshot` is another thing: a stream's checkpoint, for users, of rows without their identity.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import xxhash
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.stream.block import Value
+from dataplane.stream.books import Books
+from dataplane.stream.packing import Packed, pack, unpack
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
+from dataplane.stream.quota import Loan
+from dataplane.stream.settings import Settings
+
+_MAGIC = b"dpstream\x01"  # the last is the version
+_SUM = 8
+_COUNTED = (ACKED, EXPIRED, DEAD)
+_LOST = tuple[int, str, str | int | None, int]
+
+
+class PatchState(msgspec.Struct, array_like=True):
+    """What one append or extend brought, as `patch.Patch` has it."""
+
+    number: int
+    ref: bytes
+    hold: Packed
+    nodes: tuple[bytes, ...]
+    partial: list[tuple[bytes, bytes]]
+
+
+class LayerState(msgspec.Struct, array_like=True):
+    """Where the columns of these names are, of each row."""
+
+    names: tuple[str, ...]
+    patch: Packed
+    index: Packed
+
+
+class RowsState(msgspec.Struct, array_like=True):
+    """The rows that are there, ascending, and an entry a row of what is known of them."""
+
+    offsets: Packed
+    patches: list[PatchState]
+    layers: list[LayerState]
+    group: Packed
+    groups: list[str | int]
+    drops: list[tuple[int, list[int]]]
+    versions: Packed
+    arrived: Packed
+    tags: dict[str, list[Value]]
+    lengths: dict[str, Packed]
+    states: Packed
+    tries: Packed
+    dropped: Packed
+    keyed: Packed
+    keys: list[str]
+    calls: list[tuple[str, int, int, bytes]]
+
+
+class PartitionState(msgspec.Struct, array_like=True):
+    """All of it."""
+
+    name: str
+    partition: int
+    settings: Settings
+    mark: str
+    next_offset: int
+    next_patch: int
+    columns: list[tuple[str, Field]]
+    tag_names: list[str]
+    appended: int
+    latest: int
+    closed: bool
+    clock_s: float
+    counts: list[list[int]]
+    lost: list[_LOST]
+    own: Loan
+    lent: list[tuple[int, Loan]]
+    gone: list[tuple[bytes, int]]
+    sessions: bytes
+    rows: RowsState
+
+
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+_decode = msgspec.msgpack.Decoder(PartitionState).decode
+
+
+def seal(state: PartitionState) -> bytes:
+    """The bytes of a state."""
+    body = _encode(state)
+    return _MAGIC + xxhash.xxh3_64_digest(body) + body
+
+
+def open_sealed(data: bytes) -> PartitionState:
+    """Raises Corrupt for bytes that are no state, or of another version."""
+    start = len(_MAGIC) + _SUM
+    if not data.startswith(_MAGIC[:-1]):
+        raise Corrupt("this is no snapshot of a stream's partition")
+    if data[len(_MAGIC) - 1] != _MAGIC[-1]:
+        raise Corrupt(f"a snapshot of version {data[len(_MAGIC) - 1]}; this software reads {_MAGIC[-1]}")
+    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
+        raise Corrupt("a snapshot of a stream's partition whose bytes are not those that were written")
+    try:
+        return _decode(data[start:])
+    except (msgspec.MsgspecError, DataplaneError) as error:
+        raise Corrupt(f"this is no snapshot of a stream's partition: {error}") from error
+
+
+def rows_state(books: Books) -> RowsState:
+    """The rows of these books."""
+    stored, rows = books.rows, books.rows.all()
+    rows = np.sort(rows)
+    places = stored.places(rows)
+    layers = stored.layers(rows)
+    needed = np.unique(np.concatenate([of for _, of, _ in layers])) if layers else rows[:0]
+    which, groups, drops = books.groups.state(books.facts.groups(places))
+    states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
+    leased = states == LEASED
+    tries -= leased
+    states[leased] = PENDING
+    tries[(states == ACKED) | (states == EXPIRED)] = 0
+    tags = {name: values.tolist() for name, values in books.facts.tags(places).items()}
+    lengths = {name: books.facts.lengths(places, name) for name in books.facts.measured(places)}
+    keyed, keys, calls = books.keys.state(rows)
+    return RowsState(
+        offsets=pack(rows),
+        patches=[_patch_state(int(number), stored.patch(int(number))) for number in needed if number >= 0],
+        layers=[LayerState(names, pack(of), pack(index)) for names, of, index in layers],
+        group=pack(which),
+        groups=groups,
+        drops=drops,
+        versions=pack(books.facts.versions(places)),
+        arrived=pack(books.facts.arrived(places)),
+        tags={name: values for name, values in tags.items() if any(value is not None for value in values)},
+        lengths={name: pack(values) for name, values in lengths.items() if values.any()},
+        states=pack(states.reshape(-1)),
+        tries=pack(tries.reshape(-1)),
+        dropped=pack(books.progress.dropped(places, len(rows)).astype(np.int64)),
+        keyed=pack(keyed),
+        keys=keys,
+        calls=calls,
+    )
+
+
+def _patch_state(number: int, patch: Patch) -> PatchState:
+    hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
+    partial = [(node, np.packbits(flags).tobytes()) for node, flags in sorted(patch.partial.items())]
+    return PatchState(number, patch.ref.encode(), pack(hold), patch.spares, partial)
+
+
+def _patch(state: PatchState) -> Patch:
+    ref, holds = BatchRef.decode(state.ref), unpack(state.hold)
+    if len(holds) not in (1, len(ref)):
+        raise ValueError("holds of other rows")
+    hold: Hold = int(holds[0]) if len(holds) == 1 else holds
+    patch = Patch(ref, 0, hold, state.nodes)
+    for node, bits in state.partial:
+        patch.partial[node] = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(ref)).astype(np.bool_)
+    return patch
+
+
+def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]]) -> None:
+    """Put the rows into empty books, of which `rows.next` is said. Raises ValueError, KeyError or IndexError for what
+    no rows were."""
+    rows = unpack(state.offsets)
+    count, tasks = len(rows), len(books.settings.tasks)
+    layers = [(layer.names, unpack(layer.patch, count), unpack(layer.index, count)) for layer in state.layers]
+    books.rows.restore(rows, dict(columns), {each.number: _patch(each) for each in state.patches}, layers)
+    places = books.rows.places(rows)
+    which, dropped = unpack(state.group, count), unpack(state.dropped, count).astype(np.bool_)
+    states = unpack(state.states, tasks * count).reshape(tasks, count)
+    tries = unpack(state.tries, tasks * count).reshape(tasks, count)
+    if not np.isin(states, (PENDING, ACKED, EXPIRED, DEAD)).all() or (count and not _within(tries, 0, 256)):
+        raise ValueError("states that no row has")
+    if (count and not _within(which, -1, len(state.groups))) or len(set(state.groups)) != len(state.groups):
+        raise ValueError("a group that is not listed")
+    done = (states == ACKED) | (states == EXPIRED)
+    numbers = books.groups.restore(rows, which, state.groups, state.drops, dropped, done, states == DEAD)
+    versions = unpack(state.versions, count)
+    books.facts.enter(places, numbers, versions, unpack(state.arrived, count), state.tags)
+    books.facts.measure(places, {name: unpack(values, count) for name, values in state.lengths.items()})
+    books.progress.restore(places, versions, states, tries)
+    books.progress.mark_dropped(places, dropped)
+    named = [""] * count
+    for at, key in zip(unpack(state.keyed).tolist(), state.keys, strict=True):
+        named[at] = key
+    books.keys.put_back(named, rows, state.calls)
+    books.nbytes = sum(books.rows.patch(each.number).ref.stored_nbytes for each in state.patches)
+
+
+def _within(values: Index, least: int, below: int) -> bool:
+    return bool(values.min() >= least and values.max() < below)
+
+
+def counts_of(books: Books) -> list[list[int]]:
+    """By task, how many rows ever came to be acked, expired and dead."""
+    return [[of[what] for what in _COUNTED] for of in books.progress.counts]
+
+
+def restore_counts(books: Books, counts: list[list[int]]) -> None:
+    """Raises ValueError where they are not of these tasks."""
+    for of, numbers in zip(books.progress.counts, counts, strict=True):
+        for what, number in zip(_COUNTED, numbers, strict=True):
+            of[what] = number
