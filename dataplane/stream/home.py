@@ -502,6 +502,12 @@ class Home:
         return self.leases.next_end()
 
     @property
+    def minds_acks(self) -> bool:
+        """Whether somebody may be served as rows are acked: who waits to append, for whole groups, or for the end."""
+        groups = any(getattr(demand.sampler, "group_size", None) is not None for demand in self.demands)
+        return groups or self.ending or len(self.admission) > 0
+
+    @property
     def watches_age(self) -> bool:
         """Whether somebody waits whose sampler judges rows by their age."""
         return any(getattr(demand.sampler, "judges_age", False) for demand in self.demands)

@@ -145,7 +145,10 @@ class StreamMachine(StateMachine):
     # Deciding
 
     def decide(self, request: bytes, term: int, now: float) -> Decision:
-        asked = r.decode_request(request)
+        return self.decide_decoded(r.decode_request(request), term, now)
+
+    def decide_decoded(self, asked: r.AnyRequest, term: int, now: float) -> Decision:
+        """As `decide`, for who has the request decoded."""
         if asked.sequence:
             known = self._known(asked)
             if known is not None:
@@ -171,12 +174,14 @@ class StreamMachine(StateMachine):
                 return r.decode_result(known)
         commands, result = self._decided(request, 0, now)
         for command in commands:
-            result = self._applied(command)
+            result = self._done(command)
+        if request.sequence and commands:
+            self.sessions.keep(request.client, request.sequence, r.encode_result(result))
         if self._ticket:
             self.home.admission.give_back(self._ticket)
         while self.deadline(now) <= now:
             for command in self._decided(_TICK, 0, now)[0]:
-                self._applied(command)
+                self._done(command)
         if isinstance(result, r.Refused):
             raise result.error
         return result
@@ -239,6 +244,8 @@ class StreamMachine(StateMachine):
     def _admit(self, asked: r.Admit, now: float) -> r.AnyResult:
         entry = self._entry(asked.client, asked.rows, asked.nbytes, asked.version)
         key, found = (asked.client, asked.number), _Outcome()
+        if key in self._waiting:
+            return r.Waiting()
         entry.admit = lambda ticket: self._serve(key, found, r.Admitted(ticket))
         entry.fail = lambda error: self._serve(key, found, error)
         self.home.admit(entry)
@@ -259,6 +266,8 @@ class StreamMachine(StateMachine):
 
     def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
         home, key, found = self.home, (asked.client, asked.number), _Outcome()
+        if key in self._waiting:
+            return r.Waiting()
         if not 1 <= asked.min_rows <= asked.rows or not asked.lease_s > 0:
             raise Misuse(f"no delivery is of {asked.min_rows} to {asked.rows} rows for {asked.lease_s} s")
         demand = Demand(
@@ -400,21 +409,22 @@ class StreamMachine(StateMachine):
     # Applying
 
     def apply(self, command: bytes) -> bytes:
-        return r.encode_result(self._applied(c.decode(command)))
+        return self.apply_decoded(c.decode(command))
 
-    def _applied(self, command: c.AnyCommand) -> r.AnyResult:
+    def apply_decoded(self, command: c.AnyCommand) -> bytes:
+        """As `apply`, for who has the command decoded; it is left as it is."""
         if not command.sequence:
-            return self._done(command)
+            return r.encode_result(self._done(command))
         key = command.client, command.sequence
         flying = self._flying.pop(key, None)
         try:
             known = self.sessions.result(*key)
         except Settled:
-            return r.Refused.of(Rejected("this sequence was answered long ago"))
+            return r.encode_result(r.Refused.of(Rejected("this sequence was answered long ago")))
         if known is not None:
-            return r.decode_result(known)
-        result = self._done(command)
-        self.sessions.keep(*key, r.encode_result(result))
+            return known
+        result = r.encode_result(self._done(command))
+        self.sessions.keep(*key, result)
         if flying is not None and flying[1]:  # after the rows are counted
             self.home.admission.give_back(flying[1])
         return result
@@ -479,7 +489,8 @@ class StreamMachine(StateMachine):
             rows = rows[fits]
         if len(rows):
             self.home.do(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
-        self.home.stale = True
+        if command.state != ACKED or self.home.minds_acks:
+            self.home.stale = True
         return _DONE
 
     def _do_drop(self, command: c.Drop) -> r.AnyResult:
@@ -501,8 +512,11 @@ class StreamMachine(StateMachine):
         self.gone[command.node] = before
         if len(self.gone) > MAX_GONE:
             del self.gone[next(iter(self.gone))]
-        self.home.books.rows.forget_spare(command.node)
-        self.home.lose(self._there, self.clock_s)
+        books = self.home.books
+        books.rows.forget_spare(command.node)
+        dead = books.rows.dead(self._there)
+        dropped = books.progress.dropped(books.rows.places(dead), len(dead))
+        self.home.lose_rows(dead[~dropped], self.clock_s)  # who holds a dropped one goes on
         return _DONE
 
     def _do_take_lost(self, command: c.TakeLost) -> r.AnyResult:

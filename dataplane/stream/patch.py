@@ -36,10 +36,17 @@ class Patch:
     """Those that its columns are stored on. `spares` have columns too that others of them store."""
     partial: dict[bytes, Flags] = field(default_factory=dict)
     """Which rows of the reference a spare has, where that is not all."""
+    encoded: bytes = b""
+    """The reference as bytes, once somebody has asked for it."""
 
     def __post_init__(self) -> None:
         self.shards = self.ref.shards()
         self.nodes = tuple(dict.fromkeys(node for node, _ in self.shards))
+
+    def encode(self) -> bytes:
+        """The reference as bytes."""
+        self.encoded = self.encoded or self.ref.encode()
+        return self.encoded
 
     def add_spare(self, node: bytes, index: Index) -> None:
         """This node has these rows of the reference too. It may store others itself: what several nodes stored comes

@@ -157,7 +157,7 @@ def rows_state(books: Books) -> RowsState:
 def _patch_state(number: int, patch: Patch) -> PatchState:
     hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
     partial = [(node, np.packbits(flags).tobytes()) for node, flags in sorted(patch.partial.items())]
-    return PatchState(number, patch.ref.encode(), pack(hold), patch.spares, partial)
+    return PatchState(number, patch.encode(), pack(hold), patch.spares, partial)
 
 
 def _patch(state: PatchState) -> Patch:
@@ -165,7 +165,7 @@ def _patch(state: PatchState) -> Patch:
     if len(holds) not in (1, len(ref)):
         raise ValueError("holds of other rows")
     hold: Hold = int(holds[0]) if len(holds) == 1 else holds
-    patch = Patch(ref, 0, hold, state.nodes)
+    patch = Patch(ref, 0, hold, state.nodes, encoded=state.ref)
     for node, bits in state.partial:
         patch.partial[node] = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(ref)).astype(np.bool_)
     return patch

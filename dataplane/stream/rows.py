@@ -224,6 +224,9 @@ class Rows:
     def by_page(self, rows: Index) -> Iterator[tuple[Page, Index, Index]]:
         """Rows, none of them gone, by page: the page, which of its rows, and which of these rows they are."""
         numbers, order = rows // PAGE, None
+        if len(rows) and (numbers == numbers[0]).all():
+            yield self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows))
+            return
         edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         if len(edges) and (numbers[1:] < numbers[:-1]).any():
             order = np.argsort(numbers, kind="stable")
@@ -242,6 +245,10 @@ class Rows:
         """Which of these rows were appended and are not gone."""
         flags = np.zeros(len(rows), np.bool_)
         numbers = rows // PAGE
+        if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # as those of a delivery mostly
+            page = self.pages.get(int(numbers[0]))
+            inside = rows % PAGE
+            return flags if page is None else (inside < page.count) & ~page.gone.take(inside, mode="clip")
         for number in np.unique(numbers).tolist():
             page = self.pages.get(number)
             if page is not None:

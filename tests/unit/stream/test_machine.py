@@ -250,6 +250,7 @@ def test_who_waits_is_served_when_rows_come(part: Partition) -> None:
     wanted = {"client": "c", "task": "train", "columns": ("x",), "rows": 2, "wait": True}
     assert part.ask(r.Consume(number=1, **wanted)) == r.Waiting()
     assert part.ask(r.Consume(number=2, **wanted)) == r.Waiting()
+    assert part.ask(r.Consume(number=2, **wanted)) == r.Waiting(), "it came twice over the network"
     part.ask(r.Cancel(client="c", number=1))
     part.append(1)
     (served,) = part.leader.served
