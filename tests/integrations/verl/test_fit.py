@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,11 @@ pytestmark = [
 SIDE = 56  # of an image, in pixels: four of its patches make a token
 KINDS = ("text", "images")
 ASYNCHRONOUS = ("colocate_async", "separate_async")
-ALWAYS_RESUMED = {("Dataplane", "images", "separate_async"), ("module", "images", "colocate_async")}
+RANKS = (1, 2)
+OURS = STORES[1:]
+ALWAYS = {("Dataplane", "images", 2)}
+ALWAYS_RESUMED = {("Dataplane", "images", "separate_async", 1), ("module", "images", "colocate_async", 1)}
+SIMPLE = [("SimpleStorage", kind, mode, 1) for kind in KINDS for mode in ASYNCHRONOUS]
 EVERY = 4  # prompts, of which one is cut in an asynchronous run
 FIRST_OF_VALIDATION = 100
 SEPARATE = (
@@ -47,9 +52,14 @@ SEPARATE = (
     "trainer.v1.separate_async.parameter_sync_step=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
 )
-more = pytest.mark.skipif(
+MORE = pytest.mark.skipif(
     os.environ.get("DATAPLANE_FIT") != "all", reason="takes a minute a run: set DATAPLANE_FIT=all"
 )
+
+
+def cases(found: Iterable[tuple[Any, ...]], always: Container[tuple[Any, ...]] = ()) -> list[Any]:
+    """Parameters, of which all but those that run by default have to be asked for."""
+    return [pytest.param(*case, marks=() if case in always else MORE) for case in found]
 
 
 class Runs:
@@ -98,15 +108,7 @@ def metrics(job: Job) -> list[dict[str, float]]:
     return [{name: value for name, value in line["data"].items() if name.startswith(named)} for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("store", "kind", "ranks"),
-    [
-        ("Dataplane", "images", 2),
-        pytest.param("module", "images", 1, marks=more),
-        pytest.param("Dataplane", "text", 1, marks=more),
-        pytest.param("module", "text", 1, marks=more),
-    ],
-)
+@pytest.mark.parametrize(("store", "kind", "ranks"), cases(itertools.product(OURS, KINDS, RANKS), ALWAYS))
 def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
     runs: Runs, store: str, kind: str, ranks: int
 ) -> None:
@@ -136,15 +138,8 @@ def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
     )
 
 
-@more
 @pytest.mark.parametrize(
-    ("store", "kind", "mode", "ranks"),
-    [
-        (store, kind, mode, 2 if (store, kind) == ("Dataplane", "images") else 1)
-        for mode in ASYNCHRONOUS
-        for kind in KINDS
-        for store in STORES
-    ],
+    ("store", "kind", "mode", "ranks"), cases([*SIMPLE, *itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)])
 )
 def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
@@ -156,17 +151,14 @@ def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
 
 
 @pytest.mark.parametrize(
-    ("store", "kind", "mode"),
-    [
-        pytest.param(store, kind, mode, marks=() if (store, kind, mode) in ALWAYS_RESUMED else more)
-        for mode in ASYNCHRONOUS
-        for kind in KINDS
-        for store in STORES
-    ],
+    ("store", "kind", "mode", "ranks"),
+    cases([*SIMPLE, *itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)], ALWAYS_RESUMED),
 )
-def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(runs: Runs, store: str, kind: str, mode: str) -> None:
+def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(
+    runs: Runs, store: str, kind: str, mode: str, ranks: int
+) -> None:
     """One step, a checkpoint, and two steps more by another trainer, in a Ray of its own."""
-    job = runs.job(store, kind, mode=mode, steps=1, saved=True)
+    job = runs.job(store, kind, mode=mode, ranks=ranks, steps=1, saved=True)
     job.run()
     before = Seen(job.record)
     finished = {index for index in range(8) if index % EVERY != EVERY - 1} - before.trained()
