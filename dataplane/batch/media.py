@@ -129,7 +129,35 @@ def as_file(image: Image) -> bytes:
     return file.getvalue()
 
 
+def opened_from(image: Image) -> tuple[str, bytes] | None:
+    """The format and the bytes of the file in memory that an image still is, of which nothing was loaded or changed
+    since it was opened; None of any other, and of one of several frames."""
+    if type(vars(image).get("fp")) is not io.BytesIO or _is_loaded(image) or getattr(image, "n_frames", 1) > 1:
+        return None
+    data, name = _file(image), image.format
+    try:
+        again = None if data is None else _open(data, name)
+    except (OSError, ValueError, SyntaxError, EOFError):
+        return None
+    if type(again) is not type(image) or _header(again) != _header(image):
+        return None
+    return name, data
+
+
+def reopened(name: str, data: bytes) -> Image:
+    """The image of such a file, as PIL makes one of its own pickle of that: loaded, and its file closed."""
+    image = _open(data, name)
+    made = object.__new__(type(image))
+    made.__setstate__(image.__getstate__())
+    return made
+
+
 # Taken
+
+
+def _header(image: Image) -> tuple[Any, ...]:
+    """What an image says of itself before it is loaded."""
+    return image.mode, image.size, image.info, _palette(image, lazy=True), image.tell()
 
 
 def _file(image: Image) -> Any:

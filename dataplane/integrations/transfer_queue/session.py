@@ -14,7 +14,7 @@ from typing import Any
 from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import Misuse
-from dataplane.integrations import process
+from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue import board, metrics, standing, twins
 from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as job_settings
@@ -111,6 +111,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
             board.post(chosen, agreed)
+    pickles.install_for_verl()
     return agreed
 
 
@@ -169,6 +170,7 @@ def close() -> None:
         left, _session = _session, None
     if left is None or _pid != os.getpid():
         return
+    pickles.uninstall()
     twins.end()
     metrics.end()
     if left.first:

@@ -22,6 +22,7 @@ from typing import Any
 
 from dataplane.config import environment
 from dataplane.errors import Rejected
+from dataplane.integrations import pickles
 from dataplane.integrations.transfer_queue.standing import VARIABLE
 from dataplane.integrations.verl import face
 from dataplane.integrations.verl.settings import NAME, Settings
@@ -79,6 +80,7 @@ def start(conf: Any) -> dict[str, Any]:
         if settings.fallback:
             return _fall_back(conf)
         raise Rejected(_refusal())
+    pickles.install_for_verl()
     known = environment().address
     if known is not None:
         _say(f"TransferQueue stores in the plane ({NAME}): by the node at {known}, which has its own settings")

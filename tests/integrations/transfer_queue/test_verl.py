@@ -4,6 +4,7 @@ replay buffer samples, what `tqbridge` brings to a worker group's functions, wha
 from __future__ import annotations
 
 import asyncio
+import copyreg
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,13 @@ def verl(node: str) -> Iterator[SimpleNamespace]:
     )
     ours.close()
     ours.uninstall()
+
+
+def test_the_controllers_images_are_pickled_as_their_files(verl: SimpleNamespace) -> None:
+    """From the job's `init` until its `close`; how is asked in `tests/integrations/verl/test_pickles.py`."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    assert PngImageFile in copyreg.dispatch_table
 
 
 def config() -> Any:
