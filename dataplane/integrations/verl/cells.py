@@ -97,17 +97,24 @@ def given_back_as(cell: bytes, other: bytes) -> bytes:
     return cell[: _ROW.size] + way(other) + cell[_ROW.size + 1 :]
 
 
-@lru_cache(maxsize=1 << 16)
 def _stored(column: bytes) -> Stored:
     try:
         how, node, shard, rows, ordinal, nbytes = _COLUMN.unpack_from(column)
-        field = _decode(column[_COLUMN.size :])
+        field = _field(column[_COLUMN.size :])
     except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"what TransferQueue's controller keeps of a row is no cell of this backend: {error}") from error
-    check_field("", field)
     if how not in _WAYS or not 0 < rows < _MOST or nbytes >= 1 << 62:
         raise Corrupt(f"a cell of a column of {rows} rows and {nbytes} bytes, given back as {how!r}")
     return Stored(how, node, shard, rows, ordinal, nbytes, field)
+
+
+@lru_cache(maxsize=1 << 10)
+def _field(told: bytes) -> Field:
+    """Columns are as many as puts, and what they are is few: it is remembered by itself, so that a process which clears
+    or reads for hours keeps nothing of what is gone."""
+    field = _decode(told)
+    check_field("", field)
+    return field
 
 
 def find(fields: Mapping[str, Sequence[bytes | None]]) -> list[Found]:
