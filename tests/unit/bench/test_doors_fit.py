@@ -20,8 +20,8 @@ def test_time_that_several_cover_counts_once() -> None:
 
 def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobodys(tmp_path: Path) -> None:
     trainer = [
-        call("kv_batch_put", (0, 1)),
-        call("kv_clear", (8, 9), stored=500),
+        call("kv_batch_put", (0, 1), private=70),
+        call("kv_clear", (8, 9), stored=500, private=-30),
         call("kv_clear", (9, 10), stored=300),
         call("kv_batch_put", (11, 12)),
         call("kv_list", (12, 30)),
@@ -48,13 +48,14 @@ def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobody
         "stored": 700,
         "logical": 2000,
         "gets": 80,
+        "calls": 40,
     }
 
 
 def test_the_promises_are_ours_over_theirs() -> None:
     mib = 1 << 20
     theirs = {"storage_s": 4.0, "beside_s": 1.0, "step_s": 10.0, "stored": 0, "driver": 40 * mib}
-    theirs |= {"worker": 200 * mib, "gets": 100 * mib}
+    theirs |= {"worker": 200 * mib, "gets": 100 * mib, "calls": 90 * mib}
     ours = {
         "storage_s": 0.25,
         "beside_s": 0.25,
@@ -63,13 +64,14 @@ def test_the_promises_are_ours_over_theirs() -> None:
         "logical": 100 * mib,
         "driver": 10 * mib,
     }
-    ours |= {"worker": 20 * mib, "gets": 0}
+    ours |= {"worker": 20 * mib, "gets": 0, "calls": 2 * mib}
     found = {"SimpleStorage": [theirs], "Dataplane": [ours], "module": [ours]}
     rows = rows_of(found)
     assert {row.name: (row.value, row.met) for row in rows if row.name.startswith("module")} == {
         "module: storage's share": (0.2, True),
         "module: stored / logical x 8": (1.04, True),
         "module: driver, peak": (0.25, False),
+        "module: driver, storage's calls over its peak": (0.05, True),
         "module: worker, peak": (0.1, True),
         "module: worker's gets, peak": (0.01, True),
     }

@@ -84,8 +84,11 @@ def make_model(directory: Path, *, images: bool) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def make_data(path: Path, prompts: int, *, image_side: int = 0, cut_every: int = 0, first: int = 0) -> None:
-    """Write a data set of verl's columns; with images, whose bytes are PNG, one a prompt; `cut_every` as `server`."""
+def make_data(
+    path: Path, prompts: int, *, image_side: int = 0, cut_every: int = 0, first: int = 0, smooth: bool = False
+) -> None:
+    """Write a data set of verl's columns; with images, one a prompt; `cut_every` as `server`. Bytes of an image are PNG
+    of noise, which are as many as its pixels; smooth: JPEG, and about a fourteenth of them."""
     rows = []
     for index in range(first, first + prompts):
         cut = CUT if cut_every and index % cut_every == cut_every - 1 else ""
@@ -96,15 +99,16 @@ def make_data(path: Path, prompts: int, *, image_side: int = 0, cut_every: int =
             "extra_info": {"index": index, "split": "made"},
         }
         if image_side:
-            row["images"] = [{"bytes": _png(index, image_side), "path": None}]
+            row["images"] = [{"bytes": _file(index, image_side, smooth=smooth), "path": None}]
         rows.append(row)
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def _png(number: int, side: int) -> bytes:
+def _file(number: int, side: int, *, smooth: bool) -> bytes:
     from PIL import Image
 
-    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+    drawn = side // 16 if smooth else side
+    image = Image.fromarray(np.random.default_rng(number).integers(0, 256, (drawn, drawn, 3), np.uint8))
     held = io.BytesIO()
-    Image.fromarray(pixels).save(held, "png")
+    image.resize((side, side), Image.Resampling.BICUBIC).save(held, "jpeg" if smooth else "png", quality=90)
     return held.getvalue()
