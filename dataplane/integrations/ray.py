@@ -48,6 +48,7 @@ def up(
     transports: Sequence[str] = (),
     key: str | os.PathLike[str] | None = None,
     timeout: float = _START_S,
+    keep: bool = True,
 ) -> None:
     """Put a node on every Ray node of this Ray job, and return once each runs. The nodes end with the process that
     calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is.
@@ -56,12 +57,15 @@ def up(
     transports: what carries bytes between them, the best first. Empty: what suits each host.
     key: the file with their key, on this host. None: one is made for the job.
     timeout: seconds to wait until they run.
+    keep: go on trying where that fails, until `down`. False: nothing is left of it, so that the next call may say
+        otherwise.
 
     Raises Misuse where Ray has not been initialised or the key can not be read, Rejected where a host can not meet the
-    settings, PeerUnavailable where a node does not run in time; in the last two cases they are tried on, until `down`.
+    settings, PeerUnavailable where a node does not run in time.
     """
     global _keeping
     ray, keeper = _ray(), _keeper()
+    first = keeper is None
     if keeper is None:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
         here = ray.get_runtime_context().get_node_id()
@@ -71,7 +75,12 @@ def up(
         _keeping = keeper = made.remote(config, new_key() if key is None else _read(key), tuple(transports))
     elif config is not None or transports or key is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
-    _ask(keeper.up.remote(timeout), timeout)
+    try:
+        _ask(keeper.up.remote(timeout), timeout)
+    except (Rejected, PeerUnavailable):
+        if first and not keep:
+            down()
+        raise
 
 
 def down() -> None:

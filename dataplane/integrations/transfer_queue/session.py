@@ -121,7 +121,7 @@ def _plane(config: Any, posted: board.Posted | None) -> Plane:
     if process.ray_job() is not None and environment().address is None:
         from dataplane.integrations import ray as nodes
 
-        nodes.up(config)
+        nodes.up(config, keep=False)
         return process.plane()
     return process.start(config)
 

@@ -65,8 +65,19 @@ def start(conf: Any) -> dict[str, Any]:
 
     conf: TransferQueue's whole configuration. Raises Misuse for a setting that is none, Rejected where a host can not
     meet the settings or this TransferQueue is one that the backend does not work with, PeerUnavailable where a node
-    does not run in time.
+    does not run in time. TransferQueue has made its controller by then, which ends with it: the next `init()` would
+    wait for that one's configuration, and for ever.
     """
+    try:
+        return _start(conf)
+    except BaseException:
+        from transfer_queue import interface
+
+        interface.close()
+        raise
+
+
+def _start(conf: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf, open_dict
 
     given = conf.backend.get(NAME)
@@ -87,7 +98,7 @@ def start(conf: Any) -> dict[str, Any]:
         return {"address": known}
     from dataplane.integrations import ray as door
 
-    door.up(config, transports=settings.transports, key=settings.key)
+    door.up(config, transports=settings.transports, key=settings.key, keep=False)
     _say(f"TransferQueue stores in the plane ({NAME}): by a node on each Ray node")
     return {"address": "ray"}
 

@@ -151,8 +151,8 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
 def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
-    """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, twice, with a new Ray
-    each time."""
+    """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
+    first `init()` has failed, twice, with a new Ray each time."""
     program = """
         import ray
         import transfer_queue as tq
@@ -160,23 +160,21 @@ def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
         import dataplane.integrations.verl.plugin
         from dataplane.integrations.verl import plugin
 
-        def start(**settings):
-            return tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
+        def start(by=tq.init, **settings):
+            return by(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
 
         def why(**settings):
             try:
-                plugin.start(OmegaConf.create({"backend": {"Dataplane": settings}}))
+                start(**settings)
             except Exception as error:
                 return [type(error).__name__, str(error)]
 
-        tell(why(memory="1GiB"))
+        tell(why(by=plugin.start, memory="1GiB"))
         for number in range(2):
             ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
             if not number:
                 tell(why(memroy="1GiB"))
                 tell(why(memory="900TiB", spill=0))
-                from dataplane.integrations import ray as nodes
-                nodes.down()
             start(memory="16MiB", spill=0)
             tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
             tell(tq.kv_batch_get("a", "p")["x"].values().sum().item() if number else "on")
