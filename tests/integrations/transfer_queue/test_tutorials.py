@@ -1,4 +1,4 @@
-"""TransferQueue's tutorials and recipes, unchanged, as its package brings them, with `dataplane` in its place by one
+"""TransferQueue's tutorials, unchanged, as its package brings them, with `dataplane` in its place by one
 line before; and the steps of its notebook, which the package does not bring.
 
 Each tutorial starts Ray itself, once or for each of its parts. Its checks are its own; besides, what it says that it
@@ -55,9 +55,10 @@ def run(nursery: Nursery) -> Callable[..., str]:
 
     def result(name: str, *arguments: str) -> str:
         path = str(found[name])
-        nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
+        environment = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
+        environment |= {"RAY_ADDRESS": "local", "RAY_enable_worker_prestart": "0"}  # or it is another test's Ray
         code = RUN.format(path=path, arguments=[path, *arguments])
-        with nursery.process(code, PYTHONPATH=str(ROOT), RAY_enable_worker_prestart="0", **nothing) as process:
+        with nursery.process(code, PYTHONPATH=str(ROOT), **environment) as process:
             said: str = process.hear()
         return said
 
@@ -121,25 +122,6 @@ def test_the_streaming_loader(run: Callable[..., str]) -> None:
     assert sorted(seen["0"]) == sorted(seen["1"]), "members of a rank have the same samples"
     assert sorted(seen["2"]) == sorted(seen["3"])
     assert not {*seen["0"]} & {*seen["2"]}, "ranks share none"
-
-
-def test_the_single_controller_recipe(run: Callable[..., str]) -> None:
-    sizes = ("--num-samples", "8", "--global-batch-size", "4", "--rollout-agent-num-workers", "1")
-    run("recipe/simple_use_case/single_controller_demo.py", *sizes)
-
-
-def test_the_recipe_of_stages_that_stream(run: Callable[..., str]) -> None:
-    one = [f"--{name}" for name in ("num-steps", "global-batch-size", "micro-batch-size")]
-    one += [f"--num-{stage}-workers" for stage in ("rollout", "ref", "actor", "reward")]
-    short = [f"--{name}-sleep-seconds" for name in ("rollout", "stage")] + ["--weight-sync-seconds"]
-    arguments = (
-        ["--enable-worker-logs"]
-        + [each for name in one for each in (name, "1")]
-        + [each for name in short for each in (name, "0.01")]
-    )
-    said = run("recipe/simple_use_case/relax_demo.py", *arguments)
-    for stage in ("rollout", "ref", "actor", "reward", "update"):
-        assert f"[{stage}-0] step=0 produce" in said
 
 
 def jagged(*rows: Any) -> Any:
