@@ -215,8 +215,13 @@ class AsyncPlane:
         message can name, or where the node would have to know too much of owners), PeerUnavailable. Cancelled, it
         leaves nothing behind.
         """
+        (retained,) = await self.retain_each([ref])
+        return retained
+
+    async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
+        """As `retain`, of several references, each with an owner of its own: in one message, and all or none."""
         self.check()
-        return await retaining.retain(self._connection, _reference(ref))
+        return await retaining.retain(self._connection, [_reference(ref) for ref in refs])
 
     async def stats(self) -> Stats:
         """The node's figures now."""

@@ -1,4 +1,4 @@
-"""Another reference to what is stored: links to its rows, in as many requests as it takes.
+"""Other references to what is stored: links to its rows, in as many requests as it takes.
 
 What always holds: a call that fails or is cancelled has retained nothing.
 """
@@ -18,33 +18,38 @@ _BYTES = 2 << 20  # of encoded rows in a message, about
 _PART = 64  # bytes that a shard takes beside them, or a column
 
 Wanted = tuple[int, m.Selection]
+Placed = tuple[int, Wanted]
+"""Of which reference, and what of a shard."""
 
 
-async def retain(connection: Connection, ref: BatchRef) -> BatchRef:
-    """The same rows, under links of their own. Raises as `AsyncPlane.retain`."""
-    by_node: defaultdict[bytes, list[Wanted]] = defaultdict(list)
-    for (node, number), selected in ref.footprint().items():
-        by_node[node].append((number, [(list(ordinals), rows.encode()) for ordinals, rows in selected]))
-    made: dict[ShardKey, int] = {}
+async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[BatchRef]:
+    """The same rows of each, under links of their own. Raises as `AsyncPlane.retain`, and has retained none then."""
+    by_node: defaultdict[bytes, list[Placed]] = defaultdict(list)
+    for at, ref in enumerate(refs):
+        for (node, number), selected in ref.footprint().items():
+            selection = [(list(ordinals), rows.encode()) for ordinals, rows in selected]
+            by_node[node].append((at, (number, selection)))
+    made: list[dict[ShardKey, int]] = [{} for _ in refs]
     try:
         for node, wanted in by_node.items():
             for some in _portions(wanted):
-                request = m.Retain(connection.next_id(), node, some)
+                request = m.Retain(connection.next_id(), node, [each for _, each in some])
                 retained = await connection.request(request, m.Retained, 0.0)
-                made |= {(node, number): link for (number, _), link in zip(some, retained.links, strict=True)}
+                for (at, (number, _)), link in zip(some, retained.links, strict=True):
+                    made[at][node, number] = link
     except BaseException:
         with suppress(DataplaneError):
-            for (node, _), link in made.items():
+            for (node, _), link in [item for links in made for item in links.items()]:
                 connection.unlink(node, [link])
         raise
-    return ref.numbered(lambda key: made[key])
+    return [ref.numbered(links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
 
-def _portions(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
     """The shards by message: what is retained of one gets one link, and so is in one message."""
-    portion: list[Wanted] = []
+    portion: list[Placed] = []
     nbytes = 0
-    for number, selection in wanted:
+    for at, (number, selection) in wanted:
         size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
         if size > _BYTES:
             what = "bytes that name rows of one shard"
@@ -57,7 +62,7 @@ def _portions(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
         if portion and (nbytes + size > _BYTES or len(portion) == m.MAX_RETAINED):
             yield portion
             portion, nbytes = [], 0
-        portion.append((number, selection))
+        portion.append((at, (number, selection)))
         nbytes += size
     if portion:
         yield portion

@@ -135,6 +135,10 @@ class Plane:
         """Another reference to the same stored rows, which stay until both were freed. See `AsyncPlane.retain`."""
         return self._wait(self._plane.retain(ref))
 
+    def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
+        """As `retain`, of several references, each with an owner of its own. See `AsyncPlane.retain_each`."""
+        return self._wait(self._plane.retain_each(refs))
+
     def stats(self) -> Stats:
         """The node's figures now."""
         return self._wait(self._plane.stats())

@@ -74,12 +74,26 @@ def cells(ref: BatchRef, how: Mapping[str, bytes]) -> dict[str, list[bytes]]:
     return made
 
 
-def retained(cell: bytes) -> bytes:
-    """Another cell of the same stored value, which stays until both were freed. Raises Freed, OwnerDied, Corrupt,
-    LimitExceeded, PeerUnavailable."""
-    (found,) = find({"": [cell]})
-    ((_, link),) = with_plane(lambda plane: plane.retain(found.ref)).shards()
-    return cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
+def retained(several: Sequence[bytes]) -> list[bytes]:
+    """Another cell of each stored value, which stays until both were freed: all or none. Raises Freed, OwnerDied,
+    Corrupt, LimitExceeded, PeerUnavailable."""
+    refs = list(map(_alone, several))
+    links = [shard for ref in with_plane(lambda plane: plane.retain_each(refs)) for _, shard in ref.shards()]
+    return [
+        cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
+        for cell, link in zip(several, links, strict=True)
+    ]
+
+
+def _alone(cell: bytes) -> BatchRef:
+    """A reference to the row of one cell."""
+    stored = _stored(cell[_ROW.size :])
+    (row,) = _ROW.unpack_from(cell)
+    if row >= stored.rows:
+        raise Corrupt("a cell names a row that its shard does not have")
+    return BatchRef.of(stored.node, stored.rows, [("", stored.field, stored.nbytes, stored.shard, stored.ordinal)])[
+        row : row + 1
+    ]
 
 
 def node(cell: bytes) -> bytes:

@@ -29,14 +29,17 @@ _FEW = 16  # rows, up to which a list of them is made sooner than a jagged tenso
 
 
 def columns_of(data: TensorDict) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What to put, by field, and how each is given back. Raises SchemaMismatch for what is no field."""
+    """What to put, by field, and how each is given back. Fields whose rows are the same objects, as verl's `prompt` and
+    `raw_prompt`, are one list, for whoever makes a column of it. Raises SchemaMismatch for what is no field."""
     columns, how = {}, {}
+    seen: dict[tuple[int, ...], tuple[Any, bytes]] = {}
     for name, entry in tensordicts.entries_of(data):
-        columns[name], how[name] = _column(name, entry)
+        columns[name], how[name] = _column(name, entry, seen)
     return columns, how
 
 
-def _column(name: str, entry: Any) -> tuple[Any, bytes]:
+def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tuple[Any, bytes]:
+    """`seen`: what was made of rows that are no tensor of all, by the identity of each; the batch keeps them."""
     if isinstance(entry, torch.Tensor):
         if entry.is_nested or entry.ndim < 2 or entry.layout != torch.strided:
             return entry, TENSOR
@@ -51,8 +54,15 @@ def _column(name: str, entry: Any) -> tuple[Any, bytes]:
         )
     found = tensordicts.rows_of(name, entry)
     if isinstance(found, torch.Tensor):
-        return _column(name, found)
+        return _column(name, found, seen)
     rows = list(found)
+    identity = tuple(map(id, rows))
+    if identity not in seen:
+        seen[identity] = _others(rows)
+    return seen[identity]
+
+
+def _others(rows: list[Any]) -> tuple[Any, bytes]:
     if tensors.alike(rows):
         return rows, TENSOR
     if _is_column(rows):

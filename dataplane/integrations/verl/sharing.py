@@ -32,7 +32,11 @@ _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
     """Store the columns; the cells of their rows, by field. `how`: how each is given back. Raises as `Plane.put`."""
-    return _shared({name: values_of(name, each) for name, each in columns.items()}, how, timeout, FEW, _stored)
+    seen: dict[int, Values] = {}
+    values = {}
+    for name, each in columns.items():
+        values[name] = seen.get(id(each)) or seen.setdefault(id(each), values_of(name, each))
+    return _shared(values, how, timeout, FEW, _stored)
 
 
 def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
@@ -42,9 +46,13 @@ def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: fl
 
 
 def _shared(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float, few: int, store: _Store) -> Cells:
-    keys = {}
+    keys: dict[str, list[bytes | None]] = {}
+    seen: dict[int, list[bytes | None] | None] = {}
     for name, each in values.items():
-        found = keys_of(each, tensors=how[name] in (cells.TENSOR, cells.DENSE), how=how[name], few=few)
+        if id(each) not in seen:
+            tensors = how[name] in (cells.TENSOR, cells.DENSE)
+            seen[id(each)] = keys_of(each, tensors=tensors, how=how[name], few=few)
+        found = seen[id(each)]
         if found is not None:
             keys[name] = found
     if not keys:
@@ -106,16 +114,30 @@ class _Put:
             raise
 
     def _link(self) -> None:
-        """Rows whose values are there."""
-        for name, keys in self._keys.items():
-            for row, key in enumerate(keys):
-                if key in self._known and self._made[name][row] is None:
-                    self._made[name][row] = self._linked(key)
+        """Rows whose values are there: a cell of its own for each, all by one request where nothing is amiss."""
+        places = [
+            (name, row, key)
+            for name, keys in self._keys.items()
+            for row, key in enumerate(keys)
+            if key is not None and key in self._known and self._made[name][row] is None
+        ]
+        if not places:
+            return
+        linked: list[bytes | None]
+        try:
+            linked = [*cells.retained([self._known[key] for _, _, key in places])]
+        except (Freed, OwnerDied, LimitExceeded):  # of one of them, or of so many at once
+            linked = [None] * len(places)
+        for (name, row, key), cell in zip(places, linked, strict=True):
+            if cell is None and key in self._known:
+                cell = self._linked(key)
+            self._made[name][row] = cell
 
     def _linked(self, key: bytes) -> bytes | None:
         """A cell of its own for a value that is there; None where the node can not have another owner of it."""
         try:
-            return cells.retained(self._known[key])
+            (cell,) = cells.retained([self._known[key]])
+            return cell
         except (Freed, OwnerDied):
             raise _Stale({key: self._known[key]}) from None
         except LimitExceeded:
@@ -126,8 +148,9 @@ class _Put:
         """The rows that have no cell yet, but of equal ones the first alone. Fields of which all rows are stored go
         together."""
         whole, parts = {}, {}
+        seen: set[bytes] = set()
         for name, values in self._values.items():
-            rows = self._fresh(name, values.rows)
+            rows = self._fresh(name, values.rows, seen)
             if len(rows) == values.rows:
                 whole[name] = values
             elif len(rows):
@@ -139,8 +162,8 @@ class _Put:
             taken = self._values[name].take(np.array(rows, np.int64))
             self._place(self._stored({name: taken}, self._how, timeout), {name: rows})
 
-    def _fresh(self, name: str, rows: int) -> list[int]:
-        seen: set[bytes] = set()
+    def _fresh(self, name: str, rows: int, seen: set[bytes]) -> list[int]:
+        """The rows of a field that are to be stored; `seen` are the keys of those that are, which is added to."""
         keys = self._keys.get(name, [None] * rows)
         fresh = []
         for row, key in enumerate(keys):
