@@ -127,21 +127,23 @@ class AsyncTable:
             staged = f"{self._staging}-{next(self._writes)}"
         if not count:
             return []
+        parts = stretches(count, keys, tagged)
+        carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
+        if carried is not None and self._connection.welcome.minor >= 2:
+            write = self._request("", ref, keys, numbers, tagged, look=kind is m.Looked)
+            inline = m.WriteInline(self._connection.next_id(), carried, write, deadline.remaining_s)
+            return [await self._ask(inline, kind, deadline.remaining_s)]
         try:
             if staged:
                 written = await self._writer.write(planned, staged, deadline.remaining_s)
                 ref = written if ref is None else written.union(ref)
             found: list[R] = []
-            for start, stop in stretches(count, keys, tagged):
-                last = stop == count
-                request = m.WriteRows(
-                    self._connection.next_id(),
-                    self.name,
-                    self._home,
-                    staged if last else "",
-                    b"" if ref is None else ref[start:stop].encode(),
+            for start, stop in parts:
+                request = self._request(
+                    staged if stop == count else "",
+                    None if ref is None else ref[start:stop],
                     keys[start:stop],
-                    numbers[start:stop].tobytes(),
+                    numbers[start:stop],
                     tagged[start:stop],
                     look=kind is m.Looked,
                 )
@@ -153,6 +155,29 @@ class AsyncTable:
         if stored is not None and ref is not None:
             stored(ref)
         return found
+
+    def _request(
+        self,
+        staged: str,
+        ref: BatchRef | None,
+        keys: list[str],
+        numbers: Index,
+        tags: list[dict[str, Any]],
+        *,
+        look: bool,
+    ) -> m.WriteRows:
+        encoded = b"" if ref is None else ref.encode()
+        return m.WriteRows(
+            self._connection.next_id(),
+            self.name,
+            self._home,
+            staged,
+            encoded,
+            keys,
+            numbers.tobytes(),
+            tags,
+            look=look,
+        )
 
     def _unstage(self, staged: str) -> None:
         """What was staged is not written. Says so without waiting; the connection's end says it too."""

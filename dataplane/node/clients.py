@@ -28,6 +28,7 @@ from dataplane.node.shards.retaining import links_of
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables.inline import WritingInline
 from dataplane.node.tables.tables import TableRequest, Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
 from dataplane.store.reservations import Reservation
@@ -77,6 +78,7 @@ class Client:
         self._streams = streams if spread is None else spread.client(streams)
         self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
         self._inlining = Inlining(self, node, store, self._streams)
+        self._writing = WritingInline(self, node, store, self._streams, self._tables)
         self._hosts = hosts
         self._node = node
         self._figures = figures
@@ -199,6 +201,8 @@ class Client:
         match request:
             case m.Put() | m.AppendInline() | m.ExtendInline():
                 return self._answer_inline(request)
+            case m.WriteInline():
+                return self._write_inline(request)
             case m.Pin():
                 if request.devices and self._store.keeps(request.shards):
                     return self._pin_rest(request)
@@ -290,6 +294,13 @@ class Client:
 
     def _answer_inline(self, request: Carrying) -> Coroutine[Any, Any, None] | None:
         answer = self._inlining.answer(request, self._deadline(request.timeout_s))
+        if not isinstance(answer, m.Message):
+            return self._answer_soon(answer)
+        self._channel.send(answer)
+        return None
+
+    def _write_inline(self, request: m.WriteInline) -> Coroutine[Any, Any, None] | None:
+        answer = self._writing.answer(request, self._deadline(request.timeout_s))
         if not isinstance(answer, m.Message):
             return self._answer_soon(answer)
         self._channel.send(answer)

@@ -19,7 +19,7 @@ from dataplane.stream.settings import Settings
 
 MAJOR, MINOR = 1, 2
 """The protocol's version. Another major is refused; the lower of two minors is spoken. With 1 came `AppendInline` and
-`ExtendInline`, with 2 `Keep`, `Landed`, `Keeping` and `Pin.devices`."""
+`ExtendInline`, with 2 `WriteInline`, `Keep`, `Landed`, `Keeping` and `Pin.devices`."""
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest message that is read."""
@@ -590,6 +590,15 @@ class WriteRows(Message, frozen=True, tag="write-rows"):
     look: bool = False
 
 
+class WriteInline(Message, frozen=True, tag="write-inline"):
+    """`Put` and `WriteRows` in one: the columns that it brings, with those of the write's `ref`. Answered as that."""
+
+    id: int
+    columns: Inline
+    write: WriteRows
+    timeout_s: float
+
+
 class ReadRows(Message, frozen=True, tag="read-rows"):
     """These columns of rows; None: all that each of them has. Answered by `Referred`."""
 
@@ -764,6 +773,7 @@ Request = (
     | PutColumns
     | Restored
     | WriteRows
+    | WriteInline
     | ReadRows
     | DescribeTable
     | LookAtRows

@@ -27,9 +27,12 @@ _LONGEST_S = 60.0  # that a value is waited for which another thread writes
 
 def write(call: Callable[..., R], columns: Mapping[str, Values] | None) -> R:
     """What `call(columns, dedupe=, stored=)` gives, which writes them to a table. Raises as it does."""
-    keys = {}
+    keys: dict[str, list[bytes | None]] = {}
+    seen: dict[int, list[bytes | None] | None] = {}
     for name, values in (columns or {}).items():
-        found = keys_of(values, tensors=_tensors(values.field))
+        if id(values) not in seen:  # fields may be the same
+            seen[id(values)] = keys_of(values, tensors=_tensors(values.field))
+        found = seen[id(values)]
         if found is not None:
             keys[name] = found
     if columns is None or not keys:
@@ -64,6 +67,8 @@ def _write(call: Callable[..., R], columns: Mapping[str, Any], keys: Mapping[str
                 one = ref.select(name).rename({name: "value"})
                 _known.learn({key: one[row] for row, key in enumerate(several) if key is not None})
 
+    if all(isinstance(columns[name], BatchRef) for name in keys):
+        return call(columns)
     dedupe = [name for name, several in keys.items() if _repeat(several) and not isinstance(columns[name], BatchRef)]
     return call(columns, dedupe=dedupe, stored=stored)
 

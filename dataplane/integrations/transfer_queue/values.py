@@ -35,12 +35,21 @@ Part = tuple[str, variants.Flags | None, Values]
 
 
 def columns(fields: Any, rows: int) -> dict[str, Values]:
-    """The fields of a TensorDict of so many rows. Raises SchemaMismatch for what can not be carried."""
+    """The fields of a TensorDict of so many rows. Fields whose rows are the same objects, as verl's `prompt` and
+    `raw_prompt`, are made once. Raises SchemaMismatch for what can not be carried."""
     found = {}
+    seen: dict[tuple[int, ...], tuple[Any, Values]] = {}  # with the rows, so that no other objects have their identity
     for name, entry in tensordicts.entries_of(fields):
         if not isinstance(name, str):
             raise SchemaMismatch(f"a field's name is text, not {name!r}", expected="text", found=repr(name))
-        found[name] = column(name, entry, rows)
+        given = tensordicts.rows_of(name, entry) if tensordicts.is_tensordict(entry) else entry
+        if tensors.is_tensor(given):
+            found[name] = column(name, given, rows)
+            continue
+        identity = tuple(map(id, given := list(given)))
+        if identity not in seen:
+            seen[identity] = given, column(name, given, rows)
+        _, found[name] = seen[identity]
     return found
 
 

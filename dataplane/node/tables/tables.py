@@ -202,13 +202,17 @@ class Tabling:
     # writing
 
     def _write(self, request: m.WriteRows) -> m.Reply:
+        return self.write(request, BatchRef.decode(request.ref) if request.ref else None)
+
+    def write(self, request: m.WriteRows, ref: BatchRef | None) -> m.Reply:
+        """Write the rows with these columns, whatever the request's `ref` is."""
+        _check_name(request.table)
         rows = _rows(request.keys, request.rows)
         packed.bound("rows of a write", m.MAX_ROWS, len(rows))
         packed.bound("characters of a key", m.MAX_SCOPE, max(map(len, request.keys), default=0))
         if not all(request.keys):
             raise Misuse("a key is a text of one character or more")
         packed.one_a_row("tags", request.tags, len(rows))
-        ref = BatchRef.decode(request.ref) if request.ref else None
         if ref is not None and len(ref) != len(rows):
             raise ProtocolMismatch(f"{len(ref)} rows of columns for {len(rows)} rows")
         if isinstance(rows, np.ndarray):

@@ -66,6 +66,19 @@ def test_what_the_responses_of_a_prompt_share_is_stored_once(queue: Any, partiti
     check(queue, partition, [key for key, _ in left], [prompt for _, prompt in left])
 
 
+def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_one(queue: Any, partition: str) -> None:
+    said = [{"role": "user", "content": bytes(range(256)) * 4096}]
+    fields = {"prompt": NonTensorStack(NonTensorData(said)), "raw_prompt": NonTensorStack(NonTensorData(said))}
+    for key in ("a", "b"):
+        queue.kv_batch_put(keys=[key], fields=TensorDict(fields, batch_size=[1]), partition_id=partition)
+    assert used() < 1.5 * (1 << 20)
+    replaced = TensorDict({"prompt": NonTensorStack(NonTensorData("short"))}, batch_size=[1])
+    queue.kv_batch_put(keys=["a"], fields=replaced, partition_id=partition)
+    queue.kv_clear(keys=["b"], partition_id=partition)
+    got = queue.kv_batch_get(keys=["a"], partition_id=partition)
+    assert [got.get("prompt").tolist(), got.get("raw_prompt").tolist()] == [["short"], [said]]
+
+
 def test_responses_put_at_once_wait_for_one_of_them(queue: Any, partition: str) -> None:
     async def put_all() -> None:
         await asyncio.gather(

@@ -1,0 +1,114 @@
+"""Rows of a table that come with their columns: a put and a write of a small shard, in one message.
+
+The node writes the bytes into a shard of its own, and the rows refer to that. Where there is room in memory and the
+table is here all of it is done at once; else the request waits, with its bytes, within what requests may keep
+(`node.waits`).
+
+What always holds: what was stored for rows that were not written is freed, also when the client goes or the request is
+cancelled in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Hashable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from dataplane.batch.alike import one
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import ProtocolMismatch
+from dataplane.node.streams import packed
+from dataplane.node.streams.inline import Streams
+from dataplane.node.streams.streaming import Waiting
+from dataplane.node.tables.tables import TableRequest, Tabling
+from dataplane.store.carried import rounded
+from dataplane.store.store import Store
+from dataplane.wire import messages as m
+
+
+class _Answers(Protocol):
+    """The tables as one client uses them."""
+
+    def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """As `Tabling.answer`."""
+
+
+class WritingInline:
+    """What one client sends so."""
+
+    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams, tables: _Answers) -> None:
+        self._client = client
+        self._node = node
+        self._store = store
+        self._streams = streams
+        self._tables = tables
+        self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
+        self._numbers = itertools.count(1)
+
+    def answer(self, request: m.WriteInline, deadline: Deadline) -> m.Reply | Waiting:
+        """The reply, or what has to be called and awaited for it. Raises as `Store.put` and `Tabling.answer`; nothing
+        stays of the request then."""
+        columns = request.columns
+        packed.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
+        packed.bound("layout", m.MAX_LAYOUT, len(columns.layout))
+        scope = f"{self._staging}-{next(self._numbers)}"
+        self._streams.staged(scope)
+        shard = self._store.put_now(
+            self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client)
+        )
+        if shard is None:
+            return partial(self._put, request, scope, deadline)
+        try:
+            answer = self._write(request, scope, shard, deadline)
+        except BaseException:
+            self._streams.free_scope(scope)
+            raise
+        return answer if isinstance(answer, m.Message) else partial(self._written, answer, scope)
+
+    async def _put(self, request: m.WriteInline, scope: str, deadline: Deadline) -> m.Reply:
+        """There is no room in memory yet."""
+        columns, holder = request.columns, str(self._client)
+        try:
+            shard = await self._store.put(
+                self._client, columns.payload, columns.layout, deadline, scope=scope, holder=holder
+            )
+            answer = self._write(request, scope, shard, deadline)
+            return answer if isinstance(answer, m.Message) else await answer()
+        except BaseException:
+            self._streams.free_scope(scope)
+            raise
+
+    async def _written(self, answer: Waiting, scope: str) -> m.Reply:
+        try:
+            return await answer()
+        except BaseException:
+            self._streams.free_scope(scope)
+            raise
+
+    def _write(self, request: m.WriteInline, scope: str, shard: int, deadline: Deadline) -> m.Reply | Waiting:
+        ref = self._ref(request.columns, shard)
+        if request.write.ref:
+            ref = ref.union(BatchRef.decode(request.write.ref))
+        write = msgspec.structs.replace(request.write, id=request.id, staged=scope, held=[])
+        if isinstance(self._tables, Tabling):
+            return self._tables.write(write, ref)
+        answer = self._tables.answer(msgspec.structs.replace(write, ref=ref.encode()), deadline)
+        if answer is None:
+            raise ProtocolMismatch("a request without an answer")
+        return answer
+
+    def _ref(self, columns: m.Inline, shard: int) -> BatchRef:
+        """All of a shard that was stored. Raises ProtocolMismatch where what was said with it is false."""
+        laid = one(columns.layout, rounded(len(columns.payload)))
+        named = laid.outline.columns
+        if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
+            raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
+        sizes = zip(named, columns.nbytes, strict=True)
+        return BatchRef.of(
+            self._node, laid.rows, [(name, form.field, size, shard, i) for i, ((name, form), size) in enumerate(sizes)]
+        )
