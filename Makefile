@@ -33,9 +33,9 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff check --quiet --fix .
 
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
-test: $(STAMP) ## run the tests, two at a time
+test: $(STAMP) ## run the tests, three at a time
 	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
 
 simulate: export PYTHONDONTWRITEBYTECODE = # as above
 simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again

@@ -13,7 +13,8 @@ import dataplane
 PACKAGE = Path(dataplane.__file__).parent
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime")}
 WALL |= {("datetime", name) for name in ("now", "utcnow", "today")}
-VALUES = {"batch/kinds.py"}  # dates are values there, that users put: it has no attribute of the names above
+#: Dates are values there, that users put or that certificates name: no attribute has one of the names above.
+VALUES = {"batch/kinds.py", "cluster/certificates.py"}
 #: Who reads one has imported it: others need not be parsed.
 IMPORTED = re.compile(r"\b(?:import|from)\b.*\b(?:time|datetime)\b")
 

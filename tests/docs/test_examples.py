@@ -139,7 +139,7 @@ def test_files_and_targets_that_are_named_exist() -> None:
 def test_tests_that_are_named_exist() -> None:
     for page in NAMES:
         for path, name in re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", text_of(page)):
-            assert re.search(rf"^(?:async )?def {name}\(", text_of(path), re.MULTILINE), f"{page}: {path}::{name}"
+            assert re.search(rf"^ *(?:async )?def {name}\(", text_of(path), re.MULTILINE), f"{page}: {path}::{name}"
 
 
 # Failure

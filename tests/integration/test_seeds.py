@@ -12,7 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,11 @@ class Seeded:
 
     def server(self) -> psutil.Process | None:
         """The etcd that it runs."""
-        children = psutil.Process(self.process.pid).children()
-        return next((child for child in children if "--initial-cluster-state" in " ".join(child.cmdline())), None)
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):  # it has just ended
+                if "--initial-cluster-state" in " ".join(child.cmdline()):
+                    return child
+        return None
 
     def said(self) -> str:
         """Its log."""
