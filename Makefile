@@ -38,8 +38,8 @@ test: $(STAMP) ## run the tests, three at a time
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
 
 simulate: export PYTHONDONTWRITEBYTECODE = # as above
-simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again
-	@$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again; STREAM=1: of streams
+	@$(BIN)/python -m tests.simulation $(if $(STREAM),--stream) $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu tests/unit/batch tests/integration/test_loader.py tests/conformance/test_nccl.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from dataplane.errors import DataplaneError, LeaseExpired, Rejected
 from dataplane.replication.errors import NotLeader
@@ -12,7 +13,6 @@ from tests.simulation.machine import (
     Appended,
     Lease,
     Leased,
-    Request,
     Result,
     Settle,
     decode_result,
@@ -29,20 +29,25 @@ class Call:
 
     __slots__ = ("_client", "_done", "_then", "_try", "encoded", "request")
 
-    def __init__(self, client: Client, request: Request, then: Callable[[Result | DataplaneError], None]) -> None:
+    timeout_s = TIMEOUT_S
+
+    def __init__(self, client: Client, request: Any, then: Callable[[Any], None]) -> None:
         self._client = client
         self._then = then
         self._done = False
         self._try = 0
         self.request = request
-        self.encoded = encode(request)
+        self.encoded = self.encode()
         self.send()
+
+    def encode(self) -> bytes:
+        return encode(self.request)
 
     def send(self) -> None:
         client = self._client
         self._try += 1
         client.ask(client.target, self)
-        client.world.after(TIMEOUT_S * client.world.rng.uniform(0.8, 1.2), self._silent, self._try)
+        client.world.after(self.timeout_s * client.world.rng.uniform(0.8, 1.2), self._silent, self._try)
 
     def _silent(self, number: int) -> None:
         if not self._done and number == self._try:
@@ -64,12 +69,15 @@ class Call:
         elif isinstance(outcome, LeaseExpired | Rejected):
             self._end(outcome)
         else:
-            if isinstance(outcome, NotLeader) and outcome.leader.startswith("n"):
-                self._client.target = int(outcome.leader[1:])
-            else:
-                self._client.look_elsewhere()
-            self._try += 1
-            self._client.world.after(self._client.world.rng.uniform(0.02, 0.06), self._retry, self._try)
+            self._refused(outcome)
+
+    def _refused(self, error: DataplaneError) -> None:
+        if isinstance(error, NotLeader) and error.leader.startswith("n"):
+            self._client.target = int(error.leader[1:])
+        else:
+            self._client.look_elsewhere()
+        self._try += 1
+        self._client.world.after(self._client.world.rng.uniform(0.02, 0.06), self._retry, self._try)
 
     def _retry(self, number: int) -> None:
         if not self._done and number == self._try:
@@ -77,14 +85,16 @@ class Call:
                 self._client.look_elsewhere()
             self._again()
 
-    def _end(self, result: Result | DataplaneError) -> None:
+    def _end(self, answer: Any) -> None:
         self._done = True
         self._client.calls -= 1
-        self._then(result)
+        self._then(answer)
 
 
 class Client:
-    """What producers and consumers have in common."""
+    """What all clients have in common. `CALL` is what its requests are made as."""
+
+    CALL: type[Call] = Call
 
     def __init__(self, world: World, name: str, nodes: int, ask: Callable[[int, Call], None]) -> None:
         self.world = world
@@ -99,9 +109,9 @@ class Client:
     def look_elsewhere(self) -> None:
         self.target = self.world.rng.randrange(self._nodes)
 
-    def call(self, request: Request, then: Callable[[Result | DataplaneError], None]) -> None:
+    def call(self, request: Any, then: Callable[[Any], None]) -> None:
         self.calls += 1
-        Call(self, request, then)
+        self.CALL(self, request, then)
 
     def next_sequence(self) -> int:
         self._sequence += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tests.simulation.census import Census
 from tests.simulation.coordinator import SimulatedCoordinator
@@ -13,17 +14,30 @@ from tests.simulation.world import COORDINATOR, World
 End = Callable[[], None] | None
 
 
-class Injector:
-    """Faults of one kind may overlap; each undoes what it did itself."""
+class Partition(Protocol):
+    """What faults are done to: a node is one of each partition."""
 
-    def __init__(
-        self, world: World, nodes: Sequence[Node], coordinator: SimulatedCoordinator, census: Census, durable: bool
-    ) -> None:
+    nodes: Sequence[Node]
+    coordinator: SimulatedCoordinator
+    census: Census
+
+
+class Injector:
+    """Faults of one kind may overlap; each undoes what it did itself. Who leads is who leads the first partition."""
+
+    def __init__(self, world: World, partitions: Sequence[Partition], *, durable: bool) -> None:
         self._world = world
-        self._nodes = nodes
-        self._coordinator = coordinator
-        self._census = census
+        self._partitions = partitions
+        self._nodes = partitions[0].nodes
+        self._coordinator = partitions[0].coordinator
         self._durable = durable
+
+    def _all(self, node: Node) -> list[Node]:
+        """The node, in each partition."""
+        return [partition.nodes[node.number] for partition in self._partitions]
+
+    def _last(self, node: Node) -> bool:
+        return any(each.census.last(each.nodes[node.number]) for each in self._partitions)
 
     def schedule(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
@@ -79,25 +93,36 @@ class Injector:
         a = self._node(fault.a).number
         return self._cut([(a, COORDINATOR)] * (fault.amount < 0.7) + [(COORDINATOR, a)] * (fault.amount > 0.3))
 
-    def _raise(self, of: object, attribute: str, by: float) -> End:
-        setattr(of, attribute, getattr(of, attribute) + by)
-        return lambda: setattr(of, attribute, getattr(of, attribute) - by)
+    def _raise(self, of: Sequence[object], attribute: str, by: float) -> End:
+        for each in of:
+            setattr(each, attribute, getattr(each, attribute) + by)
+
+        def lower() -> None:
+            for each in of:
+                setattr(each, attribute, getattr(each, attribute) - by)
+
+        return lower
+
+    @property
+    def _coordinators(self) -> list[SimulatedCoordinator]:
+        return [partition.coordinator for partition in self._partitions]
 
     def lossy(self, fault: Fault) -> End:
-        return self._raise(self._world, "lossy", 0.5 * fault.amount)
+        return self._raise([self._world], "lossy", 0.5 * fault.amount)
 
     def duplicating(self, fault: Fault) -> End:
-        return self._raise(self._world, "duplicating", 0.5 * fault.amount)
+        return self._raise([self._world], "duplicating", 0.5 * fault.amount)
 
     def reordering(self, fault: Fault) -> End:
-        return self._raise(self._world, "reordering", fault.amount)
+        return self._raise([self._world], "reordering", fault.amount)
 
     # Nodes
 
     def crash(self, fault: Fault) -> None:
         node = self._node(fault.a)
-        if not self._census.last(node):
-            node.crash(fault.duration_s)
+        if not self._last(node):
+            for each in self._all(node):
+                each.crash(fault.duration_s)
 
     def crash_between_effects(self, fault: Fault) -> None:
         """In the next step that has effects, after the first few."""
@@ -105,33 +130,35 @@ class Injector:
         if node.up:
             node.restart_s = fault.duration_s
             node.doomed_after = int(4 * fault.amount)
+            node.others = self._all(node)[1:]
 
     def crash_all(self, fault: Fault) -> None:
         if self._durable:
             for node in self._nodes:
-                node.crash(fault.duration_s * (1 + node.number * fault.amount))
+                for each in self._all(node):
+                    each.crash(fault.duration_s * (1 + node.number * fault.amount))
 
     def pause(self, fault: Fault) -> None:
         """The process is stopped; its clock is not."""
-        node = self._node(fault.a)
-        node.paused_until = max(node.paused_until, self._world.now + fault.duration_s)
+        for node in self._all(self._node(fault.a)):
+            node.paused_until = max(node.paused_until, self._world.now + fault.duration_s)
 
     def slow_disk(self, fault: Fault) -> End:
-        return self._raise(self._node(fault.a), "slow_disk", 1)
+        return self._raise(self._all(self._node(fault.a)), "slow_disk", 1)
 
     # The coordinator
 
     def coordinator_away(self, fault: Fault) -> End:
-        return self._raise(self._coordinator, "away", 1)
+        return self._raise(self._coordinators, "away", 1)
 
     def coordinator_slow(self, fault: Fault) -> End:
-        return self._raise(self._coordinator, "slow", 1)
+        return self._raise(self._coordinators, "slow", 1)
 
     def coordinator_mute(self, fault: Fault) -> End:
-        return self._raise(self._coordinator, "mute", fault.amount)
+        return self._raise(self._coordinators, "mute", fault.amount)
 
     def coordinator_late(self, fault: Fault) -> End:
-        return self._raise(self._coordinator, "late", fault.amount)
+        return self._raise(self._coordinators, "late", fault.amount)
 
     # What others ask of the partition
 

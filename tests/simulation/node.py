@@ -55,15 +55,22 @@ class Node:
         self.paused_until = 0.0
         self.doomed_after = -1  # effects of the next step, then it crashes
         self.restart_s = 0.0
+        self.others: list[Node] = []
+        """This node in other partitions, which crash with it."""
         self.slow_disk = 0
         self.told_s = 0.0  # others are told, within so long, when this process has ended; 0: they are not
         self._disk = Disk()
         self.replica: Replica
-        self.machine: StreamMachine
+        self.machine: Any
 
     @property
     def me(self) -> ReplicaId:
         return self.name, self.incarnation
+
+    @property
+    def last(self) -> bool:
+        """Whether without this node nobody would have what is committed."""
+        return self._census.last(self)
 
     def clock(self) -> float:
         return self._offset + self._world.now * self._rate
@@ -82,11 +89,14 @@ class Node:
         self._request = 0
         self._syncing = False
         self._wake_s = float("inf")
-        self.machine = StreamMachine(self._checker)
+        self.machine = self._new_machine()
         fresh = self.told_s > 0 and not self._settings.durable
         self.replica = Replica(self.me, self._settings, self.machine, self._disk.load(), self.clock(), fresh=fresh)
         self._coordinator.watches[self.number] = self._when_alive(self._configured)
         self._check_in(self.life)
+
+    def _new_machine(self) -> Any:
+        return StreamMachine(self._checker)
 
     def crash(self, restart_s: float) -> None:
         """Lose all but what the disk has, and start again after a while."""
@@ -174,6 +184,7 @@ class Node:
         if self.clock() >= self.replica.deadline - 1e-9:
             self._perform(self.replica.tick(self.clock()))
         else:
+            self._attend()
             self._schedule()
 
     def _stored(self, ticket: int, life: int) -> None:
@@ -182,7 +193,7 @@ class Node:
     # What it does
 
     def _perform(self, effects: list[Effect]) -> None:
-        doomed = self.doomed_after >= 0 and bool(effects) and not self._census.last(self)
+        doomed = self.doomed_after >= 0 and bool(effects) and not any(n.last for n in (self, *self.others))
         if doomed:
             effects = effects[: self.doomed_after]
         for effect in effects:
@@ -202,15 +213,26 @@ class Node:
             elif isinstance(effect, Fault):
                 raise Violation(f"4: {self.name} takes {effect.peer} for a liar: {effect.error}")
         if doomed:
-            self.crash(self.restart_s)
+            for node in (self, *self.others):
+                node.crash(self.restart_s)
             return
         if self._disk.unsynced and not self._syncing:
             self._sync()
+        self._attend()
         self._schedule()
         self._checker.leading(self._census.nodes)
 
+    def _attend(self) -> None:
+        """Do what the machine has due, after each step."""
+
+    def _due(self) -> float:
+        """When, by this node's clock, it has something to do unasked."""
+        return self.replica.deadline
+
     def _reply(self, request: int, outcome: bytes | DataplaneError) -> None:
-        call = self._requests.pop(request)
+        self._answer(self._requests.pop(request), outcome)
+
+    def _answer(self, call: Call, outcome: bytes | DataplaneError) -> None:
         if isinstance(outcome, bytes):
             self._checker.answering(call.request, outcome, self.name, self.replica.configuration.epoch, self._rate)
         self._world.send(self.number, CLIENTS, call.answered, outcome)
@@ -231,7 +253,7 @@ class Node:
             self._sync()
 
     def _schedule(self) -> None:
-        deadline = self.replica.deadline
+        deadline = self._due()
         if deadline == float("inf"):
             return
         wake_s = max((deadline - self._offset) / self._rate, self._world.now + 0.0005)

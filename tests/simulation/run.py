@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any, Protocol
 
 import msgspec
 
@@ -35,6 +36,18 @@ class Outcome(msgspec.Struct, frozen=True):
     epochs: int
     commands: int
     rows: int
+
+
+class Simulated(Protocol):
+    """A run that can go."""
+
+    plan: Plan
+    world: World
+    checker: Any
+
+    def go(self) -> None: ...
+
+    def lost(self) -> bool: ...
 
 
 class Run:
@@ -82,7 +95,7 @@ class Run:
             world.after(0.001 * node.number, node.start)
         for client in (*self.producers, *self.consumers):
             world.after(0.02, client.run)
-        Injector(world, self.nodes, self.coordinator, self.census, plan.durable).schedule(plan.faults)
+        Injector(world, [self], durable=plan.durable).schedule(plan.faults)
         world.run(plan.duration_s)
         calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
         for client in (*self.producers, *self.consumers):
@@ -91,12 +104,15 @@ class Run:
         world.run(calm_s + CALM_S)
         if not world.stopped:
             raise Violation(f"6: {CALM_S} s after the last fault {self._waiting()}")
-        if not self.census.lost():
+        if not self.lost():
             self._finish()
+
+    def lost(self) -> bool:
+        return self.census.lost()
 
     def _calm(self) -> None:
         """Look, now and then, whether all is done."""
-        if self.census.lost() or self._settled():
+        if self.lost() or self._settled():
             self.world.stopped = True
         else:
             self.world.after(0.05, self._calm)
@@ -121,9 +137,8 @@ class Run:
         self.checker.final(members[-1].machine.state.rows)
 
 
-def run(given: Plan) -> Outcome:
-    """Run a plan. An error in what is simulated is a broken run too."""
-    it = Run(given)
+def outcome(it: Simulated) -> Outcome:
+    """Have a run go. An error in what is simulated is a broken run too."""
     broken: str | None = None
     try:
         it.go()
@@ -131,15 +146,20 @@ def run(given: Plan) -> Outcome:
         broken = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
     world, checker = it.world, it.checker
     return Outcome(
-        given,
+        it.plan,
         broken,
-        it.census.lost(),
+        it.lost(),
         world.now,
         world.events,
         len(checker.configurations),
         len(checker.log),
         len(checker.labels),
     )
+
+
+def run(given: Plan) -> Outcome:
+    """Run a plan."""
+    return outcome(Run(given))
 
 
 def run_seed(seed: int) -> Outcome:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tests.simulation.faults import Plan
 from tests.simulation.run import Outcome, run
 
+Runner = Callable[[Plan], Outcome]
 
-def shrink(outcome: Outcome) -> Outcome:
+
+def shrink(outcome: Outcome, run: Runner = run) -> Outcome:
     """A run of the same seed that breaks as this one did, from which no fault can be left out. Some hundred runs at
     most."""
     assert outcome.broken is not None
@@ -35,9 +39,9 @@ def only(whole: Plan, faults: list[int]) -> Plan:
     return msgspec.structs.replace(whole, faults=tuple(whole.faults[i] for i in faults))
 
 
-def report(outcome: Outcome) -> str:
+def report(outcome: Outcome, run: Runner = run, make: str = "make simulate") -> str:
     """What broke, what had to go wrong for it, and how to have it again."""
-    whole, plan = outcome.plan, shrink(outcome)
+    whole, plan = outcome.plan, shrink(outcome, run)
     faults = kept(whole, plan.plan)
     keep = f" KEEP={','.join(map(str, faults))}" if faults else " KEEP=none"
     kind = "durable" if whole.durable else "in memory"
@@ -48,6 +52,6 @@ def report(outcome: Outcome) -> str:
             f"with {len(faults)} of its {len(whole.faults)} faults it still does, at {plan.ended_s:.3f} s:",
             f"  {plan.broken}",
             *(f"  {fault}" for fault in plan.plan.faults),
-            f"again: make simulate SEED={whole.seed}, or with these alone: make simulate SEED={whole.seed}{keep}",
+            f"again: {make} SEED={whole.seed}, or with these alone: {make} SEED={whole.seed}{keep}",
         ]
     )

@@ -22,6 +22,7 @@ NEAR = {
     "a_change_that_may_have_happened_is_not_counted": 240,
     "an_old_epoch_is_accepted": 300,
     "reconciliation_is_skipped": 570,
+    "a_late_word_of_a_death_counts_for_the_process_after_it": 330,
 }
 
 

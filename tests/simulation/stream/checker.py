@@ -1,0 +1,233 @@
+"""The invariants of a run, checked at each step that could break one. Numbers are those of `docs/testing.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from dataplane.replication.configuration import Configuration
+from dataplane.stream import commands as c
+from dataplane.stream import requests as r
+from dataplane.stream.progress import PENDING
+from dataplane.stream.sampler import CompleteGroups
+from dataplane.stream.settings import MAX_TASKS
+from tests.simulation.checker import Violation
+from tests.simulation.stream.columns import Columns
+from tests.simulation.stream.machine import LABEL, TASKS, decoded, decoded_result
+from tests.simulation.stream.model import Model
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from tests.simulation.stream.node import Node
+
+
+class Limits:
+    """How many rows the partitions of a stream have, and how many they may have; 0: any number."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.rows: dict[int, int] = {}
+
+    def have(self, partition: int, rows: int) -> None:
+        """6: limits are never passed."""
+        self.rows[partition] = rows
+        if self.max_rows and sum(self.rows.values()) > self.max_rows:
+            raise Violation(f"6: partitions have {self.rows} rows, of {self.max_rows} that may be there")
+
+
+class Checker:
+    """What was told to clients, the one log that all replicas have to have, and what it makes (`model`)."""
+
+    def __init__(self, world: World, partition: int, limits: Limits, stored: Columns) -> None:
+        self._world = world
+        self._partition = partition
+        self._limits = limits
+        self._stored = stored
+        self.model = Model()
+        self.log: list[tuple[bytes, bytes]] = []  # (command, result) as first applied by any replica
+        self.configurations: list[Configuration] = []
+        self._answered_by: dict[int, str] = {}  # epoch -> node
+        self._newest = 0  # the newest epoch that answered a question
+        self._granted: dict[tuple[int, int], tuple[int, float]] = {}  # (task, row) -> (grant, true time it ends)
+        self._grants: dict[int, tuple[int, list[int]]] = {}  # -> task and rows
+        self._done: dict[tuple[str, int], tuple[bytes, int]] = {}  # sequences -> result and command
+        self.acked: set[tuple[int, int]] = set()
+        self.labels: dict[int, str] = {}  # of rows whose append was answered
+        self._named: set[int] = set()  # lost rows that somebody was told of
+
+    # Called by machines and nodes
+
+    def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
+        """4: committed logs are prefixes of each other, and mean the same everywhere."""
+        if count < len(self.log):
+            if self.log[count] != (command, result):
+                raise Violation(
+                    f"4: command {count} is {self.log[count]} on one replica, {(command, result)} on another"
+                )
+            return
+        if count > len(self.log):
+            raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
+        self.log.append((command, result))
+        made = decoded(command)
+        key = made.client, made.sequence
+        if made.sequence:
+            before = self._done.setdefault(key, (result, count))
+            if before[0] != result:
+                raise Violation(f"5: {key} has the results {before[0]} and {result}")
+            if before[1] != count:
+                self._have(made, rows)
+                return
+        self._first(made, decoded_result(result))
+        self._have(made, rows)
+
+    def _have(self, command: c.AnyCommand, rows: int) -> None:
+        if rows != len(self.model.rows):
+            raise Violation(f"1: {command} leaves {rows} rows, and {len(self.model.rows)} by the log")
+        self._limits.have(self._partition, rows)
+
+    def _first(self, command: c.AnyCommand, result: r.AnyResult) -> None:
+        model = self.model
+        if isinstance(command, c.Append) and isinstance(result, r.Appended):
+            there = model.keys.get(command.keys[0]) if command.keys else None
+            if result.first != (model.next if there is None else there) or result.new != (there is None):
+                raise Violation(f"5: {command.keys} is row {there}, and this append was told {result}")
+        if isinstance(command, c.Extend) and isinstance(result, r.Done):
+            for offset, hold in zip(command.rows.tolist(), command.holds.tolist(), strict=True):
+                held = self._granted.get((hold % MAX_TASKS, offset))
+                if hold % MAX_TASKS in model.rows[offset].done:
+                    continue  # the task is done with it: nobody's columns are in the way
+                if held is None or held[0] != hold // MAX_TASKS:
+                    raise Violation(f"3: {command.client} extends row {offset} under {hold // MAX_TASKS} after {held}")
+        for offset in model.applied(command, result):
+            over = {self._granted.get((task, offset), (0, 0.0))[0] for task in range(len(TASKS))} - {0}
+            for grant in over:  # all of its rows go to others
+                self._give_up(*self._grants[grant], grant)
+        if isinstance(command, c.Settle) and command.state == PENDING and isinstance(result, r.Done):
+            for offset in command.rows.tolist():
+                self._granted.pop((command.task, offset), None)
+        if isinstance(command, c.TakeLost) and isinstance(result, r.LostRows):
+            self._tell_lost(result)
+
+    def _give_up(self, task: int, offsets: list[int], grant: int) -> None:
+        for offset in offsets:
+            held = self._granted.get((task, offset), (0, 0.0))
+            if held[0] == grant and (task, offset) not in self.model.acked:
+                del self._granted[task, offset]
+
+    def _tell_lost(self, told: r.LostRows) -> None:
+        for offset, key, _, _ in told.rows:
+            if self.model.lost.get(offset) not in (key, "") or offset in self._named:
+                raise Violation(f"1: row {offset} is told lost, and it is not, or was told before")
+            self._named.add(offset)
+
+    def leading(self, nodes: Sequence[Node]) -> None:
+        """4, and why it holds: at no moment would two replicas answer. Called after each step of a node."""
+        leaders = [node for node in nodes if node.up and node.replica.leads]
+        if len(leaders) > 1 and len(serving := [n for n in leaders if n.replica.serves(n.clock())]) > 1:
+            epochs = {node.name: node.replica.configuration.epoch for node in serving}
+            raise Violation(f"4: {epochs} would answer at once")
+
+    def answering(self, request: r.AnyRequest, outcome: bytes, node: str, epoch: int, rate: float) -> None:
+        """A leader is about to answer a client."""
+        if self._answered_by.setdefault(epoch, node) != node:
+            raise Violation(f"4: {node} and {self._answered_by[epoch]} answer in epoch {epoch}")
+        result = decoded_result(outcome)
+        if isinstance(request, r.Consume) and isinstance(result, r.Delivered):
+            self.delivering(request, result, node, epoch, rate)
+        elif isinstance(request, r.Append) and isinstance(result, r.Appended):
+            self._appended(request, result)
+        elif isinstance(request, r.Ack) and isinstance(result, r.Done):
+            self._acked(request)
+        elif isinstance(result, r.Refused) and isinstance(request, r.TakeLost | r.Close | r.Drop | r.Lose):
+            raise Violation(f"6: {request} is refused: {result}")
+
+    def delivering(self, request: r.Consume, given: r.Delivered, node: str, epoch: int, rate: float) -> None:
+        """A leader is about to tell a client of rows that it holds."""
+        if epoch < self._newest:
+            raise Violation(f"4: {node} answers in epoch {epoch} after another leader did in {self._newest}")
+        self._newest = epoch
+        now, model, task = self._world.now, self.model, TASKS.index(request.task)
+        offsets: list[int] = given.rows.tolist()
+        for at, offset in enumerate(offsets):
+            key, row = (task, offset), model.rows.get(offset)
+            if key in self.acked:
+                raise Violation(f"2: {node} delivers {key} in epoch {epoch}, and it was acked")
+            if row is None or row.dropped or task in row.done or model.dead(offset, task):
+                raise Violation(f"2: {node} delivers {key}, which is gone, done, dropped or dead")
+            before, until_s = self._granted.get(key, (0, 0.0))
+            if before > given.grant or (before >> 32 == given.grant >> 32 and now < until_s - 1e-6):
+                raise Violation(f"3: {node} leases {key} as {given.grant} while {before} lives until {until_s:.3f}")
+            if given.tags[LABEL][at] != row.label or given.groups[at] != row.group:
+                raise Violation(f"1: row {offset} is {given.tags[LABEL][at]}, and was appended as {row.label}")
+            if "reward" in request.columns and given.ref[[at]].select("reward").shards()[0][1] != row.reward:
+                raise Violation(f"1: row {offset} has another reward than its holder brought last")
+            self._granted[key] = given.grant, now + request.lease_s / rate
+        self._grants[given.grant] = task, offsets
+        if isinstance(request.sampler, CompleteGroups):
+            self._whole(task, offsets)
+
+    def _whole(self, task: int, offsets: list[int]) -> None:
+        """5: groups are delivered whole, each once."""
+        rows, groups = self.model.rows, self.model.groups()
+        for group in {rows[offset].group for offset in offsets}:
+            all_of_it = set(groups[group]) if group is not None else set()
+            left = {offset for offset in all_of_it if task not in rows[offset].done}
+            left -= {offset for offset in left if self.model.dead(offset, task)}
+            if not left or not left <= set(offsets):
+                raise Violation(f"5: the group {group!r} has the rows {left}, and {offsets} are delivered")
+
+    def _appended(self, request: r.Append, result: r.Appended) -> None:
+        for at, label in enumerate(request.tags[LABEL]):
+            if self.labels.setdefault(result.first + at, str(label)) != label:
+                raise Violation(f"1: {label} and {self.labels[result.first + at]} were both answered as one row")
+
+    def _acked(self, request: r.Ack) -> None:
+        task, offsets = self._grants[request.grant]
+        for offset in offsets:
+            held = self._granted.get((task, offset))
+            if held is None or held[0] != request.grant:
+                raise Violation(f"3: the ack of {(task, offset)} by {request.grant} was taken, and {held} came after")
+            self.acked.add((task, offset))
+
+    # For clients
+
+    def dead_letters(self) -> list[int]:
+        """Rows that were given back too often."""
+        tasks = range(len(TASKS))
+        return [
+            o for o, row in self.model.rows.items() if not row.dropped and any(self.model.dead(o, t) for t in tasks)
+        ]
+
+    def some(self, rng: Random) -> list[int]:
+        """A row that is there, if there are any."""
+        there = [offset for offset, row in self.model.rows.items() if not row.dropped]
+        return [rng.choice(there)] if there else []
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether rows are lost that nobody was told of."""
+        return len(self._named) < len(self.model.lost)
+
+    # At the end
+
+    def drained(self) -> bool:
+        """1: every row is done, or dropped, or lost, and who was lost is named."""
+        return not self.model.rows and not self.unnamed
+
+    def missing(self) -> str:
+        left = {o: (row.done, row.nacks, row.dropped) for o, row in self.model.rows.items()}
+        return f"{left} and {set(self.model.lost) - self._named} to be named"
+
+    def final(self) -> None:
+        """1: what was answered is what the log has; what a task was told that it acked counts; what is lost was only on
+        nodes that died."""
+        model = self.model
+        if not self.acked <= model.acked:
+            raise Violation(f"2: the acks of {self.acked - model.acked} were answered, and are in no log")
+        for offset in self.labels:
+            gone = offset in model.lost or offset in model.dropped or offset in model.expired
+            if not gone and not all((task, offset) in model.acked for task in range(len(TASKS))):
+                raise Violation(f"1: row {offset}, answered as {self.labels[offset]}, was not done by each task")
+        if not model.gone <= self._stored.dead:
+            raise Violation(f"1: {model.gone - self._stored.dead} were taken for dead")

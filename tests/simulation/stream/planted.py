@@ -1,0 +1,179 @@
+"""Faults in the stream's state machine, each of which the simulator has to find. See `tests.simulation.planted`, which
+has those of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dataplane.stream import commands as c
+from dataplane.stream import machine
+from dataplane.stream import requests as r
+from dataplane.stream.groups import Groups
+from dataplane.stream.home import Home
+from dataplane.stream.keys import Keys
+from dataplane.stream.lease import Leases
+from dataplane.stream.machine import StreamMachine
+from dataplane.stream.patch import Patch
+from dataplane.stream.progress import PENDING, Progress
+from dataplane.stream.quota import Quotas
+from tests.simulation.planted import Plant
+
+
+def an_ack_of_a_superseded_lease_is_taken(plant: Plant) -> None:
+    give, end, find = Leases.give, Leases.end, Leases.find
+    ever: dict[tuple[int, Any], Any] = {}
+
+    def remember(self: Any, task: int, rows: Any, columns: Any, who: Any, lease_s: float, now: float) -> Any:
+        grant = give(self, task, rows, columns, who, lease_s, now)
+        ever[grant.number, who.client] = grant
+        return grant
+
+    def any_that_was(self: Any, number: int, client: Any, replica: int | None) -> Any:
+        return ever.get((number, client)) or find(self, number, client, replica)
+
+    plant(Leases, "give", remember)
+    plant(Leases, "find", any_that_was)
+    plant(Leases, "end", lambda self, grant, done=False: grant.number in self._grants and end(self, grant, done=done))
+
+
+def a_command_is_done_twice(plant: Plant) -> None:
+    """Within the machine, so that no sequence sees it."""
+    do = Home.do
+
+    def twice(self: Any, command: Any) -> None:
+        do(self, command)
+        if isinstance(command, c.Settle) and command.state == PENDING and self.books.rows.there(command.rows).all():
+            do(self, command)
+
+    plant(Home, "do", twice)
+
+
+def a_nack_forgets_the_count(plant: Plant) -> None:
+    give_back = Progress.give_back
+
+    def uncounted(self: Any, task: int, places: Any, versions: Any, most: int) -> Any:
+        flags = give_back(self, task, places, versions, 1 << 8)
+        self.unseen(task, places)
+        return flags
+
+    plant(Progress, "give_back", uncounted)
+
+
+def a_failover_keeps_the_leases_of_before(plant: Plant) -> None:
+    """Their numbers: an ack of an old one is of another's now."""
+    plant(machine, "_TERM", 0)
+
+
+def a_failover_keeps_rows_leased(plant: Plant) -> None:
+    plant(Progress, "unlease", lambda self, places, task=None: None)
+
+
+def rows_on_their_way_are_given_again(plant: Plant) -> None:
+    """What is acked, and not committed."""
+    decide = Home._decide
+
+    def open_again(self: Any, command: Any) -> None:
+        if isinstance(command, c.Settle):
+            self.books.progress.unlease(self.books.rows.places(command.rows), command.task)
+        decide(self, command)
+
+    plant(Home, "_decide", open_again)
+
+
+def a_dropped_row_goes_where_nobody_holds_it(plant: Plant) -> None:
+    """As each replica sees it, and not by command."""
+    plant(Home, "_note_loose", lambda self, rows: self.books.remove(self.books.free(rows)))
+
+
+def a_snapshot_lacks_the_keys(plant: Plant) -> None:
+    plant(Keys, "state", lambda self, rows: (rows[:0], [], []))
+
+
+def a_snapshot_lacks_what_was_dropped(plant: Plant) -> None:
+    plant(Progress, "mark_dropped", lambda self, places, flags: None)
+
+
+def a_snapshot_lacks_the_count_of_deliveries(plant: Plant) -> None:
+    restore = Progress.restore
+    plant(Progress, "restore", lambda self, places, of, states, tries: restore(self, places, of, states, tries * 0))
+
+
+def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
+    snapshot = StreamMachine.snapshot
+
+    def without(self: Any) -> bytes:
+        lost, self.home.lost = self.home.lost, {}
+        try:
+            return snapshot(self)
+        finally:
+            self.home.lost = lost
+
+    plant(StreamMachine, "snapshot", without)
+
+
+def a_group_is_given_before_it_is_whole(plant: Plant) -> None:
+    sizes = Groups.sizes
+    plant(
+        Groups, "sizes", lambda self, numbers, task: (sizes(self, numbers, task)[0], sizes(self, numbers, task)[1] + 1)
+    )
+
+
+def a_key_has_two_rows(plant: Plant) -> None:
+    plant(Keys, "check", lambda self, keys: None)
+    plant(Keys, "retried", lambda self, keys, digest: None)
+
+
+def a_copy_is_taken_for_none(plant: Plant) -> None:
+    plant(Patch, "lives", lambda self, there: all(there(*shard) for shard in self.shards))
+
+
+def a_lost_row_is_not_named(plant: Plant) -> None:
+    plant(Home, "_note_lost", lambda self, rows: None)
+
+
+def a_lost_row_is_named_twice(plant: Plant) -> None:
+    def told(self: Any, command: Any) -> r.LostRows:
+        lost = self.home.lost
+        return r.LostRows([(row, *lost[row]) for row in list(lost)[: command.most]])
+
+    plant(machine, "_APPLY", {**machine._APPLY, c.TakeLost: told})
+
+
+def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
+    plant(Home, "_extends_again", lambda self, rows, hold, columns: True)
+
+
+def limits_forget_what_is_on_its_way(plant: Plant) -> None:
+    append = StreamMachine._append
+
+    def forgotten(self: Any, asked: Any, now: float) -> Any:
+        command = append(self, asked, now)
+        self.home.admission.give_back(self._ticket)
+        return command
+
+    plant(machine, "_DECIDE", {**machine._DECIDE, r.Append: forgotten})
+
+
+def a_quota_is_lent_twice(plant: Plant) -> None:
+    """To the partition, and still used here."""
+    lend = Quotas.lend
+
+    def kept(self: Any, settings: Any, partition: int, asked: Any, left: Any) -> Any:
+        own = self.own
+        loan = lend(self, settings, partition, asked, left)
+        self.own = own
+        return loan
+
+    plant(Quotas, "lend", kept)
+
+
+def a_quota_is_given_back_while_it_is_used(plant: Plant) -> None:
+    plant(StreamMachine, "_promise", lambda self, kept: None)
+
+
+FAULTS: dict[str, Callable[[Plant], None]] = {
+    name: value
+    for name, value in list(globals().items())
+    if callable(value) and getattr(value, "__module__", "") == __name__ and name[0].islower()
+}

@@ -1,0 +1,189 @@
+"""One run of a plan, from nothing to the end of its faults and the quiet after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from dataplane.replication.configuration import Configuration
+from tests.simulation import faults
+from tests.simulation.census import Census
+from tests.simulation.checker import Violation
+from tests.simulation.coordinator import SimulatedCoordinator
+from tests.simulation.faults import Plan
+from tests.simulation.injector import Injector
+from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
+from tests.simulation.stream.checker import Checker, Limits
+from tests.simulation.stream.clients import Broker, Call, Consumer, Janitor, Mourner, Producer
+from tests.simulation.stream.columns import Columns
+from tests.simulation.stream.machine import TASKS
+from tests.simulation.stream.machine import settings as stream_settings
+from tests.simulation.stream.node import Node
+from tests.simulation.world import CLIENTS, World
+
+LENGTH = 0.6
+"""Of a run's time, to that of one with the toy: as many faults in less."""
+TWO_PARTITIONS = 0.2
+"""Of runs, as many have two."""
+
+
+class Partition:
+    """One of a stream: its replicas, and who uses it."""
+
+    def __init__(self, number: int, run: Run, rng: Random, rates: Sequence[float]) -> None:
+        plan, world = run.plan, run.world
+        self.number = number
+        self._world = world
+        self.checker = Checker(world, number, run.limits, run.stored)
+        settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, max_bytes=plan.max_bytes)
+        first = Configuration(1, (f"n{number}", 0 if plan.durable else 1))
+        self.coordinator = SimulatedCoordinator(world, first, self.checker.configurations.append)
+        self.census = Census(self.coordinator, plan.durable)
+        peers: dict[str, Node] = {}
+        stream = stream_settings(run.limits.max_rows)
+        self.nodes = [
+            Node(
+                node,
+                world,
+                self.coordinator,
+                self.checker,
+                self.census,
+                settings,
+                plan.followers,
+                rates[node],
+                peers,
+                partition=number,
+                stream=stream,
+            )
+            for node in range(plan.nodes)
+        ]
+        for each in self.nodes:
+            each.told_s = plan.told_s
+        self.census.nodes.extend(self.nodes)
+        peers.update((node.name, node) for node in self.nodes)
+        count, both = plan.nodes, run.partitions_wanted == 1
+        self.producers = [
+            Producer(world, f"p{i}", count, self.ask, run.stored) for i in ((0, 1) if both else (number,))
+        ]
+        self.consumers = [
+            Consumer(world, f"c{i}", count, self.ask, run.stored, TASKS[i % len(TASKS)]) for i in range(2 + both)
+        ]
+        self.janitor = Janitor(world, "janitor", count, self.ask, self.checker)
+        self.janitor.closes = rng.random() < 0.5
+        self.mourner = Mourner(world, "mourner", count, self.ask)
+
+    @property
+    def clients(self) -> list[Producer | Consumer | Janitor]:
+        return [*self.producers, *self.consumers, self.janitor]
+
+    def ask(self, node: int, call: Call) -> None:
+        self._world.send(CLIENTS, node, self.nodes[node].request, call)
+
+    def settled(self, followers: int) -> bool:
+        """Whether all is done and everybody is there."""
+        lack = min(followers, len(self.nodes) - 1) - len(self.coordinator.configuration.followers)
+        quiet = not any(producer.calls for producer in self.producers) and not self.mourner.calls
+        return lack <= 0 and quiet and self.checker.drained()
+
+    def waiting(self) -> str:
+        calls = [client.name for client in (*self.producers, self.mourner) if client.calls]
+        return f"{calls} wait, {self.checker.missing()}, {self.coordinator.configuration} leads"
+
+    def finish(self) -> None:
+        """Every in-sync replica has the same state after the same commands, and what was answered is in it."""
+        states: dict[int, bytes] = {}
+        for node in self.census.members():
+            applied, state = node.machine.count, node.machine.snapshot()
+            if states.setdefault(applied, state) != state:
+                raise Violation(f"4: the state of {node.name} after {applied} commands is not the others'")
+        self.checker.final()
+
+
+class Run:
+    """The parts of a run, for `run` and for who looks into one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(plan.seed)
+        rng, drawn = Random(f"run {plan.seed}"), Random(f"stream {plan.seed}")
+        rates = [rng.choice((1 - DRIFT, 1.0, 1 + DRIFT, rng.uniform(1 - DRIFT, 1 + DRIFT))) for _ in range(plan.nodes)]
+        self.partitions_wanted = 2 if drawn.random() < TWO_PARTITIONS else 1
+        limited = self.partitions_wanted == 2 or drawn.random() < 0.2
+        self.limits = Limits(drawn.randint(8, 20) if limited else 0)
+        holders: list[Node] = []
+        self.stored = Columns(holders, durable=plan.durable)
+        self.partitions = [Partition(n, self, drawn, rates) for n in range(self.partitions_wanted)]
+        holders.extend(self.partitions[0].nodes)
+        for node in holders:
+            node.stored = self.stored
+        self.stored.died = self._died
+        self.broker: Broker | None = None
+        if self.partitions_wanted == 2:
+            first, second = self.partitions
+            self.broker = Broker(self.world, plan.nodes, first.ask, second.ask)
+
+    @property
+    def checker(self) -> Checker:
+        """That of the first partition."""
+        return self.partitions[0].checker
+
+    def _died(self, life: bytes) -> None:
+        for partition in self.partitions:
+            self.world.after(self.world.rng.uniform(0.1, 0.6), partition.mourner.tell, life)
+
+    def go(self) -> None:
+        """Raises Violation where an invariant is broken."""
+        world, plan = self.world, self.plan
+        clients = [client for partition in self.partitions for client in partition.clients]
+        for partition in self.partitions:
+            for node in partition.nodes:
+                world.after(0.001 * node.number, node.start)
+        for client in clients:
+            world.after(0.02, client.run)
+        if self.broker is not None:
+            world.after(0.02, self.broker.run)
+        Injector(world, self.partitions, durable=plan.durable).schedule(plan.faults)
+        world.run(plan.duration_s)
+        calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
+        for client in clients:
+            client.ending = True
+        world.at(calm_s, self._calm)
+        world.run(calm_s + CALM_S)
+        if not world.stopped:
+            left = [partition.waiting() for partition in self.partitions]
+            raise Violation(f"6: {CALM_S} s after the last fault {left}")
+        if not self.lost():
+            for partition in self.partitions:
+                partition.finish()
+
+    def lost(self) -> bool:
+        return any(partition.census.lost() for partition in self.partitions)
+
+    def _calm(self) -> None:
+        """Look, now and then, whether all is done."""
+        if self.lost() or all(partition.settled(self.plan.followers) for partition in self.partitions):
+            self.world.stopped = True
+        else:
+            self.world.after(0.05, self._calm)
+
+
+def partitions(seed: int) -> int:
+    """How many partitions the run of a seed has."""
+    return 2 if Random(f"stream {seed}").random() < TWO_PARTITIONS else 1
+
+
+def plan(seed: int) -> Plan:
+    """What the run of a seed is."""
+    return faults.plan(seed, LENGTH)
+
+
+def run(given: Plan) -> Outcome:
+    """Run a plan."""
+    return outcome(Run(given))
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run the plan of a seed."""
+    return run(plan(seed))

@@ -1,0 +1,67 @@
+"""The stream's own partitions, simulated: every invariant holds in the first hundred seeds, in the time for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.simulation.faults import KINDS, Fault
+from tests.simulation.shrink import only, report
+from tests.simulation.stream.planted import FAULTS
+from tests.simulation.stream.run import partitions, plan, run, run_seed
+
+ROOT = Path(__file__).parents[3]
+SEEDS = 100
+SEED_S = 0.2
+"""Processor seconds of a seed, at most; it takes a third of it."""
+
+
+@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 7 s
+def test_every_invariant_holds() -> None:
+    """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
+    began = time.process_time()
+    outcomes = [run_seed(seed) for seed in range(SEEDS)]
+    took = time.process_time() - began
+    broken = [outcome for outcome in outcomes if outcome.broken is not None]
+    assert not broken, "\n".join(report(outcome, run, "make simulate STREAM=1") for outcome in broken[:3])
+    assert took < SEED_S * SEEDS
+    assert sum(outcome.epochs for outcome in outcomes) > 4 * SEEDS
+    assert sum(outcome.commands for outcome in outcomes) > 50 * SEEDS
+    assert sum(outcome.lost for outcome in outcomes) < 0.05 * SEEDS
+    assert {outcome.plan.durable for outcome in outcomes} == {True, False}
+    assert {partitions(outcome.plan.seed) for outcome in outcomes} == {1, 2}
+
+
+@pytest.mark.parametrize("seed", [3, 17])
+def test_a_run_is_its_seed(seed: int) -> None:
+    assert run_seed(seed) == run_seed(seed)
+
+
+@pytest.mark.parametrize("kind", [kind[0] for kind in KINDS])
+def test_each_kind_of_fault_ends(kind: str) -> None:
+    """One of it alone, in a run on disk and in one in memory; all goes on after it."""
+    plans = [next(plan(seed) for seed in range(1, 40) if plan(seed).durable is durable) for durable in (True, False)]
+    for whole in plans:
+        fault = Fault(1.0, 0.4, kind, -1, -2, 0.5)
+        assert run(msgspec.structs.replace(whole, faults=(fault,))).broken is None
+
+
+def test_a_broken_run_is_said_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS["rows_on_their_way_are_given_again"](monkeypatch.setattr)
+    outcome = run_seed(0)
+    text = report(outcome, run, "make simulate STREAM=1")
+    assert "make simulate STREAM=1 SEED=0 KEEP=" in text
+    keep = text.rpartition("KEEP=")[2]
+    assert run(only(outcome.plan, [] if keep == "none" else [int(i) for i in keep.split(",")])).broken is not None
+
+
+def test_the_command_runs_it() -> None:
+    asked = [sys.executable, "-m", "tests.simulation", "--stream", "--seeds", "3", "--first", "9", "--jobs", "1"]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "seeds 9 to 11: 0 break an invariant" in done.stdout
