@@ -19,8 +19,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane.cluster.certificates import certificates
@@ -28,7 +30,7 @@ from dataplane.cluster.server import EtcdServer, program
 from dataplane.config import ClusterConfig, environment
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
-from dataplane.coordinator.gateway import Gateway
+from dataplane.coordinator.gateway import Gateway, Server
 from dataplane.errors import Rejected
 from dataplane.wire.auth import Key
 
@@ -39,6 +41,7 @@ KEY = "seeds"
 
 _ASK_S = 2.0
 _AGAIN_S = 1.0
+_HEAR_S, _LOOK_S = 10.0, 0.05
 
 
 class SeedsDiffer(Rejected):
@@ -110,13 +113,39 @@ class Seeds:
             theirs = await coordinator.read(KEY)
             if theirs is not None and theirs != json.dumps(self._list).encode():
                 raise SeedsDiffer(_differ(self._list, theirs.decode(errors="replace")))
-            if place.begun:
-                return "existing"
-            return await _replace(gateway, EtcdServer.peer_url(place.seed))
+            return await self._among(gateway, place, others)
         except (Unavailable, OutcomeUnknown):
             return "existing" if place.begun else "new"  # they are not there yet
         finally:
             await coordinator.aclose()
+            await gateway.aclose()
+
+    async def _among(self, gateway: Gateway, place: _Place, others: Sequence[str]) -> str:
+        """As `_state`, among others that have a majority. Raises OSError where they do not take it back yet: as "new"
+        it would begin as the server that was removed."""
+        peer_url = EtcdServer.peer_url(place.seed)
+        try:
+            if place.begun:
+                if not await _is_removed(gateway, peer_url):
+                    return "existing"
+                place.clear()
+            state, number = await _replace(gateway, peer_url)
+        except (Unavailable, OutcomeUnknown) as error:
+            raise OSError(f"the other seeds do not take this server back yet: {error}") from error
+        await asyncio.gather(*(self._hears(other, number) for other in others if number))
+        return state
+
+    async def _hears(self, other: str, number: int) -> None:
+        """Wait until another server, if it answers, knows that a server was added. The new one asks any of them who it
+        is: of one that knows less it would be told that it is the server that was removed."""
+        gateway = Gateway([other], _ASK_S, self._tls)
+        try:
+            async with asyncio.timeout(_HEAR_S):
+                while all(number != server.ID for server in await _servers(gateway)):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
+        except (Unavailable, TimeoutError):
+            return
+        finally:
             await gateway.aclose()
 
     async def aclose(self) -> None:
@@ -125,18 +154,29 @@ class Seeds:
             self._place.release()
 
 
-async def _replace(gateway: Gateway, peer_url: str) -> str:
+async def _servers(gateway: Gateway) -> list[Server]:
+    """The servers of the cluster, as the one that is asked knows them."""
+    return (await gateway.ask("cluster/member/list", {})).members
+
+
+async def _is_removed(gateway: Gateway, peer_url: str) -> bool:
+    """Whether the data that a server has is of one that was removed: it has no place, or a new one, in which it never
+    ran. (One that was added has no name until it runs.)"""
+    return not any(server.name for server in await _servers(gateway) if peer_url in server.peerURLs)
+
+
+async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
     """A server without data: where the others know it as one that had some, it takes a new place instead of that one.
-    (One that never told where it listens for clients never ran; one that was added since has no name until it runs.)"""
-    servers = (await gateway.ask("cluster/member/list", {})).members
-    mine = [server for server in servers if peer_url in server.peerURLs]
-    if mine and not mine[0].clientURLs:
-        return "new" if mine[0].name else "existing"
+    How it begins, and its number if it was added now. (One that never told where it listens for clients never ran.)"""
+    mine = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
+    if mine and not mine[0].clientURLs and mine[0].name:
+        return "new", 0
     for server in mine:
         log.warning("this seed's etcd has lost its data; it takes a new place instead of server %x", server.ID)
         await gateway.ask("cluster/member/remove", {"ID": server.ID}, writes=True)
     await gateway.ask("cluster/member/add", {"peerURLs": [peer_url]}, writes=True)
-    return "existing"
+    added = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
+    return "existing", added[0].ID if added else 0
 
 
 class _Place:
@@ -189,6 +229,11 @@ class _Place:
     def begun(self) -> bool:
         """Whether a server has data here."""
         return any((self.path / "etcd" / "member" / "wal").glob("*.wal"))
+
+    def clear(self) -> None:
+        """Drop the data of a server that was removed from its cluster, and can not come back."""
+        log.warning("the etcd data in %s are of a server that was removed; they are dropped", self.path)
+        shutil.rmtree(self.path / "etcd")
 
     def release(self) -> None:
         """Let others have it. Idempotent."""
