@@ -10,7 +10,7 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -96,6 +96,26 @@ def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cl
 
 
 @contextmanager
+def switched(switch: str, names: Sequence[str], net: str) -> Iterator[None]:
+    """Namespaces of these names on one switch; the addresses in them are `net`.1, .2 and so on."""
+    with ExitStack() as undo:
+        ip("netns", "add", switch)
+        undo.callback(ip, "netns", "del", switch)
+        ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        ip("-n", switch, "link", "set", "switch", "up")
+        for i, name in enumerate(names, 1):
+            ip("netns", "add", name)
+            undo.callback(ip, "netns", "del", name)
+            ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", switch)
+            ip("-n", switch, "link", "set", f"port{i}", "master", "switch")
+            ip("-n", switch, "link", "set", f"port{i}", "up")
+            ip("-n", name, "addr", "add", f"{net}.{i}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield
+
+
+@contextmanager
 def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[Host]]:
     """So many hosts that know each other, on one switch."""
     key = directory / "key"
@@ -105,19 +125,7 @@ def hosts(count: int, directory: Path, memory: str = "64MiB") -> Iterator[list[H
     bridge = f"{names[0]}s"
     net = f"10.{78 + number % 100}.{os.getpid() % 250}"
     with ExitStack() as undo:
-        ip("netns", "add", bridge)
-        undo.callback(ip, "netns", "del", bridge)
-        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
-        ip("-n", bridge, "link", "set", "switch", "up")
-        for i, name in enumerate(names, 1):
-            ip("netns", "add", name)
-            undo.callback(ip, "netns", "del", name)
-            ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", bridge)
-            ip("-n", bridge, "link", "set", f"port{i}", "master", "switch")
-            ip("-n", bridge, "link", "set", f"port{i}", "up")
-            ip("-n", name, "addr", "add", f"{net}.{i}/24", "dev", name)
-            ip("-n", name, "link", "set", name, "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        undo.enter_context(switched(bridge, names, net))
         made: list[Host] = []
         for i, name in enumerate(names, 1):
             join = "static://" + ",".join(f"{host.ip}:7000" for host in made) if made else ""

@@ -22,7 +22,7 @@ from dataplane.errors import DataplaneError, OutcomeUnknown, Retryable
 from dataplane.node.partitions.replicas import SETTINGS
 from dataplane.wire import auth
 from tests.chaos.served import Client, Server
-from tests.netns import ip, needs_namespaces
+from tests.netns import ip, needs_namespaces, switched
 from tests.processes import Worker, eventually
 from tests.unit.node.partitions.bench import Bench
 from tests.unit.node.partitions.machine import Machine
@@ -144,19 +144,7 @@ def hosts(count: int, directory: Path) -> Iterator[tuple[list[Host], Server]]:
     names = [f"dq{os.getpid() % 100000}x{number}{letter}" for letter in "abcdefgh"[:count]]
     bridge, net = f"{names[0]}s", f"10.{48 + number % 20}.{os.getpid() % 250}"
     with ExitStack() as undo:
-        ip("netns", "add", bridge)
-        undo.callback(ip, "netns", "del", bridge)
-        ip("-n", bridge, "link", "add", "switch", "type", "bridge")
-        ip("-n", bridge, "link", "set", "switch", "up")
-        for i, name in enumerate(names, 1):
-            ip("netns", "add", name)
-            undo.callback(ip, "netns", "del", name)
-            ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", f"port{i}", "netns", bridge)
-            ip("-n", bridge, "link", "set", f"port{i}", "master", "switch")
-            ip("-n", bridge, "link", "set", f"port{i}", "up")
-            ip("-n", name, "addr", "add", f"{net}.{i}/24", "dev", name)
-            ip("-n", name, "link", "set", name, "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        undo.enter_context(switched(bridge, names, net))
         server = undo.enter_context(Server(directory / "coordinator.sock"))
         made = [
             undo.enter_context(Host(f"n{i}", name, f"{net}.{i + 1}", server.path, key)) for i, name in enumerate(names)

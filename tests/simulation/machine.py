@@ -1,7 +1,7 @@
 """A small stream as a state machine: append with a producer sequence and keys, lease, ack, nack.
 
-It stands where the real stream's will: the simulator knows requests and results only by `Request` and `Result` here,
-and the checker looks into no state but through `Audit`.
+The protocol is simulated with it, and drivers of replicas are tested with it: they know requests and results only by
+`Request` and `Result` here, and the checker looks into no state but through `Audit`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,11 @@ from collections.abc import Hashable
 from functools import partial
 from typing import Any, Protocol
 
-from dataplane.batch.alike import one
-from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
+from dataplane.node.streams.arrived import stored
 from dataplane.node.streams.streaming import Streaming, Waiting
-from dataplane.store.carried import rounded
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
 
@@ -84,17 +82,6 @@ class Inlining:
     async def _put(self, request: m.Put, deadline: Deadline) -> m.Reply:
         return m.Stored(request.id, await self._put_soon(request, deadline, request.scope))
 
-    def _ref(self, columns: m.Inline, shard: int) -> BatchRef:
-        """All of a shard that was stored. Raises ProtocolMismatch where what was said with it is false."""
-        laid = one(columns.layout, rounded(len(columns.payload)))
-        named = laid.outline.columns
-        if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
-            raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
-        sizes = zip(named, columns.nbytes, strict=True)
-        return BatchRef.of(
-            self._node, laid.rows, [(name, form.field, size, shard, i) for i, ((name, form), size) in enumerate(sizes)]
-        )
-
     # appending
 
     def _append(self, request: m.AppendInline, deadline: Deadline) -> m.Reply | Waiting:
@@ -145,7 +132,7 @@ class Inlining:
 
     def _appended(self, request: m.AppendInline, ticket: int, shard: int, streams: Streaming) -> m.Reply:
         try:
-            reply = streams.append_stored(request, self._ref(request.columns, shard), ticket, shard)
+            reply = streams.append_stored(request, stored(self._node, request.columns, shard), ticket, shard)
         except BaseException:
             self._give_back(request.stream, ticket)
             self._store.free([shard])
@@ -174,7 +161,7 @@ class Inlining:
                 request.stream,
                 reply.ticket,
                 scope,
-                self._ref(request.columns, shard).encode(),
+                stored(self._node, request.columns, shard).encode(),
                 request.keys,
                 request.digest,
                 request.groups,
@@ -198,7 +185,7 @@ class Inlining:
             shard = self._put_now(request.columns)
             if shard is not None:
                 try:
-                    self._streams.extend_stored(request, self._ref(request.columns, shard))
+                    self._streams.extend_stored(request, stored(self._node, request.columns, shard))
                 except BaseException:
                     self._store.free([shard])
                     raise
@@ -214,7 +201,7 @@ class Inlining:
                 request.id,
                 request.stream,
                 scope,
-                self._ref(request.columns, shard).encode(),
+                stored(self._node, request.columns, shard).encode(),
                 request.rows,
                 request.holds,
                 request.keys,

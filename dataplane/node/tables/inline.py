@@ -18,15 +18,14 @@ from typing import Protocol
 
 import msgspec
 
-from dataplane.batch.alike import one
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
+from dataplane.node.streams.arrived import stored
 from dataplane.node.streams.inline import Streams
 from dataplane.node.streams.streaming import Waiting
 from dataplane.node.tables.tables import TableRequest, Tabling
-from dataplane.store.carried import rounded
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
 
@@ -91,7 +90,7 @@ class WritingInline:
             raise
 
     def _write(self, request: m.WriteInline, scope: str, shard: int, deadline: Deadline) -> m.Reply | Waiting:
-        ref = self._ref(request.columns, shard)
+        ref = stored(self._node, request.columns, shard)
         if request.write.ref:
             ref = ref.union(BatchRef.decode(request.write.ref))
         write = msgspec.structs.replace(request.write, id=request.id, staged=scope, held=[])
@@ -101,14 +100,3 @@ class WritingInline:
         if answer is None:
             raise ProtocolMismatch("a request without an answer")
         return answer
-
-    def _ref(self, columns: m.Inline, shard: int) -> BatchRef:
-        """All of a shard that was stored. Raises ProtocolMismatch where what was said with it is false."""
-        laid = one(columns.layout, rounded(len(columns.payload)))
-        named = laid.outline.columns
-        if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
-            raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
-        sizes = zip(named, columns.nbytes, strict=True)
-        return BatchRef.of(
-            self._node, laid.rows, [(name, form.field, size, shard, i) for i, ((name, form), size) in enumerate(sizes)]
-        )

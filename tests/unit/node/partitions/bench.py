@@ -23,8 +23,8 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
+from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
 from tests.unit.node.partitions.machine import Asks, Machine
-from tests.unit.node.partitions.small import Append, Appended, Lease, Leased, Settle, decode_result, encode
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
 SETTINGS = Settings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)

@@ -11,7 +11,7 @@ from dataplane.errors import Retryable
 from dataplane.node.partitions.directory import YES
 from dataplane.node.partitions.table import Table
 from dataplane.replication.machine import Decision
-from tests.unit.node.partitions.small import (
+from tests.simulation.machine import (
     TASKS,
     Append,
     Lease,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import benches, until
 from tests.unit.node.partitions.machine import HOLDER, Machine
-from tests.unit.node.partitions.small import TASKS
 
 S = "rollouts"
 

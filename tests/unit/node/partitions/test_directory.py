@@ -11,9 +11,9 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Misuse, Retryable
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.table import Table
+from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import Bench, benches, until
 from tests.unit.node.partitions.machine import Asks
-from tests.unit.node.partitions.small import TASKS
 
 S = "rollouts"
 

@@ -13,8 +13,8 @@ from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import LeaseExpired, LimitExceeded, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.wire.partition_messages import FRAME_BYTES
+from tests.simulation.machine import Lease, Settle, encode
 from tests.unit.node.partitions.bench import SETTINGS, benches, until
-from tests.unit.node.partitions.small import Lease, Settle, encode
 
 P = "streams/rollouts/1"
 
