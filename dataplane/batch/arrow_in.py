@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from dataplane.batch.arrow import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
 from dataplane.batch.arrow_check import check
-from dataplane.batch.dtypes import storage
+from dataplane.batch.dtypes import is_time, storage
 from dataplane.batch.field import MAX_BYTES
 from dataplane.batch.infer import infer
 from dataplane.batch.layout import Index
@@ -50,17 +50,19 @@ def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Valu
     for field, column in zip(table.schema, table.columns, strict=True):
         if names[field.name] > 1:
             raise mismatch(field.name, "several columns of this name", expected="one", found="several")
-        yield field.name, (_converted if checked else values_of)(field.name, column, field.metadata)
+        yield field.name, (converted if checked else values_of)(field.name, column, field.metadata)
 
 
 def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
     """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch."""
     check(column, array)
-    return _converted(column, array, metadata)
+    return converted(column, array, metadata)
 
 
-def _converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
+def converted(column: str, array: Any, metadata: Metadata) -> Values:
+    """As `values_of`, of what passed `arrow_check`.
+
+    The boundary: what pyarrow, NumPy or JSON raise of types and metadata that make no sense is a mismatch."""
     try:
         return _values(column, array, metadata)
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
@@ -160,7 +162,8 @@ def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int
             kind = element(declared)
         except ValueError:
             return name, values
-        if kind.native == values.dtype and (not kind.tail or tail[-1:] == kind.tail):
+        counted = is_time(declared) and values.dtype == np.int64  # a unit that a file format lacks
+        if counted or (kind.native == values.dtype and (not kind.tail or tail[-1:] == kind.tail)):
             return declared, from_native(declared, values)
     return name, values
 

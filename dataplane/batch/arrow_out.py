@@ -122,16 +122,16 @@ def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
 def _struct(name: str, field: Field, rows: Reading) -> Any:
     children, fields = [], []
     for key, child in field.children:
-        present, selections, order = reading.presence(rows, key)
-        values = array(f"{name}.{key}", child, Reading(selections, order), nullable=False)
+        present, inner = reading.presence(rows, key, child)
+        values = array(f"{name}.{key}", child, inner, nullable=False)
         if not present.all():
-            values = _spread(values, present)
+            values = spread(values, present)
         children.append(values)
         fields.append(pa.field(key, values.type, metadata=metadata(child)))
     return pa.Array.from_buffers(pa.struct(fields), rows.rows, [None], children=children)
 
 
-def _spread(values: Any, present: npt.NDArray[np.bool_]) -> Any:
+def spread(values: Any, present: npt.NDArray[np.bool_]) -> Any:
     """The values at the rows that have one, null at the others."""
     index = pa.array(np.cumsum(present) - 1, mask=~present)
     if isinstance(values, pa.ExtensionArray):

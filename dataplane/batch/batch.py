@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dataplane.batch import reading, tensordicts, views
+from dataplane.batch import cuts, reading, tensordicts, views
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.layout import Index
 from dataplane.batch.pieces import Memory as Memory
@@ -27,6 +27,7 @@ from dataplane.batch.pieces import Reading, Selection, opened
 from dataplane.batch.rows import Rows
 from dataplane.batch.selector import sliced
 from dataplane.batch.values import mismatch
+from dataplane.batch.widening import narrowest, reading_of
 from dataplane.device.naming import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
@@ -54,12 +55,37 @@ class Column:
         _check_order(name, order, count)
         return cls.__new__(cls)._bind(name, field, tuple(selections), order)
 
-    def _bind(self, name: str, field: Field, selections: tuple[Selection, ...], order: Index | None) -> Column:
+    @classmethod
+    def _of_cut(
+        cls, name: str, field: Field, selections: Sequence[Selection], order: Index | None, cut: cuts.Cut
+    ) -> Column:
+        """As `of`, of what a cut leaves of each row."""
+        count = sum(len(selection.rows) for selection in selections)
+        _check_order(name, order, count)
+        return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut=cut)
+
+    @classmethod
+    def one(cls, name: str, field: Field, selection: Selection) -> Column:
+        """The column of rows of one piece, which was opened already."""
+        return cls.__new__(cls)._bind(name, field, (selection,), None, len(selection.rows))
+
+    def _bind(
+        self,
+        name: str,
+        field: Field,
+        selections: tuple[Selection, ...],
+        order: Index | None,
+        rows: int | None = None,
+        cut: cuts.Cut = cuts.NOTHING,
+    ) -> Column:
+        self._cut = cut
         self.name = name
         self.field = field
         self._selections = selections
         self._order = order
-        self._rows = sum(len(selection.rows) for selection in selections) if order is None else len(order)
+        if rows is None:
+            rows = sum([len(selection.rows) for selection in selections]) if order is None else len(order)
+        self._rows = rows
         self._device: Any = None
         return self
 
@@ -95,9 +121,12 @@ class Column:
     @overload
     def __getitem__(self, rows: int) -> Any: ...
     @overload
-    def __getitem__(self, rows: slice) -> Column: ...
-    def __getitem__(self, rows: int | slice) -> Any:
-        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end."""
+    def __getitem__(self, rows: slice | str) -> Column: ...
+    def __getitem__(self, rows: int | slice | str) -> Any:
+        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end. Of a struct
+        column by the name of a key that all rows have: what is under it, as a column."""
+        if isinstance(rows, str):
+            return self._key(rows)
         if isinstance(rows, slice):
             return self._slice(sliced(rows, self._rows))
         try:
@@ -108,12 +137,29 @@ class Column:
             raise Misuse(f"a row of a column is named by its number, or several by a slice; not {rows!r}") from None
         return views.numpy_rows(self.name, self.field, self._slice(range(row, row + 1)).reading)[0]
 
+    def _key(self, key: str) -> Column:
+        """What all rows have under a key. Raises SchemaMismatch."""
+        keys = dict(self.field.children)
+        if key not in keys:
+            there = ", ".join(keys) or "none"
+            raise mismatch(self.name, f"there is no key {key!r}; there are {there}", expected=there, found=repr(key))
+        name = f"{self.name}.{key}"
+        present, selections, order = reading.keyed(self.reading, key)
+        if not present.all():
+            row = int(np.argmin(present))
+            raise mismatch(name, "not every row has it: use to_list()", row=row, expected="a value", found="none")
+        return Column.__new__(Column)._bind(name, keys[key], selections, order, cut=self._cut)._on(self._device)
+
     def numpy(self) -> Any:
         """Read-only arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
 
         dense: [rows, *shape]. ragged: a list of an array a row, in place even where the rows are scattered.
         text, bytes and object: a 1-D array of Python objects. struct: a list of dicts of rows.
         """
+        if self.field.kind == "dense" and self._order is None and len(self._selections) == 1 and not self._cut:
+            found = reading.in_place(self._selections[0], self.field)
+            if found is not None:
+                return found
         return views.numpy(self.name, self.field, self.reading)
 
     def to(self, device: Any) -> Column:
@@ -121,12 +167,24 @@ class Column:
         its current stream waits for. Text, bytes and objects, and what `numpy()` gives, stay on the host. "cpu": the
         tensors are on the host again. Raises Misuse where there is no such device. Imports torch."""
         found = device_of(device)
-        column = Column.__new__(Column)._bind(self.name, self.field, self._selections, self._order)
+        column = Column.__new__(Column)._bind(self.name, self.field, self._selections, self._order, cut=self._cut)
         if found.type != "cpu":
             column._device = found
             if self.field.kind in ("dense", "ragged", "struct"):
                 _ = column._tensor
         return column
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether some of its integers are stored in a narrower dtype than the column has."""
+        return any(stored.layout.field.declared is not stored.layout.field for stored, _ in self._selections)
+
+    def narrow(self) -> Column:
+        """The same rows in the dtypes that they are stored in, where those are narrower (`put(narrow=...)`), in place
+        where they lie in one run; of rows that are stored in several, in the narrowest that holds all of them."""
+        field = narrowest(self.field, [stored for stored, _ in self._selections])
+        order, cut = self._order, self._cut
+        return Column.__new__(Column)._bind(self.name, field, self._selections, order, cut=cut)._on(self._device)
 
     @property
     def device(self) -> str:
@@ -199,7 +257,7 @@ class Column:
     @cached_property
     def reading(self) -> Reading:
         """The rows as they lie in memory, for the other modules of this package."""
-        return Reading(self._selections, self._order)
+        return reading_of(self.field, self._selections, self._order, self._cut)
 
     @cached_property
     def _tensor(self) -> Any:
@@ -208,9 +266,10 @@ class Column:
     def _slice(self, rows: range) -> Column:
         """The rows at these positions. Pieces are shared, so their memory is too."""
         column = Column.__new__(Column)
+        cut = cuts.take(self._cut, _positions(rows)) if self._cut else self._cut
         if self._order is not None:
             chosen = self._order[_positions(rows)]
-            return column._bind(self.name, self.field, self._selections, chosen)._on(self._device)
+            return column._bind(self.name, self.field, self._selections, chosen, cut=cut)._on(self._device)
         selections, start = [], 0
         for stored, own in self._selections:
             # The positions of the range that fall into this piece, as a range of its rows.
@@ -220,7 +279,16 @@ class Column:
                 positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(_positions(inside))
                 selections.append(Selection(stored, own.take(positions)))
         selections = selections if rows.step > 0 else selections[::-1]
-        return column._bind(self.name, self.field, tuple(selections), None)._on(self._device)
+        return column._bind(self.name, self.field, tuple(selections), None, cut=cut)._on(self._device)
+
+
+def taken(column: Column, positions: Index) -> Column:
+    """The column of the rows at these positions, of which none is negative. IndexError beyond the end."""
+    selections, order = column._selections, column._order
+    if order is None:
+        order = np.arange(sum(len(own) for _, own in selections))
+    cut = cuts.take(column._cut, positions)
+    return Column._of_cut(column.name, column.field, selections, order[positions], cut)._on(column._device)
 
 
 def _positions(rows: range) -> Index:

@@ -33,11 +33,12 @@ from dataplane.errors import Corrupt, SchemaMismatch
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
 
 
-_PADDING = bytes(ALIGNMENT)
+_PADDING = np.zeros(ALIGNMENT, np.uint8)
 
 
 class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
-    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes.
+    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes, which hold rows of the field of
+    its values: that has narrower integers, perhaps.
 
     `logical_nbytes` are the bytes of the rows' values, equal rows counted each, without offsets and padding.
     """
@@ -77,7 +78,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
         numbers += (self.rows, self.rows)
         for place in _placed(self.buffers, base):
             numbers += place
-        return Form(self.field, len(self.buffers))
+        return Form(self.values.field, len(self.buffers))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.
@@ -97,20 +98,23 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
                 small.append(partial(memory[offset + nbytes : offset + nbytes + padding].fill, 0))
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
 
-    def payload(self) -> Iterator[Any]:
-        """The same bytes in runs, one behind another: for a message, which is not worth jobs."""
+    def payload(self) -> Iterator[Bytes]:
+        """The same bytes in runs, one behind another: for what is small, and not worth jobs."""
         for buffer in self.buffers:
             nbytes = buffer.nbytes
             if isinstance(buffer, Rectangle) and buffer.array.flags.c_contiguous:
                 yield as_bytes(buffer.array)
             elif isinstance(buffer, np.ndarray):
                 yield buffer
+            elif isinstance(buffer, Run):
+                yield buffer.data
             else:
                 run = np.empty(nbytes, np.uint8)
                 for job in buffer.jobs(run, nbytes or 1):
                     job()
                 yield run
-            yield _PADDING[: aligned(nbytes) - nbytes]
+            if padding := aligned(nbytes) - nbytes:
+                yield _PADDING[:padding]
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
@@ -149,9 +153,10 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:
     """What storing `columns` takes: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
-    Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, or sequences of what the
-    rows are (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the columns named in
-    `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several threads.
+    Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, dicts of such by key (a struct),
+    or sequences of what the rows are (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the
+    columns named in `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several
+    threads.
 
     Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
     different numbers of rows or a name is empty or absent.
@@ -186,6 +191,8 @@ def values_of(column: str, values: Any) -> Values:
         return tensors.values_of(column, values)
     if isinstance(values, Column):
         return _from_reading(column, values.field, values.reading)
+    if type(values) is dict:
+        return _struct_of(column, values)
     if tensordicts.is_tensordict(values):
         return tensordicts.values_of(column, values)
     if _is_arrow(values, "Array", "ChunkedArray"):
@@ -199,6 +206,21 @@ def values_of(column: str, values: Any) -> Values:
     found = type(values).__name__
     hint = "pass list(values)" if isinstance(values, Iterable) else "pass one value a row, in a list"
     raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected="a sequence of rows", found=found)
+
+
+def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
+    """A struct column of columns by key, which all rows have. Raises SchemaMismatch."""
+    children: dict[str, Values] = {}
+    for key, values in columns.items():
+        if not is_text(key):
+            raise mismatch(column, "a key of a struct is text", expected="a name", found=repr(key))
+        children[key] = values if isinstance(values, Values) else values_of(f"{column}.{key}", values)
+    rows = {child.rows for child in children.values()}
+    if len(rows) != 1:
+        expected, found = "columns of as many rows each", f"{sorted(rows)} rows"
+        raise mismatch(column, f"a struct of {expected}, not of {found}", expected=expected, found=found)
+    (count,) = rows
+    return struct(list(children), [np.ones(count, np.bool_)] * len(children), list(children.values()), count)
 
 
 def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
@@ -247,7 +269,7 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
 def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     """Rows that are stored already, in place; those that repeat are still the same memory afterwards."""
     if field.kind == "dense":
-        if len(rows.parts) == 1 and rows.run is None:
+        if len(rows.parts) == 1 and rows.run is None and not rows.cut:
             stored = rows.parts[0].stored
             source = reading.dense(Reading((Selection(stored, Rows.range(0, stored.layout.stored)),), None), field)
             _, index = rows.places()
@@ -256,10 +278,10 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     if field.kind == "struct":
         keys, presence, children = [], [], []
         for key, child in field.children:
-            flags, selections, order = reading.presence(rows, key)
+            flags, inner = reading.presence(rows, key, child)
             keys.append(key)
             presence.append(flags)
-            children.append(_from_reading(f"{column}.{key}", child, Reading(selections, order)))
+            children.append(_from_reading(f"{column}.{key}", child, inner))
         return struct(keys, presence, children, rows.rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
         return parts.values_of([parts.row_of(column, row, lookup) for row, lookup in reading.objects(rows)])
@@ -271,6 +293,11 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     views = reading.rows_of(rows, field) if field.kind == "ragged" else reading.spans(rows)
     item_shape = None if shapes is not None else field.item_shape
     return Values(field, rows.rows, Joined(views, bounds_of(field, offsets), item_shape), offsets, shapes)
+
+
+def planned_column(name: str, values: Values) -> PlannedColumn:
+    """What storing these values takes, as they are. Raises SchemaMismatch as `plan`."""
+    return _planned(name, values, None)
 
 
 def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
@@ -286,7 +313,7 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
         values, index = distinct(values, dedupe)
     buffers = tuple(_buffers(values, index))
     nbytes = sum(aligned(buffer.nbytes) for buffer in buffers)
-    return PlannedColumn(name, values.field, rows, nbytes, logical, values, index, buffers)
+    return PlannedColumn(name, values.field.declared, rows, nbytes, logical, values, index, buffers)
 
 
 def _check_amount(name: str, values: Values) -> None:

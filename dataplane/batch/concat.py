@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dataplane.batch import refcodec
 from dataplane.batch.field import Field
-from dataplane.batch.frame import Frame, join
-from dataplane.batch.ref import BatchRef, Place
+from dataplane.batch.frame import Cell, Frame, Part, Place, join
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.rows import Rows
 from dataplane.batch.schema import merge_fields
 from dataplane.errors import Misuse, SchemaMismatch
 
@@ -50,7 +52,27 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     ordered = {name: columns[name] for name in fields}
     origins = [ref._origin for ref in filled if ref._origin is not None]
     origin = join(origins) if len(origins) == len(filled) else None
-    return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin)
+    traces = refcodec.together(*(ref.traces for ref in filled))
+    return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin, traces)
+
+
+def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows: Sequence[int]) -> BatchRef:
+    """The reference whose row i is, of each column, row `rows[i]` of its i-th cell. `columns` are name, the fields of
+    cells, and cells. Raises SchemaMismatch as `concat`."""
+    places = {name: Place(merge_fields(name, fields), 0, slot) for slot, (name, fields, _) in enumerate(columns)}
+    beside = zip(*[cells for _, _, cells in columns], strict=True)
+    parts = tuple([Part(cells, Rows(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
+    return BatchRef(len(rows), places, (Frame(parts),))
+
+
+def described(ref: BatchRef) -> tuple[bytes, list[tuple[str, Field, int, int, int]]]:
+    """What `BatchRef.of` was given: the node, and of each column name, field, logical bytes, shard and ordinal. Of a
+    reference with rows, as a put gives it."""
+    found = []
+    for name, (field, frame, slot) in ref._columns.items():
+        shard, ordinal, nbytes = ref._frames[frame].parts[0].cells[slot]
+        found.append((name, field, nbytes, shard.id, ordinal))
+    return shard.node, found
 
 
 def _require_ref(ref: Any) -> None:

@@ -1,4 +1,5 @@
-"""Images of raw pixels in a mode that PIL can not map, which it takes over when somebody looks at them.
+"""Images of raw pixels in a mode that PIL can not map, which it takes over when somebody looks at them; and images of
+files that were opened once already, which are opened again when somebody does.
 
 PIL keeps such modes in a form of its own, RGB for one: an image is a conversion of all pixels, and memory for them.
 Rows that are read for other fields, as those of verl's ranks are, never need it. Until somebody does, an image refers
@@ -39,6 +40,47 @@ def found(image: Image) -> tuple[type[Any], Any] | None:
     return None if kind is None or waiting is None else (kind, waiting[0])
 
 
+def unopened(kind: Any, make: Callable[[], Image]) -> Image:
+    """An image of a class of PIL that `make` gives when somebody looks at anything of it."""
+    made = object.__new__(_unopened(kind))
+    object.__getattribute__(made, "__dict__")[_WAITING] = make
+    return made
+
+
+class _Unopened:
+    """Comes before a class of PIL's until the image was opened."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return object.__getattribute__(self, "_deferred_kind")
+        _open(self)
+        return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _open(self)
+        setattr(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _open(self)
+        delattr(self, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _open(self)
+        return self.__reduce_ex__(protocol)
+
+
+def _open(image: Any) -> None:
+    """Have it be the image, of its own class from now on."""
+    own = object.__getattribute__(image, "__dict__")
+    make, kind = own.get(_WAITING), getattr(type(image), "_deferred_kind", None)
+    if make is None or kind is None:  # another thread was sooner
+        return
+    opened = dict(vars(make()))
+    own.update(opened)
+    object.__dict__["__class__"].__set__(image, kind)
+    own.pop(_WAITING, None)
+
+
 class _Deferred:
     """Comes before a class of PIL's until there are pixels."""
 
@@ -70,6 +112,12 @@ def _pixels() -> str:
     from PIL import Image as pil
 
     return "_im" if isinstance(vars(pil.Image).get("im"), property) else "im"  # since version 11, and before
+
+
+@lru_cache(maxsize=256)
+def _unopened(kind: Any) -> Any:
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_deferred_kind": kind}
+    return type(kind.__name__, (_Unopened, kind), named)
 
 
 @lru_cache(maxsize=256)

@@ -3,7 +3,8 @@
 A dtype is named as torch names it: "float32", "bfloat16", "float8_e4m3fn", "bool", "complex64"; a time type as
 NumPy does: "datetime64[ns]"; a big-endian one with ">" in front: ">float32". Types that NumPy lacks travel as
 their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload
-and nothing is rounded.
+and nothing is rounded. Integers that are stored in fewer bytes than they were given in have both dtypes in the name of
+what is stored: "int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard.
 
 Names come from other processes as well. `storage` knows a closed set and raises ValueError for anything else.
 Platform types (long double) are refused: their bytes mean different things on different hosts.
@@ -35,6 +36,7 @@ _NATIVE = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _TIME = re.compile(r"(datetime64|timedelta64)(\[(\d{1,9})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 
 
@@ -43,6 +45,9 @@ def storage(name: str) -> DType:
     """The NumPy dtype whose bytes are those of the dtype called `name`. Raises ValueError for an unknown name."""
     if (bits := BITS.get(name)) is not None:
         return bits
+    wide, narrow = split(name)
+    if narrow:
+        return _narrow(wide, narrow)
     plain = name.removeprefix(">")
     if plain not in _NATIVE and not _TIME.fullmatch(plain):
         raise ValueError(f"unknown dtype {name!r}")
@@ -55,6 +60,25 @@ def storage(name: str) -> DType:
     if dtype.itemsize == 1:
         raise ValueError(f"dtype {name!r}: one byte has no order")
     return dtype.newbyteorder(">")
+
+
+def _narrow(wide: str, narrow: str) -> DType:
+    """The dtype `narrow` of integers that were given as `wide`. Raises ValueError where it is no narrower one."""
+    whole, part = wide.removeprefix(">"), np.dtype(narrow) if narrow in INTEGERS else None
+    if whole not in INTEGERS or part is None or part.itemsize >= np.dtype(whole).itemsize:
+        raise ValueError(f"unknown dtype '{wide}:{narrow}'")
+    return part
+
+
+def split(name: str) -> tuple[str, str]:
+    """The dtype that readers see, and the narrower one that is stored; "" where that is the same."""
+    wide, _, narrow = name.partition(":")
+    return wide, narrow
+
+
+def is_integer(name: str) -> bool:
+    """Whether it is a dtype of integers."""
+    return split(name)[0].removeprefix(">") in INTEGERS
 
 
 @lru_cache(maxsize=1024)

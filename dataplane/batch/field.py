@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from dataplane.batch.dtypes import storage
+from dataplane.batch.dtypes import split, storage
 from dataplane.errors import Corrupt
 
 Kind = Literal["dense", "ragged", "text", "bytes", "struct", "object"]
@@ -49,6 +49,11 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return " ".join(part for part in (self.kind, self.dtype, f"[{dims}]" if dims else "") if part)
 
     @property
+    def declared(self) -> Field:
+        """The field as its readers see it: with the dtypes that were given, where narrower ones are stored."""
+        return _declared(self) if _is_narrow(self) else self
+
+    @property
     def varying(self) -> int:
         """How many leading dimensions differ from row to row."""
         return self.shape.count(None)
@@ -64,6 +69,16 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def item_nbytes(self) -> int:
         """The bytes of one of those; 1 for text, bytes and object."""
         return storage(self.dtype).itemsize * math.prod(self.item_shape) if self.dtype else 1
+
+
+def _is_narrow(field: Field) -> bool:
+    return ":" in field.dtype or any(_is_narrow(child) for _, child in field.children)
+
+
+@lru_cache(maxsize=1024)
+def _declared(field: Field) -> Field:
+    children = tuple((key, child.declared) for key, child in field.children)
+    return Field(field.kind, split(field.dtype)[0], field.shape, children)
 
 
 def is_text(name: Any) -> bool:

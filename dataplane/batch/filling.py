@@ -25,8 +25,9 @@ def jobs(batch: Batch, out: Mapping[str, Any]) -> list[Job]:
     """Copies, independent of each other, that together fill `out`: arrays of NumPy and tensors by the names of columns.
 
     What is copied is checked before anything is. A dense column takes [rows, *shape], a ragged one of one varying
-    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype, and contiguous unless on
-    a device. Copies to devices run in the caller's thread, when their job is called.
+    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype or that which narrower
+    integers are stored in (`Column.narrow`), and contiguous unless on a device. Copies to devices run in the caller's
+    thread, when their job is called.
 
     Raises SchemaMismatch where a column is not there or has another dtype or shape, Misuse for what can not be written.
     """
@@ -42,6 +43,8 @@ def _jobs(column: Column, target: Any) -> list[Job]:
     name, field = column.name, column.field
     if field.kind not in ("dense", "ragged") or field.varying > 1:
         raise mismatch(name, f"{field!r} is not copied into a tensor", expected="numbers", found=repr(field))
+    if column.is_narrow and str(getattr(target, "dtype", "")).removeprefix("torch.") == column.narrow().dtype:
+        column = column.narrow()
     if tensors.is_tensor(target) and target.device.type != "cpu":
         _check(column, str(target.dtype)[6:], tuple(target.shape))
         source = column.torch(device="cpu") if field.kind == "dense" else column.packed()[0]

@@ -40,11 +40,13 @@ class Form(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Outline:
     """The columns of a shard without their numbers: where those of each begin, and how many they are. `sound`: nothing
-    in it is false, whatever the numbers are; `small`: so few bytes that it may be remembered."""
+    in it is false, whatever the numbers are; `small`: so few bytes that it may be remembered; `kinds`: of each column
+    what is the same for one that lies alike in numbers of another outline, whatever is beside it."""
 
-    __slots__ = ("columns", "small", "sound", "starts", "width")
+    __slots__ = ("columns", "kinds", "small", "sound", "starts", "width")
 
     columns: tuple[tuple[str, Form], ...]
+    kinds: list[object]
     small: bool
     sound: bool
     starts: list[int]
@@ -54,6 +56,13 @@ class Outline:
         self.columns = columns
         self.small = self.sound = False
         *self.starts, self.width = accumulate((width(form) for _, form in columns), initial=0)
+        beside = zip(columns, self.starts, strict=True)
+        self.kinds = [_kind(form, start, self.width) for (_, form), start in beside]
+
+
+@lru_cache(maxsize=1 << 12)
+def _kind(form: Form, start: int, width: int) -> object:
+    return object()
 
 
 def width(form: Form) -> int:

@@ -2,7 +2,9 @@
 
 A `Frame` is a few columns over `parts`. A part is a selection (`Rows`) of one stored block of rows, and has a
 cell for each column of the frame, which says where that column of those rows is. The rows of a frame are the
-rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them.
+rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them. Where there is a
+`cut`, of row i what that leaves of it (`batch.cuts`): its numbers are in the order of the frame's rows, whatever the
+parts are.
 
 What always holds of a frame: no part is empty, and where there is an order, each row that a part lists is in
 it. So a frame means exactly the rows that its parts list.
@@ -10,6 +12,9 @@ it. So a frame means exactly the rows that its parts list.
 Rows picked from many parts in a mixed order (a shuffle of what many workers made) would be a part a row, and
 Python work for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes
 however long they are. `RUN` draws the line between the two.
+
+A row may also be several stored rows joined end to end: what was made piece by piece (`joined`). Then `bounds` says
+which of the rows that are listed each row is made of.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import cuts
+from dataplane.batch.cuts import NOTHING, Cut
+from dataplane.batch.field import Field
 from dataplane.batch.rows import Index, Rows
 
 #: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
@@ -52,17 +60,36 @@ class Part(NamedTuple):
     rows: Rows
 
 
+class Place(NamedTuple):
+    """What a column of a reference is, and where its cells are: in which frame, in which slot of its parts."""
+
+    field: Field
+    frame: int
+    slot: int
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Rows over parts. `order`: None, or which row of the parts each row is."""
+    """Rows over parts. `order`: None, or which row of the parts each row is. `bounds`: None, or from which to which of
+    those rows (`bounds[i]` up to `bounds[i + 1]`, at least one) row i is joined. `cut`: what of each row is meant, once
+    it is joined."""
 
     parts: tuple[Part, ...]
     order: Rows | None = None
+    bounds: Rows | None = None
+    cut: Cut = NOTHING
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
+        if self.bounds is not None:
+            return len(self.bounds) - 1
         return sum(len(part.rows) for part in self.parts) if self.order is None else len(self.order)
+
+    @property
+    def listed(self) -> Frame:
+        """The rows before they are joined."""
+        return self if self.bounds is None else Frame(self.parts, self.order)
 
     @property
     def width(self) -> int:
@@ -73,6 +100,11 @@ class Frame:
         """The rows from `start` up to `stop`, both within the frame."""
         if start == stop:
             return Frame(())
+        if self.cut:
+            return self.whole().slice(start, stop).with_cut(cuts.take(self.cut, slice(start, stop)))
+        if self.bounds is not None:
+            bounds = self.bounds.array()[start : stop + 1]
+            return self.listed.slice(int(bounds[0]), int(bounds[-1])).joined(bounds - bounds[0])
         if self.order is not None:
             return _gather(self.parts, self.order.array()[start:stop])
         kept = []
@@ -90,6 +122,14 @@ class Frame:
         """The rows at `positions`, each within the frame."""
         if not len(positions):
             return Frame(())
+        if self.cut:
+            return self.whole().take(positions).with_cut(cuts.take(self.cut, positions))
+        if self.bounds is not None:
+            bounds = self.bounds.array()
+            lengths = np.diff(bounds)[positions]
+            ends = np.cumsum(lengths)
+            inner = np.arange(int(ends[-1])) + np.repeat(bounds[positions] - (ends - lengths), lengths)
+            return self.listed.take(inner).joined(np.concatenate(([0], ends)))
         if self.order is not None:
             return _gather(self.parts, self.order.array()[positions])
         if len(self.parts) == 1:
@@ -101,10 +141,22 @@ class Frame:
         """Each row `times` (at least once) in succession."""
         if times == 1:
             return self
+        if self.cut:
+            return self.whole().repeat(times).with_cut(cuts.repeat(self.cut, times))
+        if self.bounds is not None:
+            return self.take(np.repeat(np.arange(self.rows), times))
         if self.order is not None:
             return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))
         repeated = (Part(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
         return Frame(tuple(repeated))
+
+    def whole(self) -> Frame:
+        """All of each row."""
+        return Frame(self.parts, self.order, self.bounds)
+
+    def with_cut(self, cut: Cut) -> Frame:
+        """Of each row what this cut leaves."""
+        return Frame(self.parts, self.order, self.bounds, cut)
 
     def numbered(self, number: Callable[[Shard], int]) -> Frame:
         """The same rows of shards that have these numbers."""
@@ -112,20 +164,26 @@ class Frame:
         def named(cell: Cell) -> Cell:
             return cell._replace(shard=cell.shard._replace(id=number(cell.shard)))
 
-        return Frame(tuple([Part(tuple(map(named, part.cells)), part.rows) for part in self.parts]), self.order)
+        parts = tuple([Part(tuple(map(named, part.cells)), part.rows) for part in self.parts])
+        return Frame(parts, self.order, self.bounds, self.cut)
+
+    def joined(self, bounds: Index) -> Frame:
+        """Our rows `bounds[i]` up to `bounds[i + 1]` joined, for each i; ourselves where each is by itself."""
+        return self if len(bounds) - 1 == self.rows else Frame(self.parts, self.order, Rows.index(bounds))
 
     def pick(self, slots: Sequence[int]) -> Frame:
         """The same rows of the columns at `slots` alone."""
         picked = (Part(tuple([part.cells[slot] for slot in slots]), part.rows) for part in self.parts)
-        return Frame(tuple(picked), self.order)
+        return Frame(tuple(picked), self.order, self.bounds, self.cut)
 
     def beside(self, other: Frame) -> Frame | None:
         """One frame of the columns of both, or None where they do not select alike."""
-        alike = len(self.parts) == len(other.parts) and self.order == other.order
+        alike = len(self.parts) == len(other.parts) and (self.order, self.bounds) == (other.order, other.bounds)
+        alike = alike and cuts.equal(self.cut, other.cut)
         if not (alike and all(a.rows == b.rows for a, b in zip(self.parts, other.parts, strict=True))):
             return None
         both = (Part(a.cells + b.cells, a.rows) for a, b in zip(self.parts, other.parts, strict=True))
-        return Frame(tuple(both), self.order)
+        return Frame(tuple(both), self.order, self.bounds, self.cut)
 
     def counts(self) -> list[int]:
         """How many rows of the frame each part gives."""
@@ -145,6 +203,10 @@ class Frame:
 
     def distinct(self) -> tuple[Frame, Index | None]:
         """The rows of the frame, each once, and for each of ours which of them it is; itself where none comes twice."""
+        if self.bounds is not None:
+            return self, None
+        if self.cut:
+            return self._distinct()
         owner, numbers = self._located()
         if not len(numbers):
             return self, None
@@ -154,9 +216,38 @@ class Frame:
             return self, None
         return Frame(once.parts), once.order.array()
 
+    def _distinct(self) -> tuple[Frame, Index | None]:
+        """As `distinct`; rows are the same where their cuts are, too."""
+        if cuts.is_even(self.cut):
+            once, index = self.whole().distinct()
+            return once.with_cut(self.cut), index
+        owner, numbers = self._located()
+        told = [number for step in self.cut for number in step.numbers if not isinstance(number, int)]
+        table = np.stack([_canonical(self.parts)[owner], numbers, *told])
+        _, first, index = np.unique(table, axis=1, return_index=True, return_inverse=True)
+        if len(first) == len(numbers):
+            return self, None
+        return self.take(first.astype(np.int64, copy=False)), index.reshape(-1).astype(np.int64, copy=False)
+
+    def wanted(self) -> list[tuple[tuple[Cell, ...], Rows, Cut]]:
+        """What is to be read: by source, rows, ascending, and what of each. Rows come twice that are cut in two
+        ways."""
+        if self.bounds is not None or cuts.is_even(self.cut):  # of what is joined it is not known where a row begins
+            cut = self.cut if self.bounds is None else NOTHING
+            return [(part.cells, part.rows.distinct()[0], cut) for part in self.parts]
+        owner, numbers = self._located()
+        found = []
+        for index, part in enumerate(self.parts):
+            chosen = np.flatnonzero(owner == index)
+            chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
+            found.append((part.cells, Rows.index(numbers[chosen]), cuts.take(self.cut, chosen)))
+        return found
+
     def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
         """Whether, for each (slot here, slot there), both mean the same rows of the same stored columns."""
         pairs = list(slots)
+        if self.bounds != other.bounds or not cuts.equal(self.cut, other.cut):
+            return False
         if self.order == other.order and len(self.parts) == len(other.parts):
             both = list(zip(self.parts, other.parts, strict=True))
             if all(a.rows == b.rows and _same(a, b, pairs) for a, b in both):
@@ -179,6 +270,12 @@ class Frame:
 
 def join(frames: Sequence[Frame]) -> Frame:
     """The rows of each frame after those of the one before; all have the same columns in the same slots."""
+    if any(frame.cut for frame in frames):
+        cut = cuts.joined([(frame.rows, frame.cut) for frame in frames])
+        return join([frame.whole() for frame in frames]).with_cut(cut)
+    if any(frame.bounds is not None for frame in frames):
+        lengths = [np.diff(np.arange(f.rows + 1) if f.bounds is None else f.bounds.array()) for f in frames]
+        return join([frame.listed for frame in frames]).joined(np.cumsum([0, *np.concatenate(lengths)]))
     parts = tuple([part for frame in frames for part in frame.parts])
     if all(frame.order is None for frame in frames):
         merged = _merged(parts)

@@ -86,8 +86,10 @@ def taken(image: Image) -> Picture:
     return Picture(module, name, image.mode, image.size, frame, own, palette, data)
 
 
-def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
-    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for what is none."""
+def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...], opened: set[Any]) -> Image:
+    """The image; `rest` are keys of its info that are as in its file. `opened`: the files that images were made of, to
+    which this one is added: another of the same bytes is opened when somebody looks at it. Raises ValueError for what
+    is none."""
     from PIL import Image as pil
 
     if picture.frame < 0 and picture.mode not in _BITS:
@@ -96,7 +98,12 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Im
         raise ValueError(f"a palette of {len(picture.palette[1])} bytes")
     kind = _class(picture.module, picture.kind)
     if picture.frame >= 0:
-        return _opened(picture, kind, info, rest)
+        file = (id(picture.data), *picture[:-1])
+        if file in opened and not picture.frame:
+            return deferred.unopened(kind, partial(_opened, picture, kind, info, rest))
+        image = _opened(picture, kind, info, rest)
+        opened.add(file)
+        return image
     if is_deferred(picture.frame, picture.mode, len(picture.data)):
         _check(picture)
         size, make = picture.size, partial(_plain, picture.mode, picture.size)

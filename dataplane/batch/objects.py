@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -50,6 +51,17 @@ _HINTS = {
 }
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class Copies:
+    """What rows that are decoded one after another share: bytes that were `made` of parts, by their places in memory,
+    and which of them were `opened` as images."""
+
+    __slots__ = ("made", "opened")
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, int], bytes] = {}
+        self.opened: set[Any] = set()
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
@@ -120,11 +132,10 @@ def decode_row(
     *,
     decode: bool = True,
     number: int = -1,
-    copies: dict[tuple[int, int], bytes] | None = None,
+    copies: Copies | None = None,
 ) -> Any:
     """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
-    "bytes" of an image file, and "path" None. `copies` are bytes that were made of parts by their places in memory, for
-    rows that lie in the same: it is added to.
+    "bytes" of an image file, and "path" None. `copies` is for rows that lie in the same memory, and is added to.
 
     What comes back is its owner's alone, but for the bytes of files. Raises Corrupt for anything that is no row, and
     SchemaMismatch for a class of users that this process does not have: with the column, the `number` of the row, the
@@ -133,7 +144,7 @@ def decode_row(
     try:
         tree, found = parts.split(data, lookup)
         # A copy: a decoder that reads a byte twice must find the same, and a hostile process may still write to these.
-        reader = _Reader(found, decode, {} if copies is None else copies)
+        reader = _Reader(found, decode, Copies() if copies is None else copies)
         return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except classes.Absent as absent:
         missing, _, _ = str(absent).partition(":")
@@ -141,6 +152,21 @@ def decode_row(
         raise mismatch(column, message, row=number, expected="a class of this process", found=missing) from absent
     except (*_FALSE, msgspec.MsgspecError) as error:
         raise refuse(column, f"a row is not an encoded value: {error}") from error
+
+
+def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
+    """The values of rows that mean no others, which lie in these bytes between the edges. Raises as `decode_row`."""
+    try:
+        return [_decode_alone(data[a:b]) for a, b in pairwise(edges)]
+    except (
+        *_FALSE,
+        msgspec.MsgspecError,
+        SchemaMismatch,
+        classes.Absent,
+    ):  # of a row that has parts, or is none: it says so by itself
+        copies = Copies()
+        rows = enumerate(pairwise(edges))
+        return [decode_row(column, data[a:b], number=number, copies=copies) for number, (a, b) in rows]
 
 
 class _Writer:
@@ -286,7 +312,7 @@ def _hint(kind: type) -> str:
 class _Reader:
     """Decodes a row; `found` are its parts."""
 
-    def __init__(self, found: Sequence[Any], decode: bool, copies: dict[tuple[int, int], bytes]) -> None:
+    def __init__(self, found: Sequence[Any], decode: bool, copies: Copies) -> None:
         self._found = found
         self._decode = decode
         self._copies = copies
@@ -333,7 +359,8 @@ class _Reader:
             data = self._bytes(header.data)
         own = header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette
         picture = media.Picture(*own, data)
-        image = media.made(picture, info, header.rest)
+        opened = self._copies.opened if type(header.data) is int else set()  # of parts, whose copies are kept
+        image = media.made(picture, info, header.rest, opened)
         return image if self._decode else {"bytes": media.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
@@ -351,9 +378,9 @@ class _Reader:
         if type(data) is bytes or not len(view):
             return bytes(view)
         place = np.frombuffer(view, np.uint8).__array_interface__["data"][0], len(view)
-        copy = self._copies.get(place)
+        copy = self._copies.made.get(place)
         if copy is None:
-            copy = self._copies[place] = bytes(view)
+            copy = self._copies.made[place] = bytes(view)
         return copy
 
 
@@ -376,4 +403,4 @@ def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
 
 
 #: Of rows without parts.
-_decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True, {})._extended).decode
+_decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True, Copies())._extended).decode

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.cuts import NOTHING, Cut
+from dataplane.batch.dtypes import split
 from dataplane.batch.field import MAX_BYTES, Field, refuse
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_column, tables
 from dataplane.batch.rows import Rows
@@ -62,6 +64,13 @@ class Stored:
         """The bytes of the values, writable; the same each time, so that two tensors of a column share memory."""
         return self._values(private=True)
 
+    def read(self, start: int, stop: int) -> Bytes:
+        """These bytes of the values, read-only."""
+        data = self._memory.read(self._place[0] + start, stop - start)
+        if len(data) != stop - start:
+            raise refuse(self.name, f"{len(data)} bytes, not {stop - start}")
+        return data
+
     def there(self, start: int, stop: int, device: Any) -> Any:
         """These bytes of the values as a tensor in place, where they are on this device already; else None."""
         there = getattr(self._memory, "there", None)
@@ -111,12 +120,17 @@ def opened(name: str, field: Field, pieces: tuple[Piece, ...] | list[Piece]) -> 
     """The pieces as selections, for a column of this field. Raises Corrupt where a layout is false."""
     selections = []
     for layout, memory, rows in pieces:
-        _check(name, layout)
+        check_stored(name, layout, field)
         if len(rows) and rows.stop > layout.rows:
             raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
-        check_fits(name, layout.field, field)
         selections.append(Selection(Stored(name, layout, memory), rows))
     return tuple(selections)
+
+
+def check_stored(name: str, layout: ColumnLayout, field: Field) -> None:
+    """Raises Corrupt where the layout is false, or that of no part of a column of this field."""
+    _check(name, layout)
+    check_fits(name, layout.field, field)
 
 
 @lru_cache(maxsize=1024)
@@ -136,7 +150,7 @@ def _fits(part: Field, whole: Field) -> bool:
     if part.kind == "struct" and whole.kind == "struct":
         keys = dict(whole.children)
         return all(name in keys and _fits(child, keys[name]) for name, child in part.children)
-    if part.kind != whole.kind or part.dtype != whole.dtype or len(part.shape) != len(whole.shape):
+    if part.kind != whole.kind or split(part.dtype)[0] != whole.dtype or len(part.shape) != len(whole.shape):
         return False
     return all(size is None or size == own for size, own in zip(whole.shape, part.shape, strict=True))
 
@@ -144,18 +158,20 @@ def _fits(part: Field, whole: Field) -> bool:
 class Reading:
     """The rows of several selections one after another, in `order` where there is one (positions among them).
 
-    `parts` are the selections with their index applied: rows as they are stored.
+    `parts` are the selections with their index applied: rows as they are stored. `cut`: what of each row is meant.
     """
 
-    def __init__(self, selections: tuple[Selection, ...], order: Index | None) -> None:
-        self.parts = tuple(Selection(stored, _resolved(stored, rows)) for stored, rows in selections if len(rows))
+    def __init__(self, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> None:
+        self.parts = tuple(Selection(stored, resolved(stored, rows)) for stored, rows in selections if len(rows))
+        self.selections = selections
         self.order = order
+        self.cut = cut
         self.rows = sum(len(part.rows) for part in self.parts) if order is None else len(order)
 
     @cached_property
     def run(self) -> tuple[Stored, slice] | None:
-        """The one stored column and the run of its rows that this is; None where it is not so simple."""
-        if len(self.parts) != 1 or self.order is not None:
+        """The one stored column and the run of its whole rows that this is; None where it is not so simple."""
+        if len(self.parts) != 1 or self.order is not None or self.cut:
             return None
         stored, rows = self.parts[0]
         return None if rows.slice is None else (stored, rows.slice)
@@ -172,7 +188,7 @@ class Reading:
         return (part, rows) if self.order is None else (part[self.order], rows[self.order])
 
 
-def _resolved(stored: Stored, rows: Rows) -> Rows:
+def resolved(stored: Stored, rows: Rows) -> Rows:
     """The stored rows that these rows are."""
     if not stored.layout.indexed:
         return rows

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import parts
+from dataplane.batch import cuts, cutting, parts
 from dataplane.batch.buffers import offsets_of
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, Index
 from dataplane.batch.pieces import Reading, Selection, Stored
 from dataplane.batch.rows import Rows
+from dataplane.batch.widening import reading_of
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)
@@ -54,6 +55,8 @@ def _item(field: Field) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
     """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
     dtype, shape, unit = _item(field)
+    if reading.cut:
+        return cutting.dense(reading, field, private=private)
     if not unit or not reading.rows:
         return np.empty((reading.rows, *shape), dtype)
     if (run := reading.run) is not None:
@@ -76,6 +79,20 @@ def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArr
     return out.reshape(-1).view(dtype).reshape(-1, *shape)
 
 
+def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
+    """Dense rows in one run of a stored column, as `dense` gives them; None for others."""
+    stored, rows = selection
+    span, (dtype, shape, unit) = rows.slice, _item(field)
+    if span is None or stored.layout.indexed or not unit or span.start == span.stop or _is_other(stored, field):
+        return None
+    return read_only(stored.read(span.start * unit, span.stop * unit).view(dtype).reshape(-1, *shape))
+
+
+def _is_other(stored: Stored, field: Field) -> bool:
+    """Whether it is stored in another dtype than a column of this field has."""
+    return stored.layout.field.dtype != field.dtype
+
+
 def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
     """Each part, and the positions at which its rows are wanted, where `part` says for every position which it is."""
     positions = np.argsort(part, kind="stable")
@@ -85,6 +102,8 @@ def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
 
 def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
     """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
+    if reading.cut:
+        return Items(*cutting.packed(reading, field), shared=False)
     dtype = storage(field.dtype) if field.dtype else _BYTE
     shape, unit = field.item_shape, field.item_nbytes
     if (run := reading.run) is not None and run[0].layout.field.varying == field.varying:
@@ -107,6 +126,8 @@ def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
 
 def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
     """Each row of a ragged column as a read-only array over the pieces. No copies."""
+    if reading.cut:
+        return cutting.rows(reading, field)
     dtype = storage(field.dtype)
     per_part = [_part_rows(stored, rows, dtype) for stored, rows in reading.parts]
     rows = [row for part in per_part for row in part]
@@ -120,6 +141,8 @@ def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
         return None
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
         return None
+    if reading.cut:
+        return cutting.rows(reading, field, _own_row)
     dtype = storage(field.dtype)
     found: list[npt.NDArray[Any]] = []
     for stored, rows in in_order(reading):
@@ -167,6 +190,11 @@ def objects(reading: Reading) -> Iterator[tuple[Bytes, Lookup]]:
         yield row, lookup
 
 
+def is_plain(reading: Reading) -> bool:
+    """Whether no row means parts that others have."""
+    return not any(stored.layout.indexed for stored, _ in reading.parts)
+
+
 def whole(name: str, reading: Reading) -> list[Any]:
     """Each row of an object column as bytes that mean no others. Raises Corrupt."""
     try:
@@ -194,6 +222,8 @@ def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
 
 def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
     """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
+    if reading.cut:
+        return cutting.tables(reading, field)
     shapes = _shapes(reading, field) if field.varying > 1 else None
     return offsets_of(_lengths(reading) if shapes is None else shapes.prod(axis=1)), shapes
 
@@ -211,8 +241,15 @@ def in_order(reading: Reading) -> tuple[Selection, ...]:
     )
 
 
-def presence(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
-    """A key of a struct column: which rows have it; where its rows are, and in which order."""
+def presence(reading: Reading, key: str, field: Field) -> tuple[npt.NDArray[np.bool_], Reading]:
+    """A key of a struct column, a column of this field: which rows have it, and its rows."""
+    present, selections, order = keyed(reading, key)
+    cut = reading.cut if present.all() else cuts.take(reading.cut, np.flatnonzero(present))
+    return present, reading_of(field, selections, order, cut)
+
+
+def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
+    """Which rows of a struct column have a key; where that is stored, and in which order."""
     flags, selections = [np.empty(0, np.bool_)], []
     for stored, rows in reading.parts:
         position = next((i for i, (name, _) in enumerate(stored.layout.field.children) if name == key), None)
@@ -244,9 +281,10 @@ def nbytes(reading: Reading, field: Field) -> int:
     if field.kind == "struct":
         total = 0
         for key, child in field.children:
-            _, selections, order = presence(reading, key)
-            total += nbytes(Reading(selections, order), child)
+            total += nbytes(presence(reading, key, child)[1], child)
         return total
+    if reading.cut:
+        return int(cutting.tables(reading, field)[0][-1]) * field.item_nbytes
     return int(_lengths(reading, scaled=True).sum())
 
 

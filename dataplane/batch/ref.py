@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch import origins, refcodec
+from dataplane.batch import cutfields, cuts, origins, refcodec, slicing
 from dataplane.batch.field import Field, is_text
-from dataplane.batch.frame import Cell, Frame, Part, Shard
+from dataplane.batch.frame import Cell, Frame, Part, Place, Shard
 from dataplane.batch.links import link_of, shard_of
 from dataplane.batch.rows import Index, Rows
 from dataplane.batch.selector import Selector, positions_of
@@ -40,6 +40,9 @@ ShardKey = tuple[bytes, int]
 _MOST_REPEATED = 1 << 28
 
 
+_ONE_ROW = Rows.range(0, 1)
+
+
 class Piece(NamedTuple):
     """Rows of one stored column: the `ordinal`-th of a shard."""
 
@@ -49,32 +52,40 @@ class Piece(NamedTuple):
     rows: Rows
 
 
-class Place(NamedTuple):
-    """What a column of a reference is, and where its cells are: in which frame, in which slot of its parts."""
+class Span(NamedTuple):
+    """Rows in one run of one shard: the shard, the run, and of each column its name, field and ordinal there."""
 
-    field: Field
-    frame: int
-    slot: int
+    shard: Shard
+    rows: Rows
+    columns: tuple[tuple[str, Field, int], ...]
 
 
 class BatchRef:
     """Rows and columns over shards. `len(ref)` rows; see the module for what holds of every one."""
 
-    __slots__ = ("_columns", "_frames", "_origin", "_rows")
+    __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
     _rows: int
     _columns: dict[str, Place]
     _frames: tuple[Frame, ...]
     _origin: Frame | None
+    traces: tuple[str, ...]
+    """The spans that made its rows, as W3C trace parents, where they were traced; see `client.spans`."""
 
     def __init__(
-        self, rows: int, columns: dict[str, Place], frames: tuple[Frame, ...], origin: Frame | None = None
+        self,
+        rows: int,
+        columns: dict[str, Place],
+        frames: tuple[Frame, ...],
+        origin: Frame | None = None,
+        traces: tuple[str, ...] = (),
     ) -> None:
         """Not for callers: `of`, `decode` and the operations make references. Takes what it is given for true."""
         self._rows = rows
         self._columns = columns
         self._frames = frames
         self._origin = origin
+        self.traces = traces
 
     @classmethod
     def of(cls, node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
@@ -88,12 +99,20 @@ class BatchRef:
         named: dict[str, Place] = {}
         cells: list[Cell] = []
         for slot, (name, field, nbytes, shard, ordinal) in enumerate(columns):
-            named[name] = Place(field, 0, slot)
+            named[name] = Place(field.declared, 0, slot)
             cells.append(Cell(Shard(node, shard, rows), ordinal, nbytes))
         if not cells or len(named) != len(cells):
             raise ValueError("a reference has at least one column, and each name once")
         parts = (Part(tuple(cells), Rows.range(0, rows)),) if rows else ()
         return cls(rows, named, (Frame(parts),))
+
+    @classmethod
+    def whole(cls, node: bytes, rows: int, named: dict[str, Place], nbytes: Sequence[int], shard: int) -> BatchRef:
+        """As `of`, of all columns of a shard in their order, which `named` says, of one frame and nobody's to change;
+        `nbytes` are their logical bytes."""
+        stored = Shard(node, shard, rows)
+        cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
+        return cls(rows, named, (Frame((Part(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
 
     # what it is
 
@@ -114,12 +133,15 @@ class BatchRef:
     def nbytes(self) -> int:
         """The bytes of the rows meant, each as often as it is meant, wherever and however often they are stored.
 
-        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share.
+        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share; rows of it
+        that were sliced by `start` and `stop` count whole. Narrow integers count as they are stored.
         """
         total = 0
         for frame in self._frames:
+            own = 0
             for part, count in zip(frame.parts, frame.counts(), strict=True):
-                total += sum(cell.nbytes * count // cell.shard.rows for cell in part.cells)
+                own += sum(cell.nbytes * count // cell.shard.rows for cell in part.cells)
+            total += round(own * cuts.fraction(frame.cut)) if frame.cut else own
         return total
 
     @property
@@ -156,16 +178,14 @@ class BatchRef:
 
     def encode(self) -> bytes:
         """The reference as bytes, for any channel. `decode` makes it again."""
-        columns = [(name, column.field, column.frame, column.slot) for name, column in self._columns.items()]
-        return refcodec.pack(self._rows, columns, self._frames, self._origin)
+        return refcodec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
         """The reference that `encode` gave. Raises ProtocolMismatch where these bytes are none; runs nothing."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
-        rows, columns, frames, origin = refcodec.unpack(encoded)
-        return cls(rows, {name: Place(field, frame, slot) for name, field, frame, slot in columns}, frames, origin)
+        return cls(*refcodec.unpack(encoded))
 
     # rows
 
@@ -233,13 +253,53 @@ class BatchRef:
             columns[name] = Place(field, list(kept).index(frame), len(slots))
             slots.append(slot)
         frames = tuple([self._frames[frame].pick(slots) for frame, slots in kept.items()])
-        return BatchRef(self._rows, columns, frames, self._origin)
+        return BatchRef(self._rows, columns, frames, self._origin, self.traces)
 
     def drop(self, *names: str) -> BatchRef:
         """All columns but these."""
         for name in names:
             self._require(name)
         return self.select(*(name for name in self._columns if name not in names))
+
+    def slice_rows(
+        self,
+        name: str | Sequence[str],
+        axis: int = 0,
+        start: int | npt.ArrayLike | None = None,
+        stop: int | npt.ArrayLike | None = None,
+    ) -> BatchRef:
+        """Of each row of a column, or of several, the items from `start` up to `stop` of its dimension `axis`, as a
+        Python slice: negative numbers count from the row's end, None is the beginning or the end, and what is beyond a
+        row is left out. Moves no bytes; who reads it has in place, or is sent, that part alone.
+
+        name: columns of numbers, or structs of such, whose keys are all sliced. axis: counted in a row, so that 0 are
+        its tokens. start, stop: integers, or an array of one a row (`len(ref)`); the rows of a dense column, or of a
+        dimension that all rows share, may differ afterwards where one is an array, and the column is ragged then.
+        Slices of slices are counted in what the ones before have left. Freeing or retaining the reference is of whole
+        rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (what is no integer), LimitExceeded
+        (more than 64 slices of slices, or 4 zig-zag shares).
+        """
+        return slicing.sliced(self, name, axis, cutfields.slice_step(start, stop, self._rows))
+
+    def share_rows(
+        self,
+        name: str | Sequence[str],
+        rank: int,
+        ranks: int,
+        *,
+        axis: int = 0,
+        zigzag: bool = False,
+        multiple: int | None = None,
+    ) -> BatchRef:
+        """Of each row of a column, or of several, the share of one of `ranks` ranks of its dimension `axis`, as
+        context and sequence parallel trainers cut packed rows. Moves no bytes, as `slice_rows`.
+
+        Each row counts as if padded to a `multiple` (of `ranks`, or with zigzag of 2 x ranks; that if None). Rank r
+        has the r-th of `ranks` equal runs; with `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks,
+        as Megatron-LM and Transformer Engine balance causal attention. Padding is not there: a share ends where the row
+        does, and what is missing of it is at its end. Raises as `slice_rows`.
+        """
+        return slicing.sliced(self, name, axis, cutfields.share_step(rank, ranks, zigzag, multiple))
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
         """The same columns in the same order; those named here, old to new, under their new names."""
@@ -256,7 +316,7 @@ class BatchRef:
             if new in renamed:
                 raise SchemaMismatch(f"two columns would be called {new!r}", column=new)
             renamed[new] = column
-        return BatchRef(self._rows, renamed, self._frames, self._origin)
+        return BatchRef(self._rows, renamed, self._frames, self._origin, self.traces)
 
     def union(self, other: BatchRef) -> BatchRef:
         """The columns of both, ours first, side by side: row i of one is row i of the other.
@@ -281,7 +341,8 @@ class BatchRef:
     # where it is
 
     def sources(self, name: str) -> tuple[tuple[Piece, ...], Index | None]:
-        """Where a column's rows are, in as few pieces as can be, and in which order they are wanted.
+        """Where a column's rows are, in as few pieces as can be, and in which order they are wanted. Of rows that are
+        joined (`batch.joined`), those before they are.
 
         Row i of the column is row `order[i]` of the rows of all pieces one after another; no order: row i of
         them. This is what a reader wants, which fetches each piece once and then puts rows in order.
@@ -304,7 +365,7 @@ class BatchRef:
     def numbered(self, number: Callable[[ShardKey], int]) -> BatchRef:
         """The same rows and columns, of shards that have these numbers: links to them, or what links are to."""
         frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in self._frames])
-        return BatchRef(self._rows, self._columns, frames, self._origin)
+        return BatchRef(self._rows, self._columns, frames, self._origin, self.traces)
 
     def unlinked(self) -> BatchRef:
         """As it is read: rows that several own, by the shard where they are."""
@@ -330,6 +391,11 @@ class BatchRef:
             for key, by_columns in found.items()
         }
 
+    def is_sliced(self, name: str | None = None) -> bool:
+        """Whether of the rows of a column, or of any, parts are meant."""
+        frames = self._frames if name is None else [self._frames[self._require(name).frame]]
+        return any(frame.cut for frame in frames)
+
     def distinct(self) -> list[tuple[BatchRef, Index | None]]:
         """The columns by how their rows repeat: references to the rows that are meant, each row once, and for each of
         ours which of them it is (None: ours, in order)."""
@@ -347,7 +413,7 @@ class BatchRef:
         the number `hold`."""
         if not self._rows:
             return self
-        return BatchRef(self._rows, self._columns, self._frames, origins.of(stream, rows, hold))
+        return BatchRef(self._rows, self._columns, self._frames, origins.of(stream, rows, hold), self.traces)
 
     def origin(self) -> tuple[bytes, Index] | None:
         """The stream (8 bytes) and the numbers in it of the rows, in order; None where no stream delivered them.
@@ -385,7 +451,8 @@ class BatchRef:
     def _with(self, rows: int, picked: Callable[[Frame], Frame]) -> BatchRef:
         """Other rows of the same columns; the origin goes with them."""
         frames = tuple([picked(frame) for frame in self._frames])
-        return BatchRef(rows, self._columns, frames, None if self._origin is None else picked(self._origin))
+        origin = None if self._origin is None else picked(self._origin)
+        return BatchRef(rows, self._columns, frames, origin, self.traces)
 
     def _slice(self, start: int, stop: int) -> BatchRef:
         if (start, stop) == (0, self._rows):
@@ -421,7 +488,31 @@ class BatchRef:
         for name, (field, frame, slot) in other._columns.items():
             index, first = places[frame]
             columns[name] = Place(field, index, first + slot)
-        return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin)
+        traces = refcodec.together(self.traces, other.traces)
+        return BatchRef(self._rows, columns, tuple(frames), self._origin or other._origin, traces)
+
+
+def span_of(ref: BatchRef) -> Span | None:
+    """What the reference means, where that is one run of rows of one shard, and no link to one; else None."""
+    if len(ref._frames) != 1:
+        return None
+    frame = ref._frames[0]
+    if frame.order is not None or frame.bounds is not None or len(frame.parts) != 1 or frame.cut:
+        return None
+    cells, rows = frame.parts[0]
+    shard = cells[0].shard
+    if rows.slice is None or link_of(shard.id):
+        return None
+    if any(cell.shard is not shard and cell.shard != shard for cell in cells):
+        return None
+    columns = [(name, place.field, cells[place.slot].ordinal) for name, place in ref._columns.items()]
+    return Span(shard, rows, tuple(columns))
+
+
+def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
+    """The frame that a column is in, and its slot in the parts of that: `sources` without an object a piece."""
+    column = ref._require(name)
+    return ref._frames[column.frame], column.slot
 
 
 def decode(encoded: bytes) -> BatchRef:

@@ -10,25 +10,38 @@ length of the bytes, whatever numbers stand in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated
 
 import msgspec
 
+from dataplane.batch import cuts
+from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.frame import Cell, Frame, Part, Shard
+from dataplane.batch.frame import Cell, Frame, Part, Place, Shard
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, ProtocolMismatch
 
-VERSION = 1
+VERSION, CUTS = 1, 2
+"""The version of a reference, and of one with slices inside rows: who does not know those is not to read whole rows."""
+
 NODE_BYTES = 8
 
 _MOST_ROWS = 1 << 48  # of a reference or a shard: sums and products of such numbers stay within 63 bits
 _MOST_BYTES = 1 << 62
 
-#: name, field, frame, slot
-Named = tuple[str, Field, int, int]
+_FEW = 64
+"""Columns up to which it is remembered that there is nothing false in them: batch after batch has the same."""
+
+_Named = tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
 
 _EncodedRows = tuple[int, int, bytes]
+
+MOST_TRACES = 16
+"""Spans that a reference knows it came from."""
+
+_Trace = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -41,6 +54,10 @@ class _Part(msgspec.Struct, frozen=True, array_like=True):
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[_Part, ...]
     order: _EncodedRows | None
+    bounds: _EncodedRows | None = None
+
+
+_Cut = list[cuts.Encoded]
 
 
 class _Ref(msgspec.Struct, frozen=True, array_like=True):
@@ -49,16 +66,24 @@ class _Ref(msgspec.Struct, frozen=True, array_like=True):
     nodes: tuple[bytes, ...]
     shards: tuple[tuple[int, int, int], ...]  # node, id, rows
     fields: tuple[Field, ...]
-    columns: tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
+    columns: _Named
     frames: tuple[_Frame, ...]
     origin: _Frame | None = None
+    traces: Annotated[tuple[_Trace, ...], msgspec.Meta(max_length=MOST_TRACES)] = ()
+    cuts: tuple[_Cut, ...] = ()  # one a frame, or none at all
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Ref)
 
 
-def pack(rows: int, columns: Sequence[Named], frames: Sequence[Frame], origin: Frame | None) -> bytes:
+def pack(
+    rows: int,
+    columns: Mapping[str, Place],
+    frames: Sequence[Frame],
+    origin: Frame | None,
+    traces: tuple[str, ...] = (),
+) -> bytes:
     """The bytes of a reference."""
     nodes: dict[bytes, int] = {}
     shards: dict[Shard, int] = {}
@@ -67,37 +92,65 @@ def pack(rows: int, columns: Sequence[Named], frames: Sequence[Frame], origin: F
     def packed(frame: Frame) -> _Frame:
         parts = []
         for cells, selected in frame.parts:
-            numbers = tuple([shards.setdefault(cell.shard, len(shards)) for cell in cells])
+            first = cells[0].shard
+            numbers: int | tuple[int, ...] = shards.setdefault(first, len(shards))
+            if any(cell.shard is not first and cell.shard != first for cell in cells):
+                numbers = tuple([shards.setdefault(cell.shard, len(shards)) for cell in cells])
             parts.append(
                 _Part(
-                    numbers[0] if len(set(numbers)) == 1 else numbers,
+                    numbers,
                     tuple([cell.ordinal for cell in cells]),
                     tuple([cell.nbytes for cell in cells]),
                     selected.encode(),
                 )
             )
-        return _Frame(tuple(parts), None if frame.order is None else frame.order.encode())
+        order, bounds = (None if rows is None else rows.encode() for rows in (frame.order, frame.bounds))
+        return _Frame(tuple(parts), order, bounds)
 
     packed_frames = tuple([packed(frame) for frame in frames])
     packed_origin = None if origin is None else packed(origin)
-    named = [(name, fields.setdefault(field, len(fields)), frame, slot) for name, field, frame, slot in columns]
+    named = [
+        (name, fields.setdefault(field, len(fields)), frame, slot) for name, (field, frame, slot) in columns.items()
+    ]
     stored = [(nodes.setdefault(shard.node, len(nodes)), shard.id, shard.rows) for shard in shards]
-    ref = _Ref(VERSION, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named), packed_frames, packed_origin)
-    return _encoder.encode(ref)
+    encoded = tuple([cuts.encode(frame.cut) for frame in frames])
+    version, encoded = (CUTS, encoded) if any(encoded) else (VERSION, ())
+    about = (version, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named))
+    return _encoder.encode(_Ref(*about, packed_frames, packed_origin, traces, encoded))
 
 
-def unpack(encoded: bytes | bytearray | memoryview) -> tuple[int, list[Named], tuple[Frame, ...], Frame | None]:
-    """What `pack` was given. Raises ProtocolMismatch where it was given nothing of the kind."""
+def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
+    """The traces of several references, each once, the first `MOST_TRACES`."""
+    if not any(traces):
+        return ()
+    return tuple(dict.fromkeys(each for several in traces for each in several))[:MOST_TRACES]
+
+
+def unpack(
+    encoded: bytes | bytearray | memoryview,
+) -> tuple[int, dict[str, Place], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
+    """What `pack` was given; the columns are nobody's to change. Raises ProtocolMismatch where it was given nothing of
+    the kind."""
     try:
         ref = _decoder.decode(encoded)
-        if ref.version != VERSION:
+        if ref.version not in (VERSION, CUTS):
             raise ProtocolMismatch(f"a reference of version {ref.version}", ours=str(VERSION), theirs=str(ref.version))
         shards = _shards(ref)
         frames = tuple([_frame(frame, shards, ref.rows) for frame in ref.frames])
+        if ref.version == CUTS:
+            frames = _cut(frames, ref.cuts, ref.rows)
         origin = None if ref.origin is None else _frame(ref.origin, shards, ref.rows)
-        return ref.rows, _columns(ref, frames), frames, origin
-    except (msgspec.MsgspecError, ValueError, RecursionError, Corrupt) as error:
+        found = _known if len(ref.columns) <= _FEW else _columns
+        columns = found(ref.fields, ref.columns, tuple([frame.width for frame in frames]), ref.rows > 0)
+        return ref.rows, columns, frames, origin, ref.traces
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, Corrupt) as error:
         raise ProtocolMismatch(f"not a reference: {error}", ours=str(VERSION)) from error
+
+
+def _cut(frames: Sequence[Frame], encoded: Sequence[_Cut], rows: int) -> tuple[Frame, ...]:
+    """The frames with these cuts."""
+    decoded: list[Cut] = [cuts.decode(each, rows) for each in encoded]
+    return tuple([frame.with_cut(cut) for frame, cut in zip(frames, decoded, strict=True)])
 
 
 def _within(value: int, limit: int, what: str) -> int:
@@ -117,19 +170,25 @@ def _shards(ref: _Ref) -> list[Shard]:
     return shards
 
 
-def _columns(ref: _Ref, frames: Sequence[Frame]) -> list[Named]:
-    for field in ref.fields:
+def _columns(fields: tuple[Field, ...], columns: _Named, widths: tuple[int, ...], any_rows: bool) -> dict[str, Place]:
+    """The columns by name, of frames of these widths."""
+    for field in fields:
         check_field("", field)
-    named = []
-    for name, number, frame, slot in ref.columns:
-        width = frames[_within(frame, len(frames), "frame")].width
-        _within(slot, width if ref.rows else _MOST_ROWS, "slot")
-        named.append((name, ref.fields[_within(number, len(ref.fields), "field")], frame, slot))
-    if not named or len({name for name, *_ in named}) != len(named):
+        if field.declared is not field:
+            raise ValueError("a field of what is stored, and not of what is read")
+    named: dict[str, Place] = {}
+    for name, number, frame, slot in columns:
+        width = widths[_within(frame, len(widths), "frame")]
+        _within(slot, width if any_rows else _MOST_ROWS, "slot")
+        named[name] = Place(fields[_within(number, len(fields), "field")], frame, slot)
+    if not named or len(named) != len(columns):
         raise ValueError("no columns, or two of one name")
-    if len({frame for _, _, frame, _ in named}) != len(frames):
+    if len({frame for _, _, frame, _ in columns}) != len(widths):
         raise ValueError("a frame without columns")
     return named
+
+
+_known = lru_cache(maxsize=256)(_columns)
 
 
 def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
@@ -143,18 +202,34 @@ def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
         if not listed or order.stop > listed or len(order.distinct()[0]) != listed:
             raise ValueError("an order that is not one of the rows listed")
         listed = len(order)
+    bounds = None if frame.bounds is None else _bounds(Rows.decode(frame.bounds), listed)
+    if bounds is not None:
+        listed = len(bounds) - 1
     if listed != _within(rows, _MOST_ROWS, "row"):
         raise ValueError(f"{listed} rows in a frame of {rows}")
-    return Frame(parts, order)
+    return Frame(parts, order, bounds)
+
+
+def _bounds(bounds: Rows, listed: int) -> Rows:
+    """Which of so many listed rows are joined. Each of them is, once, in order."""
+    edges = bounds.array()
+    if not listed or len(edges) < 2 or edges[0] or int(edges[-1]) != listed or not (edges[1:] > edges[:-1]).all():
+        raise ValueError("bounds that do not join the rows listed")
+    return bounds
 
 
 def _part(part: _Part, shards: Sequence[Shard]) -> Part:
-    numbers = part.shards if isinstance(part.shards, tuple) else (part.shards,) * len(part.ordinals)
-    cells = []
-    for number, ordinal, nbytes in zip(numbers, part.ordinals, part.nbytes, strict=True):
-        shard = shards[_within(number, len(shards), "shard")]
-        cells.append(Cell(shard, _within(ordinal, 1 << 32, "column"), _within(nbytes, _MOST_BYTES, "size")))
     rows = Rows.decode(part.rows)
-    if not cells or rows.stop > min(cell.shard.rows for cell in cells) or not len(rows):
-        raise ValueError("a part without columns or rows, or with rows that its shards lack")
-    return Part(tuple(cells), rows)
+    if not part.ordinals or not part.nbytes:
+        raise ValueError("a part without columns")
+    for value in (min(part.ordinals), max(part.ordinals)):
+        _within(value, 1 << 32, "column")
+    for value in (min(part.nbytes), max(part.nbytes)):
+        _within(value, _MOST_BYTES, "size")
+    if isinstance(part.shards, tuple):
+        of = [shards[_within(number, len(shards), "shard")] for number in part.shards]
+    else:
+        of = [shards[_within(part.shards, len(shards), "shard")]] * len(part.ordinals)
+    if rows.stop > min([shard.rows for shard in of], default=0) or not len(rows):
+        raise ValueError("a part without rows, or with rows that its shards lack")
+    return Part(tuple(map(Cell._make, zip(of, part.ordinals, part.nbytes, strict=True))), rows)

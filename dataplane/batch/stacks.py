@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from dataplane.batch import form
 from dataplane.batch.buffers import offsets_of
@@ -25,10 +26,47 @@ from dataplane.batch.layout import Bytes, ColumnLayout, Index, Tables, check_sha
 from dataplane.batch.pieces import Stored
 
 
+class Scattered:
+    """The bytes of shards that lie in a few arrays: of each shard which array that is, and where it begins there."""
+
+    def __init__(self, memories: Sequence[Bytes], which: Index, bases: Index) -> None:
+        self._memories = memories
+        self._which = which
+        self._bases = bases
+
+    @classmethod
+    def of(cls, shards: Sequence[Bytes]) -> Scattered:
+        """Shards that are an array each."""
+        return cls(shards, np.arange(len(shards)), np.zeros(len(shards), np.int64))
+
+    def gathered(self, starts: Index, sizes: Index) -> Bytes:
+        """A part of each shard, one behind another, copied."""
+        begins = self._bases + starts
+        if len(self._memories) == 1:
+            even = _even(self._memories[0], begins, sizes)
+            if even is not None:
+                return even
+        edges = zip(self._which.tolist(), begins.tolist(), (begins + sizes).tolist(), strict=True)
+        memories = self._memories
+        return np.concatenate([memories[at][a:b] for at, a, b in edges])
+
+
+def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
+    """Parts of one size that lie at one distance from each other, copied in one go; None where these do not."""
+    if len(begins) < 2 or not (sizes == sizes[0]).all():
+        return None
+    size, steps = int(sizes[0]), np.diff(begins)
+    step = int(steps[0])
+    if step < max(size, 1) or not (steps == step).all():
+        return None
+    run = memory[int(begins[0]) : int(begins[-1]) + size]
+    return as_strided(run, (len(begins), size), (step, 1), writeable=False).copy().reshape(-1)
+
+
 class Stack:
     """Shards of one outline, which were checked: their numbers, a row each, and their bytes."""
 
-    def __init__(self, outline: form.Outline, table: Numbers, shards: Sequence[Bytes]) -> None:
+    def __init__(self, outline: form.Outline, table: Numbers, shards: Scattered) -> None:
         self._outline = outline
         self._table = table
         self._shards = shards
@@ -53,7 +91,7 @@ class Stack:
 class Stacked(Stored):
     """A column of a stack."""
 
-    def __init__(self, name: str, each: Form, start: int, table: Numbers, shards: Sequence[Bytes]) -> None:
+    def __init__(self, name: str, each: Form, start: int, table: Numbers, shards: Scattered) -> None:
         self.name = name
         self._form = each
         self._start = start
@@ -95,6 +133,10 @@ class Stacked(Stored):
         values.setflags(write=private)
         return values
 
+    def read(self, start: int, stop: int) -> Bytes:
+        """See `Stored.read`."""
+        return self.values[start:stop]
+
     def own(self, start: int, stop: int) -> Bytes:
         """See `Stored.own`."""
         return self.values[start:stop].copy()
@@ -102,10 +144,7 @@ class Stacked(Stored):
     def _gathered(self, buffer: int) -> npt.NDArray[Any]:
         """A buffer of all shards, one behind another."""
         at = self._start + 2 + 2 * buffer
-        starts = self._table[:, at]
-        stops = starts + self._table[:, at + 1]
-        edges = zip(self._shards, starts.tolist(), stops.tolist(), strict=True)
-        return np.concatenate([shard[a:b] for shard, a, b in edges])
+        return self._shards.gathered(self._table[:, at], self._table[:, at + 1])
 
     def _offsets(self) -> Index:
         """The offsets of all rows, from those that each shard counts from its own beginning."""

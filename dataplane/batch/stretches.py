@@ -7,11 +7,14 @@ apart from each other; those that nearly touch are one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
+from dataplane.batch import cuts
+from dataplane.batch.cuts import NOTHING, Cut
+from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout
 from dataplane.batch.rows import Rows
 
@@ -77,9 +80,56 @@ def _tables(column: ColumnLayout) -> Stretches:
     return found + [stretch for child in column.children for stretch in _tables(child)]
 
 
-def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes) -> Stretches:
-    """The values of these rows, ascending, of these columns. `memory` is the extent, with tables that are sound."""
-    return merged(stretch for ordinal in ordinals for stretch in _values(layout.columns[ordinal][1], rows, memory))
+def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
+    """Whether rows of the field have the dimensions that an encoded cut is made along."""
+    if field.kind == "struct" and cut:
+        return all(is_sliceable(child, cut) for _, child in field.children)
+    return not cut or (field.kind in ("dense", "ragged") and all(step[1] in range(len(field.shape)) for step in cut))
+
+
+def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes, cut: Cut = NOTHING) -> Stretches:
+    """The values of these rows, ascending, of these columns, or what a cut that is made along dimensions that they have
+    leaves of them in their first. `memory` is the extent, with tables that are sound."""
+    columns = [layout.columns[ordinal][1] for ordinal in ordinals]
+    if cut:
+        return merged(stretch for column in columns for stretch in _cut_values(column, rows.array(), memory, cut))
+    return merged(stretch for column in columns for stretch in _values(column, rows, memory))
+
+
+def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> Iterator[tuple[int, int]]:
+    """Where the parts of rows are that the steps of a cut along their first dimension leave. Of the other dimensions
+    all is taken along: what lies between is mostly less than it takes to name a stretch."""
+    if column.indexed:
+        offset, size = column.buffers[-1]
+        rows = np.clip(memory[offset : offset + size].view(np.int64)[rows], 0, column.stored - 1)
+    if column.field.kind == "struct":
+        for (offset, size), child in zip(column.buffers, column.children, strict=False):
+            there = memory[offset : offset + size].view(np.bool_)
+            kept = there[rows]
+            rank = np.minimum(np.cumsum(there, dtype=np.int64) - 1, child.rows - 1)
+            yield from _cut_values(child, rank[rows[kept]], memory, cuts.take(cut, np.flatnonzero(kept)))
+        return
+    shape, dense = column.field.shape, column.field.kind == "dense"
+    base, size = column.buffers[0 if dense else 1]
+    if dense:
+        lengths = np.full(len(rows), shape[0] or 0, np.int64)
+        unit = size // column.stored // max(shape[0] or 0, 1) if column.stored else 0
+        begins = rows * (shape[0] or 0) * unit
+        units = np.full(len(rows), unit, np.int64)
+    else:
+        table, length = column.buffers[0]
+        offsets = memory[table : table + length].view(np.int64)
+        item = column.field.item_nbytes
+        begins, lengths, units = offsets[rows] * item, offsets[rows + 1] - offsets[rows], np.full(len(rows), item)
+        if column.field.varying > 1:
+            table, length = column.buffers[2]
+            sizes = memory[table : table + length].view(np.int64).reshape(-1, len(shape))[rows]
+            lengths, units = sizes[:, 0], sizes[:, 1:].prod(axis=1) * item
+    firsts, lasts = cuts.spans(cuts.axes(cut).get(0, cuts.NOTHING), lengths)
+    starts, stops = (begins[:, None] + edges * units[:, None] for edges in (firsts, lasts))
+    # Cut to the values, as below.
+    pairs = np.clip(np.stack([starts.reshape(-1), stops.reshape(-1)], axis=1), 0, size) + base
+    yield from map(tuple, pairs.tolist())
 
 
 def _values(column: ColumnLayout, rows: Rows, memory: Bytes) -> Stretches:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch import tensors
+from dataplane.batch import non_tensors, tensors
 from dataplane.batch.dtypes import name_of
 from dataplane.batch.infer import infer
 from dataplane.batch.values import Values, dense, mismatch, struct
@@ -46,6 +46,9 @@ def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
         raise mismatch(
             column, "a TensorDict without a batch dimension has no rows", expected="a batch size", found="()"
         )
+    if type(batch).__name__ == "TensorDict":
+        yield from batch.items()
+        return
     lazy = list(batch.unbind(0)) if _is_lazy(batch) else []
     for number, row in enumerate(lazy):
         if other := set(row.keys()) ^ set(lazy[0].keys()):
@@ -91,7 +94,7 @@ def rows_of(column: str, entry: Any) -> Any:
     if isinstance(entry, list) or tensors.is_tensor(entry):
         return entry
     if type(entry).__name__ == _STACK:
-        return entry.tolist()
+        return non_tensors.rows_of(entry)
     if is_non_tensor(entry):
         return _rows_of_data(column, entry.data, entry.batch_size)
     rows = int(entry.batch_size[0])
@@ -137,14 +140,12 @@ def stacked(rows: Sequence[Any]) -> Any:
                 return torch.nested.as_nested_tensor(list(rows), layout=layout)
             except (RuntimeError, TypeError):  # what torch raises where the rows have no such layout
                 continue
-    from tensordict import NonTensorData, NonTensorStack
-
-    return NonTensorStack(*map(NonTensorData, rows))
+    return non_tensors.stack(rows)
 
 
 def build(tensors: Mapping[str, Any], others: Mapping[str, Sequence[Any]], rows: int) -> Any:
     """A TensorDict of the batch size [rows]: tensors [rows, ...], and lists of a value a row. Imports tensordict."""
-    from tensordict import NonTensorData, NonTensorStack, TensorDict
+    from tensordict import TensorDict
 
-    stacks = {name: NonTensorStack(*map(NonTensorData, values)) for name, values in others.items()}
+    stacks = {name: non_tensors.stack(values) for name, values in others.items()}
     return TensorDict({**tensors, **stacks}, batch_size=[rows])

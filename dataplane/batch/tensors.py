@@ -162,6 +162,12 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.view(_SIGNED[array.itemsize])).view(dtype)
 
 
+def require(column: str, name: str) -> None:
+    """Raises SchemaMismatch where this release of torch has not the dtype `name` of another. Imports torch."""
+    if name.isidentifier() and not hasattr(_torch(), name):
+        raise mismatch(column, f"torch here has no {name}", expected="a dtype of torch", found=name)
+
+
 def shaped(flat: Tensor, name: str, shape: Sequence[int]) -> Tensor:
     """A run of bytes as a tensor of this dtype and shape, in place."""
     return flat.view(getattr(_torch(), name)).view(*shape)

@@ -37,8 +37,10 @@ def split(column: Column) -> list[Variant]:
     """The kinds that rows of the column are of. A kind of all rows is read in place as a column of its own would be."""
     found = []
     for name, field in column.field.children:
-        present, selections, order = reading.presence(column.reading, name)
+        present, rows = reading.presence(column.reading, name, field)
         if present.any():
-            child = Column.__new__(Column)._bind(f"{column.name}{name}", field, selections, order)
+            child = Column.__new__(Column)._bind(
+                f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut
+            )
             found.append(Variant(name, present, child))
     return found

@@ -23,6 +23,9 @@ from dataplane.device.copies import copied
 from dataplane.device.memory import lent
 from dataplane.errors import SchemaMismatch
 
+_SMALL_ROW = 4096
+"""Bytes of an object up to which it is decoded out of a copy of all rows: one of large parts refers to them."""
+
 #: Gives the rows of a column, each as what stands for one row; a struct is made of those of its children.
 RowView = Callable[[str, Field, Reading], list[Any]]
 
@@ -51,9 +54,12 @@ def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
     return python(name, field, rows)
 
 
-def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> list[Any]:
+def python(
+    name: str, field: Field, rows: Reading, *, decode: bool = True, copies: objects.Copies | None = None
+) -> list[Any]:
     """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
-    dicts of bytes unless they are to be decoded."""
+    dicts of bytes unless they are to be decoded. `copies`: what columns share that are read one after another, all of
+    which stay in memory meanwhile."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, reading.dense(rows, field)).tolist()
         return values
@@ -65,7 +71,10 @@ def python(name: str, field: Field, rows: Reading, *, decode: bool = True) -> li
         return _text(name, field, rows)
     if field.kind == "bytes":
         return [row.tobytes() for row in reading.spans(rows)]
-    copies: dict[tuple[int, int], bytes] = {}
+    if decode and reading.is_plain(rows) and reading.nbytes(rows, field) <= _SMALL_ROW * rows.rows:
+        whole, edges, _, _ = reading.items(rows, field)
+        return objects.decode_rows(name, whole.tobytes(), edges.tolist())
+    copies = objects.Copies() if copies is None else copies
     return [
         objects.decode_row(name, row, lookup, decode=decode, number=number, copies=copies)
         for number, (row, lookup) in enumerate(reading.objects(rows))
@@ -176,9 +185,9 @@ def _text(name: str, field: Field, rows: Reading) -> list[str]:
 def _records(name: str, field: Field, rows: Reading, view: RowView) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = [{} for _ in range(rows.rows)]
     for key, child in field.children:
-        present, selections, order = reading.presence(rows, key)
+        present, inner = reading.presence(rows, key, child)
         try:
-            values = view(f"{name}.{key}", child, Reading(selections, order))
+            values = view(f"{name}.{key}", child, inner)
         except SchemaMismatch as error:
             raise mismatch_in(error, error.column, np.flatnonzero(present).tolist()) from error
         if len(values) == len(records):

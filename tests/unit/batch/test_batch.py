@@ -101,7 +101,7 @@ assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"
 batch.to_arrow()
 assert not {"torch", "tensordict"} & set(sys.modules), "arrow"
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=25)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_packed_is_the_items_and_where_each_row_begins() -> None:

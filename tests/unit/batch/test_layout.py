@@ -16,7 +16,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned, check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
-from dataplane.batch.stacks import Stack
+from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
 
 _PLAN = plan(
@@ -227,7 +227,7 @@ def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
     with pytest.raises(Corrupt):  # many at once, and read in one pass
         found = laid([layout.encode()] * 8, [len(memory)] * 8)
         table = np.array([each.numbers for each in found])
-        _ = Stack(found[0].outline, table, [memory] * 8).column("c", 0).tables
+        _ = Stack(found[0].outline, table, Scattered.of([memory] * 8)).column("c", 0).tables
 
 
 def test_presence_that_does_not_fit_the_children_is_refused() -> None:

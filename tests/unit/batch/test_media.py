@@ -420,3 +420,38 @@ def test_rows_that_are_the_same_memory_have_the_same_bytes() -> None:
 
 def is_deferred(image: Any) -> bool:
     return type(image) is not image.__class__
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda image: image.size,
+        lambda image: image.load(),
+        lambda image: setattr(image, "info", image.info),
+        copy.copy,
+        copy.deepcopy,
+        lambda image: pickle.loads(pickle.dumps(image)),
+        repr,
+    ],
+    ids=["read", "load", "set", "copy", "deepcopy", "pickle", "repr"],
+)
+def test_equal_files_of_a_column_are_opened_once_and_others_when_somebody_looks(look: Callable[[Any], Any]) -> None:
+    data = file(noise("RGB", (64, 64)))
+    image = opened(data)
+    image.info["said"] = "more"
+    whole = column([{"image": image}])
+    first, other = Column.of("x", whole.field, whole._selections, np.array([0, 0])).to_list()
+    one, late = first["image"], other["image"]
+    assert (is_deferred(one), is_deferred(late)) == (False, True)
+    assert isinstance(late, PngImagePlugin.PngImageFile)
+    look(late)
+    assert type(late) is PngImagePlugin.PngImageFile
+    assert (late.info, late.fp is one.fp) == (one.info, False)
+    assert same_image(late, one)
+
+
+def test_a_late_image_is_put_again_as_the_file_that_it_is() -> None:
+    data = file(noise("RGB", (64, 64)))
+    whole = column([{"image": opened(data)}])
+    rows = Column.of("x", whole.field, whole._selections, np.array([0, 0])).to_list()
+    assert back(rows[1])["image"].fp.getvalue() == data

@@ -15,10 +15,8 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout, check_contents
 from dataplane.batch.local import local_batch
 from dataplane.batch.pieces import Selection
 from dataplane.batch.rows import Rows
-from dataplane.batch.stacks import Stack
+from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt
-
-pytestmark = pytest.mark.timeout(30)
 
 
 def columns(i: int) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def stack_of(shards: list[tuple[bytes, np.ndarray[Any, Any]]]) -> tuple[Stack, l
     known = laid([layout for layout, _ in shards], [len(memory) for _, memory in shards])
     assert len({id(each.outline) for each in known}) == 1
     table = np.array([each.numbers for each in known])
-    return Stack(known[0].outline, table, [memory for _, memory in shards]), known
+    return Stack(known[0].outline, table, Scattered.of([memory for _, memory in shards])), known
 
 
 def test_a_stack_reads_as_its_shards_do() -> None:
@@ -155,3 +153,30 @@ def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
         (known,) = laid([encoded], [len(memory)])
         known.check_contents(memory)
         check_contents(known.layout, memory)
+
+
+@pytest.mark.parametrize("memories", [1, 3])
+@pytest.mark.parametrize("distances", ["even", "touching", "uneven", "backwards", "the same", "one"])
+@pytest.mark.parametrize("sizes", ["equal", "different", "none"])
+def test_parts_are_gathered_however_they_lie(memories: int, distances: str, sizes: str) -> None:
+    """Those at one distance are copied in one go: it must be the same."""
+    chance, count = np.random.default_rng(1), 1 if distances == "one" else 7
+    held = [chance.integers(0, 256, 1000).astype(np.uint8) for _ in range(memories)]
+    bases = {
+        "even": np.arange(count) * 100,
+        "touching": np.arange(count) * 24,
+        "uneven": np.arange(count) ** 2 * 10,
+        "backwards": 600 - np.arange(count) * 100,
+        "the same": np.full(count, 40),
+        "one": np.array([40]),
+    }[distances]
+    lengths = {"equal": np.full(count, 24), "different": np.arange(count) + 20, "none": np.zeros(count, np.int64)}[
+        sizes
+    ]
+    which = np.arange(count) % memories
+    starts = np.full(count, 8)
+    gathered = Scattered(held, which, bases).gathered(starts, lengths)
+    rows = zip(which.tolist(), bases.tolist(), lengths.tolist(), strict=True)
+    assert gathered.tolist() == [value for at, base, n in rows for value in held[at][base + 8 : base + 8 + n].tolist()]
+    gathered[:] = 0
+    assert all(each.any() for each in held)  # it is a copy

@@ -1,0 +1,129 @@
+"""Routing indices sliced for ranks: bytes stored, and bytes sent to each of eight context-parallel ranks, over int64
+for all; and how long a rank waits for its share.
+
+    python -m bench.slices [--tokens 200000] [--json PATH]
+
+Each rank is a node of its own on this machine's loopback, with a client that reads the rank's share; what crosses is
+what that node says that it has fetched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import dataplane as dp
+from bench.measure import Row, row, table, write_json
+from bench.peers.work import EXPERTS, LAYERS, TOP
+
+RANKS = 8
+_START_S = 60.0
+
+
+def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
+    """Rows of about log-normal lengths of so many tokens in all."""
+    source = np.random.default_rng(0)
+    lengths = np.clip(source.lognormal(np.log(8192), 0.8, 1 + tokens // 4096), 64, 32_768).astype(int)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
+    return [source.integers(0, EXPERTS, (int(n), LAYERS, TOP)) for n in lengths]
+
+
+@contextmanager
+def node(directory: Path, memory: int, joins: str) -> Iterator[tuple[str, str]]:
+    """A node among others: where clients find it, and where nodes do."""
+    directory.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    path = directory / "node.sock"
+    command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", str(memory), "--spill", "0", "--socket",
+               str(path), "--listen", listen, "--join", joins or "static://"]  # fmt: skip
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        ends = time.monotonic() + _START_S
+        while not path.exists():
+            if process.poll() is not None or time.monotonic() > ends:
+                raise RuntimeError((directory / "log").read_text())
+            time.sleep(0.05)
+        yield f"unix://{path}", listen
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def measure(tokens: int, scratch: Path) -> list[Row]:
+    """The bytes and times of all ranks."""
+    rows = rows_of(tokens)
+    whole = sum(each.nbytes for each in rows)
+    memory = max(2 * whole // 8 + (64 << 20), 64 << 20)
+    sent, seconds = [], []
+    with ExitStack() as undo:
+        address, listens = undo.enter_context(node(scratch / "owner", memory, ""))
+        owner = undo.enter_context(_connected(address))
+        ref = owner.put({"routed_experts": rows}, narrow=["routed_experts"])
+        stored = owner.stats().memory_used
+        for rank in range(RANKS):
+            joins = "static://" + listens.removeprefix("tcp://")
+            with node(scratch / f"rank{rank}", memory, joins) as (there, _), _connected(there) as plane:
+                _together(plane, owner)
+                before = plane.stats().fetched_bytes
+                began = time.perf_counter()
+                got = plane.get(ref.share_rows("routed_experts", rank, RANKS, zigzag=True))["routed_experts"]
+                found = got.narrow().numpy()
+                seconds.append(1000 * (time.perf_counter() - began))
+                sent.append((plane.stats().fetched_bytes - before) / whole)
+                if sum(map(len, found)) not in range(tokens // RANKS // 2, 2 * tokens // RANKS):
+                    raise RuntimeError("a share of other tokens")
+                del got, found
+    about = f"{len(rows)} rows, {sum(map(len, rows)):,} tokens, {whole / 1e6:,.0f} MB as int64"
+    return [
+        row("R3: bytes stored over int64", [stored / whole], at_most=1 / 8 * 1.001, unit="x", detail=about),
+        row("R3: bytes sent to a context-parallel rank of 8, over int64 for all", sent, at_most=1 / 60, unit="x"),
+        row("R3: a rank's get of its share", seconds, at_most=1000.0, unit="ms"),
+    ]
+
+
+def _connected(address: str) -> dp.Plane:
+    """A plane, of a node that may just have been started on a machine that is busy."""
+    ends = time.monotonic() + _START_S
+    while True:
+        try:
+            return dp.connect(address)
+        except dp.PeerUnavailable:
+            if time.monotonic() > ends:
+                raise
+
+
+def _together(*planes: dp.Plane) -> None:
+    ends = time.monotonic() + _START_S
+    while any(len(plane.members().get("members", {})) < 2 for plane in planes):
+        if time.monotonic() > ends:
+            raise RuntimeError("the nodes do not find each other")
+        time.sleep(0.05)
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m bench.slices", description="Routing indices sliced for ranks.")
+    parser.add_argument("--tokens", type=int, default=200_000, help="of all rows together (default: 200,000)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/slices.json"))
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="dp-") as scratch:
+        rows = measure(asked.tokens, Path(scratch))
+    print(table(rows))
+    write_json(asked.json, rows, {"tokens": asked.tokens, "load": os.getloadavg()[0]})
+    return 0 if all(each.met for each in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

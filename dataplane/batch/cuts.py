@@ -1,0 +1,285 @@
+"""Slices inside rows: what a reference means of each of its rows, said without knowing how long they are.
+
+A `Cut` is steps, one after another. A step takes a part of each row along one dimension of the row, counted as what the
+steps before it have left: from a start up to a stop, as Python slices; or a rank's share. A step's numbers are one for
+all rows, or an array of one a row, which then go with the rows wherever those are picked, repeated or concatenated.
+How long a row is, its reader and its owner find in the column's tables: `spans` says then which items of it are meant.
+
+What always holds: steps of different dimensions do not touch each other; a step that leaves rows as they are exists
+for each kind, so that the cuts of any two references can be brought together (`joined`).
+
+Shares are those of packed sequences in Megatron: a row is thought to be padded to a `multiple`, and each rank has the
+same number of items. `SHARE` is a run of them; of `ZIGZAG` the row is in 2 x ranks chunks, and rank r has chunks r and
+2 x ranks - 1 - r, so that under a causal mask all ranks have as much to do (ring attention, arXiv 2310.01889; the order
+of `get_batch_on_this_cp_rank`). What would be padding is not there: it is at the end of a rank's share, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.errors import LimitExceeded
+
+Index = npt.NDArray[np.int64]
+Number = int | Index
+
+SLICE, SHARE, ZIGZAG = 0, 1, 2
+#: Numbers that leave rows as they are, by kind: start and stop; rank, ranks and multiple.
+END = 1 << 60
+_WHOLE: dict[int, tuple[int, ...]] = {SLICE: (0, END), SHARE: (0, 1, 1), ZIGZAG: (0, 1, 2)}
+_CODES = "bhiq"  # of arrays of 1, 2, 4 and 8 bytes
+MAX_STEPS, MAX_ZIGZAGS = 64, 4  # each zig-zag may double the runs of a row
+MOST_RANKS = 1 << 20
+
+
+class Step(NamedTuple):
+    """One step: its kind, the dimension of the row, and its numbers, each one for all rows or an array of one a row.
+    `size`: how long all rows were in that dimension before, or 0: nothing but sizes is told from it."""
+
+    kind: int
+    axis: int
+    numbers: tuple[Number, ...]
+    size: int = 0
+
+
+Cut = tuple[Step, ...]
+NOTHING: Cut = ()
+
+
+def is_even(cut: Cut) -> bool:
+    """Whether it is the same for all rows."""
+    return all(type(number) is int for step in cut for number in step.numbers)
+
+
+def take(cut: Cut, positions: Index | slice) -> Cut:
+    """That of the rows at these positions."""
+    if is_even(cut):
+        return cut
+    return tuple([_mapped(step, lambda array: array[positions]) for step in cut])
+
+
+def repeat(cut: Cut, times: int) -> Cut:
+    """That of each row `times` in succession."""
+    return tuple([_mapped(step, lambda array: np.repeat(array, times)) for step in cut])
+
+
+def _mapped(step: Step, change: Any) -> Step:
+    numbers = tuple([n if isinstance(n, int) else change(n) for n in step.numbers])
+    return step._replace(numbers=numbers)
+
+
+def added(cut: Cut, step: Step) -> Cut:
+    """The cut, and then the step; two slices of one dimension as one where they count from the beginning."""
+    if cut and step.kind == SLICE and (cut[-1].kind, cut[-1].axis) == (SLICE, step.axis):
+        (start, stop), (first, last) = cut[-1].numbers, step.numbers
+        if all(int(np.min(number)) >= 0 for number in (start, stop, first, last) if np.size(number)):
+            end = np.minimum(np.add(start, last), stop)
+            both = (_number(np.add(start, first)), _number(end))
+            return (*cut[:-1], cut[-1]._replace(numbers=both))
+    return bounded((*cut, step))
+
+
+def _number(value: Any) -> Number:
+    return int(value) if np.ndim(value) == 0 else np.asarray(value, np.int64)
+
+
+def joined(several: Sequence[tuple[int, Cut]]) -> Cut:
+    """That of the rows of each, so many, after those of the one before."""
+    cut: Cut = NOTHING
+    count = 0
+    for rows, each in several:
+        cut = _beside(count, cut, rows, each) if count else each
+        count += rows
+    return cut
+
+
+def _beside(rows: int, cut: Cut, more: int, other: Cut) -> Cut:
+    both = _embedded(cut, other)
+    if both is None:
+        turned = _embedded(other, cut)
+        both = (turned[1], turned[0]) if turned is not None else None
+    if both is None:
+        both = (*cut, *map(_idle, other)), (*map(_idle, cut), *other)
+    found = []
+    for ours, theirs in zip(*both, strict=True):
+        numbers = zip(ours.numbers, theirs.numbers, strict=True)
+        size = ours.size if ours.size == theirs.size else 0
+        found.append(ours._replace(numbers=tuple([_both(rows, a, more, b) for a, b in numbers]), size=size))
+    return bounded(tuple(found))
+
+
+def _idle(step: Step) -> Step:
+    """A step of this kind that leaves rows as they are."""
+    return step._replace(numbers=_WHOLE[step.kind])
+
+
+def _embedded(cut: Cut, other: Cut) -> tuple[Cut, Cut] | None:
+    """The cut, and the other as steps of the same kinds and dimensions; None where it has others, or another order."""
+    left, found = list(other), []
+    for step in cut:
+        found.append(left.pop(0) if left and left[0][:2] == step[:2] else _idle(step))
+    return None if left else (cut, tuple(found))
+
+
+def bounded(cut: Cut) -> Cut:
+    """The cut. Raises LimitExceeded where it has more steps than one may have."""
+    zigzags = sum(step.kind == ZIGZAG for step in cut)
+    if len(cut) > MAX_STEPS or zigzags > MAX_ZIGZAGS:
+        what = "slices of slices"
+        raise LimitExceeded(
+            f"{len(cut)} {what}, {zigzags} of them zig-zag; at most {MAX_STEPS}, and {MAX_ZIGZAGS}: get fewer rows",
+            what=what,
+            asked=len(cut),
+            limit=MAX_STEPS,
+        )
+    return cut
+
+
+def _both(rows: int, a: Number, more: int, b: Number) -> Number:
+    if isinstance(a, int) and isinstance(b, int) and a == b:
+        return a
+    return np.concatenate([np.broadcast_to(np.int64(a), rows), np.broadcast_to(np.int64(b), more)])
+
+
+def equal(cut: Cut, other: Cut) -> bool:
+    """Whether both are the same steps with the same numbers."""
+    if cut is other:
+        return True
+    pairs = zip(cut, other, strict=False)
+    return len(cut) == len(other) and all(
+        a[:2] == b[:2] and all(np.array_equal(m, n) for m, n in zip(a.numbers, b.numbers, strict=True))
+        for a, b in pairs
+    )
+
+
+def fraction(cut: Cut) -> float:
+    """About which part of their bytes rows have left: exact where they were all equally long in each dimension. Slices
+    of rows that differ, by a start and a stop, count as whole."""
+    left = 1.0
+    for step in cut:
+        if step.size:
+            rows = max([len(number) for number in step.numbers if not isinstance(number, int)], default=1)
+            begins, ends = spans((step,), np.full(rows, step.size, np.int64))
+            left *= float((ends - begins).sum()) / (step.size * max(rows, 1))
+        elif step.kind != SLICE:
+            left *= float(np.mean(np.divide(1.0, step.numbers[1])))
+    return left
+
+
+def axes(cut: Cut) -> dict[int, Cut]:
+    """The steps by dimension."""
+    found: dict[int, Cut] = {}
+    for step in cut:
+        found[step.axis] = (*found.get(step.axis, ()), step)
+    return found
+
+
+def spans(steps: Cut, lengths: Index) -> tuple[Index, Index]:
+    """Which items of rows of these lengths, int64 [rows], the steps of one dimension mean: where each run of them
+    begins and where it ends, [rows, runs] each. Runs may be empty; an array among the numbers is one a row."""
+    begins, ends = np.zeros((len(lengths), 1), np.int64), lengths.reshape(-1, 1)
+    for step in steps:
+        sizes = ends - begins
+        before = np.cumsum(sizes, axis=1) - sizes
+        runs = []
+        for start, stop in _windows(step, sizes.sum(axis=1)):
+            first = np.clip(start[:, None] - before, 0, sizes)
+            last = np.clip(stop[:, None] - before, first, sizes)
+            runs.append((begins + first, begins + last))
+        begins, ends = (np.concatenate(each, axis=1) for each in zip(*runs, strict=True))
+        begins, ends = _fewest(begins, ends)
+    return begins, ends
+
+
+def _windows(step: Step, total: Index) -> list[tuple[Index, Index]]:
+    if step.kind == SLICE:
+        start, stop = (np.where(np.less(n, 0), np.add(n, total), n) for n in step.numbers)
+        return [(np.clip(start, 0, total), np.clip(stop, 0, total))]
+    rank, ranks, multiple = (np.asarray(number, np.int64) for number in step.numbers)
+    padded = -(-total // multiple) * multiple
+    if step.kind == SHARE:
+        part = padded // ranks
+        return [(rank * part, (rank + 1) * part)]
+    half = padded // (2 * ranks)
+    other = 2 * ranks - 1 - rank
+    return [(rank * half, (rank + 1) * half), (other * half, (other + 1) * half)]
+
+
+def _fewest(begins: Index, ends: Index) -> tuple[Index, Index]:
+    """The same runs, without columns of which all are empty, and those as one that always touch."""
+    if begins.shape[1] > 1:
+        kept = np.flatnonzero((ends > begins).any(axis=0))
+        kept = kept if len(kept) else np.zeros(1, np.int64)
+        begins, ends = begins[:, kept], ends[:, kept]
+        breaks = np.flatnonzero((ends[:, :-1] != begins[:, 1:]).any(axis=0))
+        begins, ends = begins[:, np.append(0, breaks + 1)], ends[:, np.append(breaks, ends.shape[1] - 1)]
+    return begins, ends
+
+
+def length(steps: Cut, size: int) -> int:
+    """How long a row is after the steps of one dimension, that are the same for all rows, where it is `size` long."""
+    begins, ends = spans(steps, np.array([size], np.int64))
+    return int((ends - begins).sum())
+
+
+Encoded = tuple[int, int, list[int | bytes], int]
+
+
+def encode(cut: Cut) -> list[Encoded]:
+    """Plain values for a message; arrays as little-endian integers of as few bytes as hold them."""
+    return [(step.kind, step.axis, list(map(_packed, step.numbers)), step.size) for step in cut]
+
+
+def _packed(number: Number) -> int | bytes:
+    if isinstance(number, int):
+        return number
+    most = max(int(number.max(initial=0)), -1 - int(number.min(initial=0)))
+    code = _CODES[sum(most >= bound for bound in (1 << 7, 1 << 15, 1 << 31))]
+    return code.encode() + number.astype(f"<{np.dtype(code).str[1:]}").tobytes()
+
+
+def decode(encoded: Sequence[Sequence[Any]], rows: int) -> Cut:
+    """What `encode` gave of so many rows. Raises ValueError where it did not."""
+    if len(encoded) > MAX_STEPS or sum(step[0] == ZIGZAG for step in encoded) > MAX_ZIGZAGS:
+        raise ValueError(f"more than {MAX_STEPS} slices in each other, or {MAX_ZIGZAGS} zig-zag ones")
+    found = []
+    for kind, axis, numbers, size in encoded:
+        known = kind in _WHOLE and len(numbers) == len(_WHOLE[kind])
+        if not known or not 0 <= axis < 1 << 8 or not 0 <= size <= END:
+            raise ValueError("a slice of rows that is none")
+        step = Step(kind, axis, tuple([_unpacked(number, rows) for number in numbers]), size)
+        check(step)
+        found.append(step)
+    return tuple(found)
+
+
+def _unpacked(packed: int | bytes, rows: int) -> Number:
+    if isinstance(packed, int):
+        return packed
+    code = packed[:1].decode("latin-1")
+    if not code or code not in _CODES:
+        raise ValueError(f"numbers with the unknown code {code!r}")
+    array = np.frombuffer(packed, f"<{np.dtype(code).str[1:]}", offset=1).astype(np.int64)
+    if len(array) != rows:
+        raise ValueError(f"{len(array)} numbers for {rows} rows")
+    return array
+
+
+def check(step: Step) -> None:
+    """Raises ValueError where the numbers are none of such a step."""
+    low = [int(np.min(number, initial=END)) for number in step.numbers]
+    high = [int(np.max(number, initial=-END)) for number in step.numbers]
+    if step.kind == SLICE:
+        if min(low) < -END or max(high) > END:
+            raise ValueError("a start or stop beyond any row")
+        return
+    rank, ranks, multiple = (np.asarray(number, np.int64) for number in step.numbers)
+    least = 2 * ranks if step.kind == ZIGZAG else ranks
+    if low[1] < 1 or high[1] > MOST_RANKS or low[0] < 0 or (rank >= ranks).any():
+        raise ValueError("a rank that is not one of so many")
+    if low[2] < 1 or high[2] > 1 << 40 or (multiple % least).any():
+        raise ValueError("rows are padded to a multiple that gives each rank as much")

@@ -1,0 +1,193 @@
+"""Rows that came one by one, written one behind another as they come, in memory that is used again.
+
+A row of an agent is a few arrays and lists of numbers. To keep a copy of each and to join thousands of copies takes
+twice as long as to write each byte once, where it stays; and new memory for each block is a page fault for each row.
+
+What always holds: nothing is converted. A row that is taken is of the form's names, types and shapes, so that it comes
+out as it would by itself; one that is refused leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import numpy as np
+
+from dataplane.batch.dtypes import is_bits, storage
+from dataplane.batch.field import Field
+from dataplane.batch.infer import FLOATS, INTS
+from dataplane.batch.values import Values, dense, ragged_run
+
+_write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
+_copy: Callable[[Any, bytearray, int], None] | None
+try:
+    from dataplane.batch._lists import copy as _copy
+    from dataplane.batch._lists import write as _write
+except ImportError:  # there was no C compiler
+    _copy = _write = None
+
+_LEAST = 16 << 10  # bytes of memory for a column
+
+
+class _Column(Protocol):
+    """One column, of which so many `rows` were taken, in so many bytes."""
+
+    rows: int
+    nbytes: int
+
+    def take(self, given: Any) -> int:
+        """Take rows, if they are seen at once to be alike; how many."""
+
+    def cut(self, rows: int) -> None:
+        """Forget all but the first rows."""
+
+    def values(self, start: int, stop: int) -> Values:
+        """These rows, in place."""
+
+
+class Gathered:
+    """Rows of columns of these names and fields."""
+
+    def __init__(self, columns: Sequence[tuple[str, _Column]]) -> None:
+        self._names = tuple([name for name, _ in columns])
+        self._columns = [column for _, column in columns]
+        self.rows = 0
+        """How many were taken."""
+        self.nbytes = 0
+        """The bytes of their values."""
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, Field]]) -> Gathered | None:
+        """None where some column is more than an array or lists of numbers."""
+        columns = [(name, _column(field)) for name, field in fields]
+        found = [(name, column) for name, column in columns if column is not None]
+        return cls(found) if found and len(found) == len(columns) else None
+
+    def take(self, given: Any, most: int) -> int:
+        """Take columns of as many rows each, and at most so many bytes; how many rows. 0: they are not seen at once to
+        be alike, and were not taken."""
+        if type(given) is not dict or tuple(given) != self._names:
+            return 0
+        rows = nbytes = 0
+        for column, values in zip(self._columns, given.values(), strict=True):
+            found = column.take(values)
+            if not found or (rows and found != rows):
+                break
+            rows = found
+            nbytes += column.nbytes
+        else:
+            if nbytes - self.nbytes <= most:
+                self.rows, self.nbytes = self.rows + rows, nbytes
+                return rows
+        self.cut(self.rows)
+        return 0
+
+    def columns(self, start: int, stop: int) -> Mapping[str, Values]:
+        """The columns of these rows, in place."""
+        named = zip(self._names, self._columns, strict=True)
+        return {name: column.values(start, stop) for name, column in named}
+
+    def cut(self, rows: int) -> None:
+        """Forget all but the first rows, and keep the memory. What `columns` gave of them must not be used any more."""
+        for column in self._columns:
+            column.cut(rows)
+        self.rows, self.nbytes = rows, sum([column.nbytes for column in self._columns])
+
+
+def _column(field: Field) -> _Column | None:
+    if field.kind == "dense" and not is_bits(field.dtype):
+        return _Dense(field)
+    return _Numbers(field == FLOATS) if field in (INTS, FLOATS) and _write is not None else None
+
+
+class _Dense:
+    """Arrays of one dtype, whose rows have one shape."""
+
+    def __init__(self, field: Field) -> None:
+        self.rows = self.nbytes = 0
+        self._dtype = storage(field.dtype)
+        self._shape = field.shape
+        self._one = (1, *field.shape)  # of a row by itself, as most come
+        self._unit = field.item_nbytes
+        self._memory = bytearray(_LEAST)
+        self._copies = _copy if self._dtype.kind in "biufc" else None  # of others NumPy shows no buffer
+
+    def take(self, given: Any) -> int:
+        if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
+            return 0
+        rows = 1
+        if given.shape != self._one:
+            if given.shape[1:] != self._shape or not given.ndim:
+                return 0
+            rows = len(given)
+        start = self.nbytes
+        end = start + rows * self._unit
+        if end == start:
+            return 0
+        if end > len(self._memory):
+            self._memory = _grown(self._memory, end)
+        try:
+            if self._copies is None:
+                raise BufferError
+            self._copies(given, self._memory, start)
+        except (BufferError, ValueError):  # not one behind another, or not of numbers
+            self._memory[start:end] = given.tobytes()
+        self.nbytes = end
+        self.rows += rows
+        return rows
+
+    def cut(self, rows: int) -> None:
+        self.rows, self.nbytes = rows, rows * self._unit
+
+    def values(self, start: int, stop: int) -> Values:
+        taken = np.frombuffer(self._memory, np.uint8, (stop - start) * self._unit, start * self._unit)
+        return dense("", taken.view(self._dtype).reshape(stop - start, *self._shape))
+
+
+class _Numbers:
+    """Lists of ints, or of floats."""
+
+    def __init__(self, floats: bool) -> None:
+        self.rows = self.nbytes = 0
+        self._floats = floats
+        self._memory = bytearray(_LEAST)
+        self._lengths: list[int] = []
+
+    def take(self, given: Any) -> int:
+        if type(given) is not list or not given or _write is None:
+            return 0
+        lengths = _write(given, self._memory, self.nbytes, self._floats)
+        if lengths is None:
+            if set(map(type, given)) != {list}:
+                return 0
+            end = self.nbytes + 8 * sum(map(len, given))
+            if end <= len(self._memory):
+                return 0
+            self._memory = _grown(self._memory, end)
+            return self.take(given)
+        items = sum(lengths)
+        if self._floats and not items:  # lists without any element are taken for ints
+            return 0
+        self._lengths += lengths
+        self.nbytes += 8 * items
+        self.rows += (rows := len(lengths))
+        return rows
+
+    def cut(self, rows: int) -> None:
+        del self._lengths[rows:]
+        self.rows, self.nbytes = rows, 8 * sum(self._lengths)
+
+    def values(self, start: int, stop: int) -> Values:
+        lengths, first = self._lengths[start:stop], 8 * sum(self._lengths[:start])
+        offsets = np.array([0, *accumulate(lengths)], np.int64)
+        taken = np.frombuffer(self._memory, np.uint8, 8 * int(offsets[-1]), first)
+        return ragged_run(FLOATS if self._floats else INTS, taken, offsets)
+
+
+def _grown(memory: bytearray, needed: int) -> bytearray:
+    """New memory of twice the bytes or more, with what was in it: others may look at the old."""
+    larger = bytearray(max(needed, 2 * len(memory)))
+    larger[: len(memory)] = memory
+    return larger

@@ -1,0 +1,179 @@
+"""Columns of integers in the narrowest dtype that holds them, decided for each block that is stored.
+
+Routing indices of a mixture of experts are below 256, and come as int64: 8 bytes for one. What is planned here keeps
+the dtype that it was given in the name of its own ("int64:uint8": `batch.dtypes`), so blocks of other widths are the
+same column, and a reader gets int64 again, or by `Column.narrow` what is stored.
+
+What always holds: each value is stored exactly; a column of other things than integers is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.buffers import Joined, Rectangle, RowSource, Run, as_bytes
+from dataplane.batch.columns import columns_of
+from dataplane.batch.dedupe import Each
+from dataplane.batch.dtypes import is_integer, storage
+from dataplane.batch.values import Values, bounds_of, mismatch
+from dataplane.errors import Misuse
+
+Narrow = bool | str | Collection[str]
+"""All columns of integers, or those of these names; of a struct those among its keys."""
+
+#: What values are stored in, the first that holds them. Of as many bytes the signed one, since torch computes little in
+#: uint16 and uint32; but of one byte the unsigned one.
+_CHOICES = ("uint8", "int8", "int16", "uint16", "int32", "uint32")
+_PIECE = 4 << 20  # bytes looked at in one call
+
+Array = npt.NDArray[Any]
+
+
+def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Values]:
+    """The columns, of which those that `narrow` names are narrowed; `each` as for `columns.plan`. Raises
+    SchemaMismatch as that, and for a name of no column or of one without integers; Misuse for what names none."""
+    names = _names(narrow)
+    found: dict[str, Values] = {}
+    for name, values in columns_of(columns):
+        if names is not None and name not in names:
+            found[name] = values
+            continue
+        if names is not None and not _has_integers(values):
+            raise mismatch(name, "there are no integers to narrow", expected="integers", found=repr(values.field))
+        found[name] = _narrowed(values, each)
+    for name in names or ():
+        if name not in found:
+            there = ", ".join(found)
+            raise mismatch(name, f"to be narrowed, but there are only {there}", expected=there, found=name)
+    return found
+
+
+def _names(narrow: Narrow) -> tuple[str, ...] | None:
+    """The names, or None for all columns. Raises Misuse."""
+    if narrow is True:
+        return None
+    names = (narrow,) if isinstance(narrow, str) else narrow
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise Misuse(f"narrow is True, or the names of columns, not {narrow!r:.100}")
+    return tuple(names)
+
+
+def _has_integers(values: Values) -> bool:
+    return is_integer(values.field.dtype) or any(map(_has_integers, values.children))
+
+
+def _narrowed(values: Values, each: Each) -> Values:
+    if values.children:
+        children = tuple([_narrowed(child, each) for child in values.children])
+        fields = zip(values.field.children, children, strict=True)
+        field = msgspec.structs.replace(
+            values.field, children=tuple([(key, child.field) for (key, _), child in fields])
+        )
+        return msgspec.structs.replace(values, field=field, children=children)
+    field, source = values.field, values.data
+    if source is None or not is_integer(field.dtype) or ":" in field.dtype:
+        return values
+    wide = storage(field.dtype)
+    arrays = _arrays(source, wide)
+    dtype = _choice(arrays, wide, each)
+    if dtype is None:
+        return values
+    name = f"{field.dtype}:{dtype.name}"
+    narrow = msgspec.structs.replace(field, dtype=name)
+    data: RowSource
+    if isinstance(source, Rectangle):
+        made = np.empty(source.array.shape, dtype)
+        _fill(made, [source.array], each)
+        data = Rectangle(made)
+    else:
+        made = np.empty(source.nbytes // wide.itemsize, dtype)
+        _fill(made, arrays, each)
+        if values.offsets is None:
+            data = Rectangle(made.reshape(values.rows, *field.item_shape))
+        else:
+            data = Run(as_bytes(made), bounds_of(narrow, values.offsets))
+    return msgspec.structs.replace(values, field=narrow, data=data)
+
+
+def _arrays(source: RowSource, wide: np.dtype[Any]) -> list[Array]:
+    """The values, in order, as arrays of their dtype."""
+    if isinstance(source, Rectangle):
+        return [source.array]
+    if isinstance(source, Run):
+        return [source.data.view(wide)]
+    if isinstance(source, Joined):
+        return list(source.rows)
+    memory = np.empty(source.nbytes, np.uint8)
+    for job in source.jobs(memory, max(1, len(memory))):
+        job()
+    return [memory.view(wide)]
+
+
+def _choice(arrays: list[Array], wide: np.dtype[Any], each: Each) -> np.dtype[Any] | None:
+    """The narrowest dtype that holds all values; None where that is their own."""
+    ranges = list(each(_range, list(_pieces(arrays))))
+    low, high = min([a for a, _ in ranges], default=0), max([b for _, b in ranges], default=0)
+    for name in _CHOICES:
+        dtype = np.dtype(name)
+        info = np.iinfo(dtype)
+        if info.min <= low and high <= info.max:
+            return dtype if dtype.itemsize < wide.itemsize else None
+    return None
+
+
+def _range(arrays: list[Array]) -> tuple[int, int]:
+    """Bounds of all values: exact where one is negative, else 0 and the least 2**n - 1 that is not below them."""
+    low = high = 0
+    for array in arrays:
+        if not array.size:
+            continue
+        bits = int(np.bitwise_or.reduce(array, axis=None))  # one pass, where min and max are two
+        if bits >= 0:
+            high = max(high, (1 << bits.bit_length()) - 1)
+        else:
+            low, high = min(low, int(array.min())), max(high, int(array.max()))
+    return low, high
+
+
+def _pieces(arrays: list[Array]) -> Iterator[list[Array]]:
+    """The arrays in order, in groups of about `_PIECE` bytes, large ones in parts."""
+    group: list[Array] = []
+    size = 0
+    for array in arrays:
+        if array.nbytes > _PIECE and array.ndim:
+            if group:
+                yield group
+                group, size = [], 0
+            step = max(1, _PIECE * len(array) // array.nbytes)
+            yield from ([array[i : i + step]] for i in range(0, len(array), step))
+            continue
+        group.append(array)
+        size += array.nbytes
+        if size >= _PIECE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _fill(out: Array, arrays: list[Array], each: Each) -> None:
+    """Write the values of all arrays, one behind another, into `out`, which holds each of them."""
+    flat = out.reshape(-1)
+    jobs, at = [], 0
+    for group in _pieces(arrays):
+        count = sum(array.size for array in group)
+        jobs.append((flat[at : at + count], group))
+        at += count
+
+    def write(job: tuple[Array, list[Array]]) -> None:
+        target, group = job
+        for array in group:
+            part, target = target[: array.size], target[array.size :]
+            np.copyto(part.reshape(array.shape), array, casting="unsafe")
+
+    list(each(write, jobs))

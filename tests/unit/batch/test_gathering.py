@@ -1,0 +1,143 @@
+"""Rows gathered as they come: each comes out as it would by itself, and what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dataplane.batch import gathering
+from dataplane.batch.columns import columns_of
+from dataplane.batch.gathering import Gathered
+from tests.unit.batch.exact import column, same
+
+pytestmark = pytest.mark.skipif(gathering._write is None, reason="the extension was not built: no C compiler")
+
+_INTS = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> dict[str, Any]:
+    count = draw(st.integers(1, 3))
+    ids = draw(st.lists(st.lists(_INTS, max_size=5), min_size=count, max_size=count))
+    logp = draw(st.lists(st.lists(st.floats(), min_size=1, max_size=5), min_size=count, max_size=count))
+    array = np.array(draw(st.lists(_INTS, min_size=4 * count, max_size=4 * count)), np.int64).reshape(count, 2, 2)
+    return {"ids": ids, "logp": logp, "array": array[:, ::-1] if draw(st.booleans()) else array}
+
+
+def of(columns: dict[str, Any]) -> Gathered:
+    gathered = Gathered.of([(name, values.field) for name, values in columns_of(columns)])
+    assert gathered is not None
+    return gathered
+
+
+def listed(gathered: Gathered, start: int, stop: int) -> dict[str, list[Any]]:
+    return {name: column(values).to_list() for name, values in gathered.columns(start, stop).items()}
+
+
+_ONE = {"ids": [[1, 2]], "logp": [[0.5]], "array": np.zeros((1, 2, 2), np.int64)}
+
+
+@given(st.lists(rows(), min_size=1, max_size=8), st.data())
+@settings(max_examples=100, deadline=None)
+def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.DataObject) -> None:
+    gathered = of(_ONE)
+    counts = [gathered.take(each, sys.maxsize) for each in several]
+    assert counts == [len(each["ids"]) for each in several]
+    ends = np.cumsum([0, *counts]).tolist()
+    first = data.draw(st.integers(0, len(several) - 1))
+    last = data.draw(st.integers(first + 1, len(several)))
+    expected = {
+        name: [row for each in several[first:last] for row in np.asarray(each[name]).tolist()]
+        if name == "array"
+        else [row for each in several[first:last] for row in each[name]]
+        for name in _ONE
+    }
+    found = listed(gathered, ends[first], ends[last])
+    assert found["array"] == expected["array"]
+    assert same(found["ids"], expected["ids"])
+    assert same(found["logp"], expected["logp"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**_ONE, "ids": [[1, 2.0]]},
+        {**_ONE, "ids": [[True]]},
+        {**_ONE, "ids": [(1,)]},
+        {**_ONE, "ids": []},
+        {**_ONE, "ids": [[1], [2]]},
+        {**_ONE, "ids": [[1 << 64]]},
+        {**_ONE, "logp": [[1]]},
+        {**_ONE, "logp": [[]]},
+        {**_ONE, "array": np.zeros((1, 2, 2), np.int32)},
+        {**_ONE, "array": np.zeros((1, 2, 3), np.int64)},
+        {**_ONE, "array": np.zeros((0, 2, 2), np.int64)},
+        {**_ONE, "array": [[0]]},
+        {"ids": [[1]], "logp": [[0.5]]},
+        {**_ONE, "more": np.zeros(1)},
+        dict(reversed(_ONE.items())),
+        None,
+    ],
+)
+def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
+    gathered = of(_ONE)
+    assert gathered.take(_ONE, sys.maxsize) == 1
+    before = gathered.nbytes
+    assert gathered.take(other, sys.maxsize) == 0
+    assert gathered.take(_ONE, before - 1) == 0
+    assert (gathered.rows, gathered.nbytes) == (1, before)
+    assert gathered.take(_ONE, before) == 1
+    assert listed(gathered, 0, 2)["ids"] == [[1, 2], [1, 2]]
+
+
+def test_memory_grows_and_is_used_again() -> None:
+    row = {"ids": [list(range(700))], "array": np.arange(700)[None]}
+    gathered = of(row)
+    for _ in range(40):
+        assert gathered.take(row, sys.maxsize) == 1
+    assert listed(gathered, 38, 40)["array"] == [list(range(700))] * 2
+    gathered.cut(0)
+    assert (gathered.rows, gathered.nbytes) == (0, 0)
+    assert gathered.take(row, sys.maxsize) == 1
+    assert listed(gathered, 0, 1)["ids"] == row["ids"]
+
+
+def test_columns_that_are_no_numbers_are_not_gathered() -> None:
+    for values in (["text"], [{"a": 1}], [[[1, 2]]]):
+        assert Gathered.of([(name, values.field) for name, values in columns_of({"x": values})]) is None
+
+
+@pytest.mark.parametrize(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
+def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
+    assert gathering._write is not None
+    assert gathering._copy is not None
+    memory = bytearray(b"\xaa" * 16)
+    if error is not None:
+        with pytest.raises(error):
+            gathering._write([[1]], memory, at, False)
+        with pytest.raises(error):
+            gathering._copy(np.ones(1, np.int64), memory, at)
+    elif at == 9:  # seven bytes are left
+        assert gathering._write([[1]], memory, at, False) is None
+        with pytest.raises(ValueError, match="not in the memory"):
+            gathering._copy(np.ones(1, np.int64), memory, at)
+    else:
+        assert gathering._write([[1], []], memory, at, False) == (1, 0)
+    assert memory[:8] == b"\xaa" * 8
+    assert (memory[8:] == b"\xaa" * 8) == (at != 8)
+
+
+@pytest.mark.parametrize("given", [((1,),), ([1],), (5,)])
+def test_the_extension_refuses_what_it_can_not_read(given: Any) -> None:
+    assert gathering._write is not None
+    for memory in (bytearray(16), b"constant", None):
+        if isinstance(memory, bytearray) and given == ([1],):
+            assert gathering._write(given[0], memory, 0, False) is None
+            continue
+        with pytest.raises((TypeError, BufferError)):
+            gathering._write(given[0], memory, 0, False)  # type: ignore[arg-type]

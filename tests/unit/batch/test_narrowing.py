@@ -1,0 +1,160 @@
+"""Integers stored in the narrowest dtype that holds them, and read in the one that they were given in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from dataplane.batch.batch import Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.dtypes import INTEGERS, storage
+from dataplane.batch.field import Field, check_field
+from dataplane.batch.layout import check, check_contents
+from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.narrowing import narrowed
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
+from tests.unit.batch.exact import same
+
+WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
+SHAPES = st.sampled_from([(), (3,), (2, 2), (0,)])
+
+
+def stored(values: Any, rows: Rows | None = None, *, dedupe: bool = False, name: str = "x") -> Piece:
+    planned = plan(narrowed({name: values}, True), dedupe=[name] if dedupe else [])
+    memory = aligned_bytes(planned.nbytes)
+    for job in planned.jobs(memory, piece=64):
+        job()
+    layout = planned.layout()
+    check(layout, planned.nbytes)
+    check_contents(layout, memory)
+    return Piece(layout.columns[0][1], LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)
+
+
+def column(*pieces: Piece, order: Any = None) -> Column:
+    return Column("x", pieces[0].layout.field.declared, pieces, order)
+
+
+def fewest(values: Any, wide: np.dtype[Any]) -> int:
+    """The bytes of the narrowest integer that holds all of them."""
+    found = [v for array in values for v in np.asarray(array).reshape(-1).tolist()]
+    low, high = min(found, default=0), max(found, default=0)
+    names = [n for n in INTEGERS if np.iinfo(n).min <= low and high <= np.iinfo(n).max]
+    return min(wide.itemsize, *(np.dtype(name).itemsize for name in names))
+
+
+@st.composite
+def blocks(draw: Any) -> list[list[np.ndarray[Any, Any]]]:
+    """Rows of a column in a few blocks, with values of a range of each block's own."""
+    dtype, shape = np.dtype(draw(WIDTHS)), draw(SHAPES)
+    info, found = np.iinfo(dtype), []
+    for _ in range(draw(st.integers(1, 3))):
+        most = draw(st.sampled_from([0, 1, 7, 8, 15, 16, 31, 32, 63, 64]))
+        low = max(info.min, draw(st.sampled_from([0, -(1 << most) // 2])))
+        bounded = st.integers(low, max(low, min(info.max, (1 << most) - 1)))
+        lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+        found.append([draw(hnp.arrays(dtype, (n, *shape), elements=bounded)) for n in lengths])
+    return found
+
+
+@given(blocks(), st.booleans(), st.data())
+def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) -> None:
+    pieces = [stored(block, dedupe=dedupe) for block in given_]
+    rows = [row for block in given_ for row in block]
+    order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)), np.int64)
+    whole = Column("x", Field("ragged", pieces[0].layout.field.declared.dtype, (None, *rows[0].shape[1:])), pieces)
+    picked = Column("x", whole.field, pieces, order)
+    for found, expected in ((whole, rows), (picked, [rows[at] for at in order.tolist()])):
+        assert same(list(found.numpy()), expected)
+        assert found.to_list() == [row.tolist() for row in expected]
+        np.testing.assert_array_equal(found.lengths(), [len(row) for row in expected])
+        for narrow, row in zip(found.narrow().numpy(), expected, strict=True):
+            np.testing.assert_array_equal(narrow, row)
+            assert narrow.dtype.itemsize <= row.dtype.itemsize
+    for piece, block in zip(pieces, given_, strict=True):
+        assert storage(piece.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
+
+
+@given(blocks())
+def test_any_width_of_a_dense_column(given_: Any) -> None:
+    arrays = [np.concatenate(block) for block in given_]
+    pieces = [stored(array) for array in arrays]
+    found = column(*pieces)
+    assert same(found.numpy(), np.concatenate(arrays))
+    assert same(column(pieces[0]).numpy(), arrays[0])
+    assert found.narrow().numpy().tolist() == np.concatenate(arrays).tolist()
+
+
+@pytest.mark.parametrize("large", [4, 1 << 20])
+def test_rows_of_all_sizes_stay_in_order(large: int) -> None:
+    """Large rows are written in parts, and small ones together."""
+    rows = [np.full((n, 2), i) for i, n in enumerate([3, large, 1, 0, large + 1, 2])]
+    assert same(column(stored(rows)).numpy(), rows)
+    assert stored(rows).layout.field == Field("ragged", "int64:uint8", (None, 2))
+
+
+def test_strides_lists_tensors_and_views() -> None:
+    array = np.arange(24).reshape(4, 6)
+    assert same(column(stored(array.T)).numpy(), array.T)
+    assert column(stored([[1, 2], [], [300]])).to_list() == [[1, 2], [], [300]]
+    tensor = torch.arange(24).reshape(4, 6)
+    for values in (tensor, tensor.T, tensor[:, ::2], torch.broadcast_to(tensor[:1], (4, 6))):
+        assert same(column(stored(values)).torch(), values.contiguous())
+    rows = [tensor[:n] for n in (0, 3, 1)]
+    assert [row.tolist() for row in column(stored(rows)).tensors()] == [row.tolist() for row in rows]
+    again = column(stored(column(stored(array))))
+    assert again.narrow().dtype == "uint8"
+
+
+def test_what_is_stored_is_in_place() -> None:
+    piece = stored([np.arange(n) for n in (3, 5)])
+    found = column(piece).narrow()
+    assert [row.dtype for row in found.numpy()] == [np.uint8] * 2
+    assert all(np.shares_memory(row, piece.memory._data) for row in found.numpy())  # type: ignore[attr-defined]
+    assert column(piece).is_narrow
+    assert not found[:1].is_narrow or found.dtype == "uint8"
+
+
+def test_tensors_of_what_is_widened_are_writable_and_nobody_elses() -> None:
+    found = column(stored([[1, 2], [3]]))
+    before = found.numpy()
+    found.torch().values().fill_(9)
+    assert [row.tolist() for row in before] == [row.tolist() for row in found.numpy()] == [[1, 2], [3]]
+    assert found.torch().values().tolist() == [9, 9, 9], "two calls give tensors of the same memory"
+
+
+def test_of_a_struct_the_integers() -> None:
+    rows = [{"ids": [1, 2], "logprobs": [0.5, 1.0]}, {"logprobs": [2.0]}, {"ids": [70_000], "logprobs": []}]
+    piece = stored(rows)
+    assert dict(piece.layout.field.children)["ids"].dtype == "int64:int32"
+    assert dict(piece.layout.field.children)["logprobs"].dtype == "float64"
+    assert column(piece).to_list() == rows
+    assert same(column(piece).narrow().numpy()[0]["ids"], np.array([1, 2], np.int32))
+
+
+def test_what_is_named_and_what_is_not() -> None:
+    columns = {"a": [1, 2], "b": np.array([1, 2]), "c": [0.5, 1.0], "d": ["x", "y"]}
+    fields = {name: values.field.dtype for name, values in narrowed(columns, True).items()}
+    assert fields == {"a": "int64:uint8", "b": "int64:uint8", "c": "float64", "d": ""}
+    assert narrowed(columns, "a")["b"].field.dtype == "int64"
+    for wrong in (["absent"], ["c"], "d"):
+        with pytest.raises(SchemaMismatch):
+            narrowed(columns, wrong)
+    with pytest.raises(Misuse):
+        narrowed(columns, 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int64:int64", "int8:uint8", "int64:float32", "float64:uint8", "int64:", ":uint8", "int64:uint8:uint8"]
+)
+def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
+    if dtype == "int64:":
+        return  # which is int64
+    with pytest.raises(Corrupt):
+        check_field("x", Field("dense", dtype))

@@ -1,0 +1,89 @@
+"""Stacks of what is no tensor: as tensordict's constructors make them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from dataplane.batch import non_tensors
+
+_VALUES: list[Any] = [None, 1, "a", {"a": [1]}, [1, 2], (1,), torch.ones(2), b"x"]
+
+
+def theirs(values: list[Any]) -> Any:
+    return NonTensorStack(*map(NonTensorData, values))
+
+
+def attributes(value: Any) -> Any:
+    """Everything that an object has, and what is in it, but for values."""
+    if isinstance(value, list):
+        return [attributes(each) for each in value]
+    if not hasattr(value, "__dict__") or isinstance(value, torch.Tensor | type):
+        return type(value)
+    return type(value), {
+        name: sorted(own.items(), key=repr) if name == "_non_tensordict" else attributes(own)
+        for name, own in vars(value).items()
+    }
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 8])
+def test_a_stack_has_what_tensordicts_own_has(count: int) -> None:
+    values = _VALUES[:count]
+    made, expected = non_tensors.stack(values), theirs(values)
+    assert type(made) is type(expected)
+    assert made.batch_size == expected.batch_size == torch.Size([count])
+    assert attributes(made) == attributes(expected)
+    assert all(a is b for a, b in zip(made.tolist(), values, strict=True) if not isinstance(b, list))
+
+
+def test_a_stack_is_copied_and_not_built_here() -> None:
+    """Else what follows says nothing."""
+    assert non_tensors._maker().__name__ == non_tensors._COPYING
+
+
+def test_rows_share_nothing_that_is_written_to() -> None:
+    whole = TensorDict({"x": non_tensors.stack(_VALUES), "y": non_tensors.stack(_VALUES)}, batch_size=[len(_VALUES)])
+    x, y = whole.get("x").tensordicts, whole.get("y").tensordicts
+    x[0].lock_()
+    assert not any(row.is_locked for row in [*x[1:], *y])
+    x[1].data = "other"
+    assert [x[1].data, y[1].data, x[2].data] == ["other", 1, "a"]
+    x[2]._tensordict.set("more", torch.ones(()))
+    assert not any(vars(vars(row)["_tensordict"])["_tensordict"] for row in [*x[3:], *y])
+
+
+def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
+    made = TensorDict({"x": non_tensors.stack(list(range(6)))}, batch_size=[6])
+    assert [part["x"].tolist() for part in made.chunk(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert made[torch.tensor([3, 1])]["x"].tolist() == [3, 1]
+    assert torch.cat([made, made[:1]])["x"].tolist() == [*range(6), 0]
+    assert pickle.loads(pickle.dumps(made))["x"].tolist() == copy.deepcopy(made)["x"].tolist() == list(range(6))
+    made.lock_()
+    assert made.get("x").is_locked
+    made.unlock_()
+
+
+def test_values_come_out_of_any_stack() -> None:
+    assert non_tensors.rows_of(non_tensors.stack(_VALUES))[1:] == _VALUES[1:]
+    assert non_tensors.rows_of(theirs([1, "a"])) == [1, "a"]
+    nested = NonTensorStack(theirs([1, 2]), theirs([3, 4]))
+    wide = NonTensorStack(NonTensorData("a", batch_size=[2]), NonTensorData("b", batch_size=[2]))
+    across = NonTensorStack(theirs([1, 2]), theirs([3, 4]), stack_dim=1)
+    for stack in (nested, wide, across, NonTensorStack()):
+        assert non_tensors.rows_of(stack) == stack.tolist()
+
+
+def test_what_tensordict_makes_otherwise_is_made_by_its_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(non_tensors, "_is_simple", lambda one, several: False)
+    non_tensors._maker.cache_clear()
+    try:
+        assert non_tensors.stack([1, "a"]).tolist() == [1, "a"]
+        assert non_tensors.rows_of(theirs([1, "a"])) == [1, "a"]
+        assert non_tensors._maker().__name__ != non_tensors._COPYING
+    finally:
+        non_tensors._maker.cache_clear()

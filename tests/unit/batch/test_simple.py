@@ -1,0 +1,88 @@
+"""Simple columns, laid out at once: the bytes and the layout of a plan, or left to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dataplane.batch import infer
+from dataplane.batch.columns import plan
+from dataplane.batch.field import MAX_COLUMNS
+from dataplane.batch.simple import laid_out
+
+_DTYPES = ["<f4", ">f4", "<i8", "u1", "?", "<c8", "<f2", "<M8[us]"]
+_MOST = 64 << 10
+
+
+def _column(rows: int) -> st.SearchStrategy[Any]:
+    shapes = st.lists(st.integers(1, 3), max_size=2).map(lambda shape: (rows, *shape))
+    arrays = st.tuples(st.sampled_from(_DTYPES), shapes).map(lambda each: np.ones(each[1], each[0]))
+    ints = st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=9), min_size=rows, max_size=rows)
+    floats = st.lists(st.lists(st.floats(), max_size=9), min_size=rows, max_size=rows)
+    return st.one_of(arrays, arrays.map(lambda array: array[:, ::-1] if array.ndim > 1 else array), ints, floats)
+
+
+@given(st.integers(1, 4).flatmap(lambda rows: st.dictionaries(st.text("abc", min_size=1), _column(rows), min_size=1)))
+@settings(max_examples=200, deadline=None)
+def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
+    laid = laid_out(columns, _MOST)
+    if laid is None:  # a list without any number, or no extension
+        assert infer._read is None or any(isinstance(v, list) and not any(v) for v in columns.values())
+        return
+    planned = plan(columns)
+    memory = np.full(planned.nbytes, 0xFF, np.uint8)
+    for job in planned.jobs(memory):
+        job()
+    assert laid.payload == memory.tobytes()
+    written = np.full(laid.nbytes, 0xEE, np.uint8)
+    laid.write(written)
+    assert written.tobytes() == laid.payload
+    assert laid.layout == planned.layout().encode()
+    assert laid.rows == planned.rows
+    assert laid.columns == [(c.name, c.field, c.logical_nbytes) for c in planned.columns]
+    assert laid.lengths == {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"x": np.ones(0)},
+        {"x": np.float32(1)},
+        {"x": np.ones((2, 0))},
+        {"x": []},
+        {"x": [[]]},
+        {"x": [[1], (2,)]},
+        {"x": [[1, 2.0]]},
+        {"x": [[True]]},
+        {"x": [[1 << 64]]},
+        {"x": ["text"]},
+        {"x": np.array(["text"])},
+        {"x": np.ma.masked_array([1, 2])},
+        {"x": np.ones(1, np.longdouble)},
+        {"": np.ones(1)},
+        {"\ud800": np.ones(1)},
+        {1: np.ones(1)},
+        {"x": np.ones(2), "y": np.ones(3)},
+        {"x": np.ones(_MOST)},
+        {"x": [[0] * _MOST]},
+        {str(i): np.ones(1) for i in range(MAX_COLUMNS + 1)},
+        [("x", np.ones(1))],
+        None,
+    ],
+)
+def test_what_is_not_simple_is_left(columns: Any) -> None:
+    assert laid_out(columns, _MOST) is None
+
+
+def test_what_the_last_columns_were_does_not_matter() -> None:
+    for shape in ((1, 4), (1, 5), (1, 4), (2, 4)):
+        for dtype in (np.float32, np.float64):
+            columns = {"x": np.ones(shape, dtype), "y": np.zeros(shape[0])}
+            laid = laid_out(columns, _MOST)
+            assert laid is not None
+            assert laid.layout == plan(columns).layout().encode()

@@ -1,0 +1,358 @@
+"""Slices inside rows against a model: of each row the array that slicing it by itself gives."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import dataplane as dp
+from dataplane.batch import cutfields, cuts, slicing, stretches
+from dataplane.batch.batch import Column, Piece
+from dataplane.batch.columns import plan
+from dataplane.batch.concat import concat
+from dataplane.batch.layout import ShardLayout, check_contents
+from dataplane.batch.local import LocalMemory, aligned_bytes
+from dataplane.batch.narrowing import narrowed
+from dataplane.batch.ref import BatchRef, frame_of
+from dataplane.batch.rows import Rows
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from tests.unit.batch.exact import same
+
+NODE = bytes(8)
+ROWS = 7
+Array = np.ndarray[Any, Any]
+
+
+def columns(seed: int) -> dict[str, list[Array]]:
+    """Rows as a model has them; those of `dense` are all alike, and the others differ in one dimension or in two."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 40, ROWS)
+    return {
+        "dense": list(random.integers(-3, 100, (ROWS, 12, 3))),
+        "routed": [random.integers(0, 200, (n, 5, 2)) for n in lengths],
+        "ids": [random.integers(0, 70_000, n) for n in lengths],
+        "varying": [random.random((n, 1 + n % 4, 2)).astype(np.float32) for n in lengths],
+    }
+
+
+class Shards:
+    """Shards in this process's memory, and references to them."""
+
+    def __init__(self) -> None:
+        self.layouts: dict[int, ShardLayout] = {}
+        self.memories: dict[int, Any] = {}
+
+    def put(self, number: int, columns: dict[str, Any], *, narrow: bool) -> BatchRef:
+        given = {name: np.stack(rows) if name == "dense" else rows for name, rows in columns.items()}
+        planned = plan(narrowed(given, True) if narrow else given)
+        memory = aligned_bytes(planned.nbytes)
+        for job in planned.jobs(memory):
+            job()
+        self.layouts[number], self.memories[number] = planned.layout(), memory
+        told = [(c.name, c.field, c.logical_nbytes, number, i) for i, c in enumerate(planned.columns)]
+        return BatchRef.of(NODE, planned.rows, told)
+
+    def read(self, ref: BatchRef, name: str, memories: dict[int, Any] | None = None) -> Column:
+        pieces, order = ref.sources(name)
+        there = [
+            Piece(
+                self.layouts[p.shard].columns[p.ordinal][1], LocalMemory((memories or self.memories)[p.shard]), p.rows
+            )
+            for p in pieces
+        ]
+        field, cut = ref.schema[name], frame_of(ref, name)[0].cut
+        if not cut:
+            return Column(name, field, there, order)
+        return Column._of_cut(name, field, cutfields.opened(name, field, cut, there), order, cut)
+
+    def fetched(self, ref: BatchRef) -> dict[int, Any]:
+        """The shards where nothing is there but what a reader of another host has fetched."""
+        found = {}
+        for (_, number), wanted in slicing.wanted(ref).items():
+            layout, whole = self.layouts[number], self.memories[number]
+            parts = stretches.tables(layout)
+            for ordinals, rows, cut in wanted:
+                decoded = cuts.decode(cuts.encode(cut), len(rows))
+                parts = parts + stretches.values(layout, ordinals, rows, whole, decoded)
+            memory = np.full_like(aligned_bytes(len(whole)), 0xFF)
+            for start, stop in parts:
+                memory[start:stop] = whole[start:stop]
+            check_contents(layout, memory)
+            found[number] = memory
+        return found
+
+
+def zigzag(row: Array, rank: int, ranks: int, multiple: int, axis: int) -> Array:
+    """As Megatron does it: pad, view as 2 x ranks chunks, pick two; and then without what was padding."""
+    length = row.shape[axis]
+    padded = -(-length // multiple) * multiple
+    chunks = np.arange(padded).reshape(2 * ranks, -1)
+    chosen = np.concatenate([chunks[rank], chunks[2 * ranks - 1 - rank]])
+    found: Array = row.take(chosen[chosen < length], axis=axis)
+    return found
+
+
+def run(row: Array, rank: int, ranks: int, multiple: int, axis: int) -> Array:
+    length = row.shape[axis]
+    part = -(-length // multiple) * multiple // ranks
+    return row.take(np.arange(length)[rank * part : (rank + 1) * part], axis=axis)
+
+
+ENDS = st.one_of(st.none(), st.integers(-45, 45))
+NAMES = ["dense", "routed", "ids", "varying"]
+
+
+class Model:
+    """A reference, and what each of its rows is."""
+
+    def __init__(self, ref: BatchRef, rows: dict[str, list[Array]]) -> None:
+        self.ref = ref
+        self.rows = rows
+
+    def slice_rows(self, data: Any, name: str) -> None:
+        axis = data.draw(st.integers(0, len(self.ref.schema[name].shape) - 1))
+        count = len(self.ref)
+        ends: list[Any] = []
+        for _ in range(2):
+            many = st.lists(st.integers(-45, 45), min_size=count, max_size=count)
+            ends.append(data.draw(st.one_of(ENDS, many.map(lambda each: np.array(each, np.int64)))))
+        self.ref = self.ref.slice_rows(name, axis, *ends)
+        for i, row in enumerate(self.rows[name]):
+            start, stop = (end if end is None or isinstance(end, int) else int(end[i]) for end in ends)
+            self.rows[name][i] = row[(slice(None),) * axis + (slice(start, stop),)]
+
+    def share_rows(self, data: Any, name: str) -> None:
+        axis = data.draw(st.integers(0, len(self.ref.schema[name].shape) - 1))
+        ranks, zig = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+        rank = data.draw(st.integers(0, ranks - 1))
+        multiple = ranks * (2 if zig else 1) * data.draw(st.integers(1, 3))
+        self.ref = self.ref.share_rows(name, rank, ranks, axis=axis, zigzag=zig, multiple=multiple)
+        share = zigzag if zig else run
+        self.rows[name] = [share(row, rank, ranks, multiple, axis) for row in self.rows[name]]
+
+    def pick(self, data: Any) -> None:
+        if not len(self.ref):
+            return
+        rows = data.draw(st.lists(st.integers(0, len(self.ref) - 1), min_size=1, max_size=9))
+        self.ref = self.ref[rows]
+        self.rows = {name: [of[row] for row in rows] for name, of in self.rows.items()}
+
+    def cut(self, data: Any) -> None:
+        start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(self.ref))] * 2)))
+        self.ref = self.ref[start:stop]
+        self.rows = {name: of[start:stop] for name, of in self.rows.items()}
+
+    def repeat(self, data: Any) -> None:
+        if len(self.ref) < 20:
+            self.ref = self.ref.repeat(2)
+            self.rows = {name: [row for row in of for _ in range(2)] for name, of in self.rows.items()}
+
+    def send(self, data: Any) -> None:
+        self.ref = pickle.loads(pickle.dumps(self.ref))
+
+
+def changed(model: Model, data: Any) -> None:
+    for _ in range(data.draw(st.integers(0, 5))):
+        what = data.draw(st.sampled_from(["slice_rows"] * 3 + ["share_rows"] * 2 + ["pick", "cut", "repeat", "send"]))
+        if what in ("slice_rows", "share_rows"):
+            getattr(model, what)(data, data.draw(st.sampled_from(NAMES)))
+        else:
+            getattr(model, what)(data)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_slices_of_any_rows(data: Any) -> None:
+    shards, models = Shards(), []
+    for number in range(data.draw(st.integers(1, 2))):
+        rows = columns(number)
+        model = Model(shards.put(number, rows, narrow=data.draw(st.booleans())), rows)
+        changed(model, data)
+        models.append(model)
+    fields = [{name: model.ref.schema[name] for name in model.rows} for model in models]
+    names = [name for name in NAMES if name != "dense" or len({repr(each[name]) for each in fields}) == 1]
+    ref = concat([model.ref.select(*names) for model in models])
+    rows = {name: [row for model in models for row in model.rows[name]] for name in names}
+    together = Model(ref, rows)
+    order = data.draw(st.permutations(range(len(ref))))
+    together.ref, together.rows = ref[order], {name: [of[i] for i in order] for name, of in rows.items()}
+    memories = shards.fetched(together.ref)
+    for name in names:
+        for column in (shards.read(together.ref, name), shards.read(together.ref, name, memories)):
+            check(column, together.rows[name])
+
+
+def check(column: Column, rows: list[Array]) -> None:
+    assert len(column) == len(rows)
+    assert all(same(np.asarray(found), row) for found, row in zip(column.numpy(), rows, strict=True))
+    for found, row in zip(column.narrow().numpy(), rows, strict=True):
+        np.testing.assert_array_equal(found, row)
+    assert column.to_list() == [row.tolist() for row in rows] or not all(row.size for row in rows)
+    if column.kind == "ragged":
+        lengths = column.lengths()
+        assert lengths is not None
+        assert lengths.tolist() == [len(row) for row in rows]
+    assert column.nbytes == sum(row.nbytes for row in rows)
+    half = column[::-2]
+    assert all(same(np.asarray(found), row) for found, row in zip(half.numpy(), rows[::-2], strict=True))
+
+
+def test_what_is_one_run_is_in_place() -> None:
+    shards = Shards()
+    rows = columns(1)
+    ref = shards.put(0, rows, narrow=False)
+    memory = shards.memories[0]
+    last = shards.read(ref.share_rows("routed", 3, 4, zigzag=True), "routed").numpy()  # its two chunks touch
+    assert all(np.shares_memory(row, memory) for row in last if row.size)
+    tokens = shards.read(ref.slice_rows("ids", 0, 2, -3), "ids").numpy()
+    assert all(np.shares_memory(row, memory) and not row.flags.writeable for row in tokens if row.size)
+    layers = shards.read(ref.slice_rows("routed", 1, 1, 3), "routed").numpy()
+    assert all(np.shares_memory(row, memory) for row in layers if row.size)
+    assert np.shares_memory(shards.read(ref.slice_rows("dense", 0, 3, 9), "dense").numpy(), memory)
+    narrow = shards.put(1, rows, narrow=True)
+    stored = shards.read(narrow.slice_rows("routed", 0, 2), "routed").narrow().numpy()
+    assert all(np.shares_memory(row, shards.memories[1]) and row.dtype == np.uint8 for row in stored if row.size)
+
+
+def test_tensors_of_slices_are_writable_and_their_own() -> None:
+    import torch
+
+    shards, rows = Shards(), columns(2)
+    ref = shards.put(0, rows, narrow=True)
+    before = shards.memories[0].copy()
+    sliced = shards.read(ref.share_rows("routed", 0, 2, zigzag=True).repeat(2), "routed")
+    whole = sliced.torch()
+    assert whole.dtype == torch.int64
+    whole.values().fill_(1)
+    for row in sliced.tensors():
+        row.fill_(7)
+    assert (shards.memories[0] == before).all()
+    packed, offsets = sliced.packed()
+    assert len(packed) == int(offsets[-1]) == sum(len(row) for row in sliced.numpy())
+    dense = shards.read(ref.slice_rows("dense", 0, 1, 4), "dense").torch()
+    assert tuple(dense.shape) == (ROWS, 3, 3)
+
+
+class TestFields:
+    def test_what_differs_afterwards_is_ragged(self) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        each = np.arange(ROWS)
+        assert repr(ref.slice_rows("dense", 0, 2, -2).schema["dense"]) == "dense int64 [8, 3]"
+        assert repr(ref.slice_rows("dense", 0, each).schema["dense"]) == "ragged int64 [*, 3]"
+        assert repr(ref.slice_rows("routed", 1, each).schema["routed"]) == "ragged int64 [*, *, 2]"
+        assert repr(ref.slice_rows("routed", -2, 1, 3).schema["routed"]) == "ragged int64 [*, 2, 2]"
+        assert repr(ref.share_rows("routed", 4, 5, axis=1).schema["routed"]) == "ragged int64 [*, 1, 2]"
+
+    def test_of_several_columns_and_of_structs(self) -> None:
+        shards = Shards()
+        rows = [{"ids": np.arange(2 * n).reshape(n, 2), "p": np.ones(n)} for n in range(ROWS)]
+        ref = shards.put(0, {"pair": rows, "ids": [row["ids"] for row in rows]}, narrow=True)
+        sliced = ref.slice_rows(["pair", "ids"], 0, 1, 4)
+        assert len(sliced._frames) == 1, "what is cut alike stays together"
+        for found, row in zip(shards.read(sliced, "pair").numpy(), rows, strict=True):
+            assert same(found, {"ids": row["ids"][1:4], "p": row["p"][1:4]})
+
+    @pytest.mark.parametrize(
+        ("name", "axis", "start", "error"),
+        [
+            ("dense", 2, 0, SchemaMismatch),
+            ("ids", 1, 0, SchemaMismatch),
+            ("text", 0, 0, SchemaMismatch),
+            ("scalar", 0, 0, SchemaMismatch),
+            ("absent", 0, 0, SchemaMismatch),
+            ("ids", 0, 1.5, Misuse),
+            ("ids", 0, [1, 2], Misuse),
+            ("ids", 0, ["a"] * ROWS, Misuse),
+            ("ids", "x", 0, Misuse),
+        ],
+    )
+    def test_what_can_not_be_sliced(self, name: str, axis: Any, start: Any, error: type[Exception]) -> None:
+        more = {"text": ["x"] * ROWS, "scalar": list(range(ROWS))}
+        ref = Shards().put(0, columns(0) | more, narrow=False)
+        with pytest.raises(error):
+            ref.slice_rows(name, axis, start)
+
+    @pytest.mark.parametrize(
+        ("rank", "ranks", "multiple"), [(2, 2, None), (-1, 2, None), (0, 0, None), (0, 2, 3), (0, "8", None)]
+    )
+    def test_shares_of_no_rank(self, rank: Any, ranks: Any, multiple: Any) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        with pytest.raises(Misuse):
+            ref.share_rows("ids", rank, ranks, zigzag=True, multiple=multiple)
+
+    def test_slices_of_slices_are_bounded(self) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        for _ in range(200):  # slices from the beginning are one
+            ref = ref.slice_rows("ids", 0, 0, 30)
+        assert len(frame_of(ref, "ids")[0].cut) == 1
+        with pytest.raises(LimitExceeded):
+            for _ in range(5):
+                ref = ref.share_rows("ids", 0, 2, zigzag=True)
+        with pytest.raises(LimitExceeded):
+            for _ in range(65):
+                ref = ref.slice_rows("ids", 0, -1)
+
+    def test_many_references_of_few_kinds_of_slices_are_one(self) -> None:
+        shards, rows = Shards(), columns(0)
+        ref = shards.put(0, rows, narrow=False).select("ids")
+        kinds = [
+            ref,
+            ref.slice_rows("ids", 0, 1),
+            ref.share_rows("ids", 1, 2, zigzag=True),
+            ref.slice_rows("ids", 0, -4),
+        ]
+        several = [kinds[i % 4] for i in range(40)]
+        whole = concat(several)
+        assert len(frame_of(whole, "ids")[0].cut) <= 4
+        found = shards.read(pickle.loads(pickle.dumps(whole)), "ids").numpy()
+        expected = [row for each in several for row in shards.read(each, "ids").numpy()]
+        assert all(same(a, b) for a, b in zip(found, expected, strict=True))
+
+    def test_sizes(self) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        assert ref.select("dense").slice_rows("dense", 0, 0, 6).nbytes == ref.select("dense").nbytes // 2
+        quarter = ref.select("routed").share_rows("routed", 0, 4, zigzag=True).nbytes
+        assert quarter == ref.select("routed").nbytes // 4
+
+
+class TestTheWire:
+    def test_who_does_not_know_slices_refuses_them(self) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        assert ref.encode()[:2] == ref[2:].encode()[:2] == b"\x9a\x01"
+        assert ref.slice_rows("ids", 0, 1).encode()[:2] == b"\x9a\x02"
+
+    @given(st.binary(min_size=1, max_size=40), st.integers(0, 400))
+    def test_garbage_is_refused_or_is_a_reference(self, garbage: bytes, at: int) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        encoded = ref.slice_rows("ids", 0, np.arange(ROWS)).share_rows("routed", 1, 2).encode()
+        at %= len(encoded)
+        try:
+            found = BatchRef.decode(encoded[:at] + garbage + encoded[at + len(garbage) :])
+        except ProtocolMismatch:
+            return
+        assert isinstance(repr(found), str)
+
+    def test_a_field_that_does_not_fit_what_is_cut_is_corrupt(self) -> None:
+        shards = Shards()
+        ref = shards.put(0, columns(0), narrow=False)
+        sliced = ref.slice_rows("dense", 0, 2, 5)
+        wrong = BatchRef(len(ref), ref._columns | {"dense": sliced._columns["dense"]}, sliced._frames)
+        frame = wrong._frames[wrong._columns["dense"].frame].with_cut((cuts.Step(cuts.SLICE, 0, (0, 9)),))
+        there = [Piece(shards.layouts[0].columns[0][1], LocalMemory(shards.memories[0]), Rows.range(0, ROWS))]
+        with pytest.raises(Corrupt):
+            cutfields.opened("dense", sliced.schema["dense"], frame.cut, there)
+
+    def test_equal_and_hashed(self) -> None:
+        ref = Shards().put(0, columns(0), narrow=False)
+        sliced = ref.slice_rows("ids", 0, 1, 5)
+        assert sliced == ref.slice_rows("ids", 0, 1, 5) != ref
+        assert sliced != ref.slice_rows("ids", 0, 1, 6)
+        assert len({sliced, pickle.loads(pickle.dumps(sliced))}) == 1
+        with pytest.raises(SchemaMismatch):
+            sliced.union(ref)
+        assert dp.concat([sliced, ref])[len(ref) :].select("dense") == ref.select("dense")
