@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane import waiting
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import format_size
 from dataplane.errors import Backpressure, LimitExceeded
@@ -37,6 +38,7 @@ class _Waiter:
     nbytes: int
     since: float
     granted: asyncio.Future[None]
+    wait: waiting.Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ class Budget:
         if self.try_reserve(nbytes, restore=restore):
             return
         queue = self._restores if restore else self._puts
-        waiter = _Waiter(nbytes, self._clock(), asyncio.get_running_loop().create_future())
+        wait = waiting.turn("memory")
+        waiter = _Waiter(nbytes, self._clock(), asyncio.get_running_loop().create_future(), wait)
         queue.append(waiter)
         self._waits += 1
         self._on_demand()
@@ -128,6 +131,10 @@ class Budget:
                 raise self.backpressure(nbytes, deadline) from None
             raise
         finally:
+            if restore:
+                wait.turn_back()
+            else:
+                wait.turn("")
             self._waited_s += self._clock() - waiter.since
 
     def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
@@ -162,6 +169,7 @@ class Budget:
                     queue.remove(waiter)
                     self.used += waiter.nbytes
                     self.peak = max(self.peak, self.used)
+                    waiter.wait.ended()
                     waiter.granted.set_result(None)
                 elif now - waiter.since > self._passing_s:
                     self._on_demand()

@@ -35,21 +35,25 @@ class Pins:
             mine[shard] = mine.get(shard, 0) + count
             self._total[shard] += count
 
-    def drop(self, client: Hashable, shard: int) -> bool:
-        """One hold less; whether that was the shard's last. A hold that is not there is no hold: False."""
-        mine = self._of.get(client, {})
-        count = mine.get(shard, 0)
-        if not count:
-            return False
-        if count == 1:
-            del mine[shard]
-        else:
-            mine[shard] = count - 1
-        self._total[shard] -= 1
-        if self._total[shard]:
-            return False
-        del self._total[shard]
-        return True
+    def drop_all(self, client: Hashable, shards: Iterable[int]) -> list[int]:
+        """One hold less on each of these; those that nobody holds any more. A hold that is not there is no hold."""
+        mine, total = self._of.get(client, {}), self._total
+        unheld = []
+        for shard in shards:
+            count = mine.get(shard, 0)
+            if count > 1:
+                mine[shard] = count - 1
+            elif count:
+                del mine[shard]
+            else:
+                continue
+            left = total[shard] - 1
+            if left:
+                total[shard] = left
+            else:
+                del total[shard]
+                unheld.append(shard)
+        return unheld
 
     def drop_client(self, client: Hashable) -> list[int]:
         """All holds of the client; the shards that nobody holds any more."""

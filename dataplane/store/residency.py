@@ -91,7 +91,8 @@ class Residency:
         """The shard was put or read just now, so its next use is after everybody else's."""
         shard.next_use = next(self._uses)
         self._push(shard)
-        self.wake_up()
+        if self._ahead or self._budget.shortfall or self._budget.used - self._clean_bytes > self._high:
+            self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
         """As `used`, one after another. Many are put in order together: each by itself goes all the way up the heap."""

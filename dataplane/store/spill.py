@@ -120,6 +120,9 @@ class Disk:
         self._closed = False
         self._unread: dict[int, tuple[int, float]] = {}  # by shard: how often it could not be read, and since when
         self._files = 0
+        self.timed: Callable[[str, int, int], None] = lambda operation, began, nbytes: None
+        """Called with each write, "spill", and read, "restore", that succeeded: when it began, in nanoseconds of the
+        monotonic clock, and its bytes."""
         self._written = 0
         self._read = 0
         self._write_rate = 0.0  # bytes/s of one thread's writes, smoothed; 0: not measured yet
@@ -165,6 +168,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         reserved = len(memory) + record_size(len(memory))
         self.used += reserved
+        began = time.monotonic_ns()
         path = self._path(self._claim.path, shard)
         try:
             with self._watching():
@@ -183,6 +187,7 @@ class Disk:
         self.used += file.size - reserved
         self._files += 1
         self._written += len(memory)
+        self.timed("spill", began, len(memory))
         return file
 
     def _path(self, directory: Path, shard: int) -> Path:
@@ -304,6 +309,7 @@ class Disk:
         does not let it be read now.
         """
         assert self._claim is not None, "it was written"
+        began = time.monotonic_ns()
         try:
             with self._watching():
                 reading = self._pool.submit(self._read_file, self._claim.descriptor, file, memory, forget)
@@ -314,6 +320,7 @@ class Disk:
         self._unread.pop(file.shard, None)
         self._errors.pop("reading back", None)
         self._read += len(memory)
+        self.timed("restore", began, len(memory))
 
     def _fail(self, file: SpillFile, error: OSError) -> None:
         """Raises Corrupt where the file could not be read often enough, for long enough."""

@@ -22,7 +22,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from dataplane.store.budget import Budget, BudgetStatistics, Holders
 from dataplane.store.carried import Carried, laid_out
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.hollow import dead_pages
-from dataplane.store.kept import Kept
+from dataplane.store.kept import Kept, OfferTo
 from dataplane.store.links import Links, Selected
 from dataplane.store.live import Live
 from dataplane.store.persistence import Persistence
@@ -52,8 +53,9 @@ from dataplane.store.shared import SharedPages
 from dataplane.store.spill import Disk, DiskStatistics
 from dataplane.store.spillfile import Opened, SpillFile
 
+_extent_of, _damage_of, _layout_of = attrgetter("extent"), attrgetter("damage"), attrgetter("layout")
 _HOLDERS = 64  # that are named
-_PLACE = 64  # bytes, more than it takes to say where a shard is
+_PLACE = 64  # bytes, more than it takes to say where a shard is, but for its layout
 _LINKS = 64 << 20  # bytes that it may take to know who owns what several do
 
 
@@ -105,7 +107,9 @@ class Store:
         self._small = SharedPages(self.arena, OWN)
         self._residency = Residency(config, self.budget, self.arena, self._small, self.disk, self.pins, self._shards)
         self._scopes = Scopes()
-        self._numbers = itertools.count(1 if directory is None else directory.first)
+        self.first = 1 if directory is None else directory.first
+        """The least number of a shard that is stored by this process."""
+        self._numbers = itertools.count(self.first)
         self.persistence: Persistence | None = None
         """Durable shards, if there is a directory for them."""
         if directory is not None:
@@ -225,13 +229,13 @@ class Store:
         *,
         scope: str,
         holder: str,
-        tell: Callable[[int, bool], None],
+        tell: Callable[[int, bool, OfferTo | None], None],
     ) -> int:
         """A shard whose bytes the client keeps, with the handle by which others map them; its number. `tell(number,
-        land)`: see `Kept`. Raises Corrupt or LimitExceeded where the layout is false."""
+        land, offer)`: see `Kept`. Raises Corrupt or LimitExceeded where the layout is false."""
         laid = laid_out(layout, size)
         number, held = self.following(), self.following()
-        kept = Kept(client, handle, held, lambda land: tell(number, land))
+        kept = Kept(client, handle, held, lambda land, offer: tell(number, land, offer))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
         self._handles[held] = kept
         self._shards[number] = shard
@@ -247,11 +251,9 @@ class Store:
 
     def map_kept(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
         """Of these shards those whose bytes a client keeps; their handles are held for who asks."""
-        found = []
-        for shard in [self._find(number) for number in numbers]:
-            if shard.extent is None and isinstance(shard.file, Kept):
-                self.pins.add(client, shard.file.number)
-                found.append((shard, shard.file))
+        found = self.kept(numbers)
+        for _, kept in found:
+            self.pins.add(client, kept.number)
         return found
 
     def land(self, client: Hashable, number: int, reserved: int) -> None:
@@ -281,6 +283,17 @@ class Store:
         if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
             shard.file.landed(error)
 
+    def kept(self, numbers: Iterable[int]) -> list[tuple[Shard, Kept]]:
+        """Of these shards those whose bytes a client keeps. Raises as `pin`."""
+        shards = [self._find(number) for number in numbers]
+        return [(shard, shard.file) for shard in shards if shard.extent is None and isinstance(shard.file, Kept)]
+
+    def offered(self, client: Hashable, number: int, reader: int, address: str, ticket: bytes) -> None:
+        """The client offers a shard that it keeps, or says that it does not."""
+        shard = self._shards.get(number)
+        if shard is not None and isinstance(shard.file, Kept) and shard.file.client is client:
+            shard.file.offered(reader, address, ticket)
+
     def _end_kept(self, kept: Kept) -> None:
         """Nobody comes to map it any more."""
         kept.over = True
@@ -294,7 +307,7 @@ class Store:
         for shard in self._shards.values():
             if isinstance(shard.file, Kept) and shard.file.client is client:
                 shard.damage = shard.file.lost()
-                shard.file.landed(shard.file.lost())
+                shard.file.lose()
         for kept in [kept for kept in self._handles.values() if kept.client is client]:
             kept.over = kept.gone = True
             if not self.pins.holds(kept.number):
@@ -321,8 +334,8 @@ class Store:
 
     def pin_now(self, client: Hashable, numbers: Sequence[int]) -> list[Pinned] | None:
         """As `pin`, or None where a shard has to be read from disk first."""
-        shards = [self._find(number) for number in numbers]
-        if any(shard.extent is None for shard in shards):
+        shards = self._find_all(numbers)
+        if not all(map(_extent_of, shards)):
             return None
         self.pins.add_all(client, numbers)
         return self._pinned(shards)
@@ -401,14 +414,14 @@ class Store:
         live = self._shards[number].live
         return live is not None and live.large
 
-    def description(self, numbers: Iterable[int], *, apart: bool) -> int:
+    def description(self, numbers: Sequence[int], *, apart: bool) -> int:
         """About how many bytes it takes to say where these shards are; `apart`: without live bits that are said apart.
         Raises Freed or Corrupt as `pin`."""
-        shards = map(self._find, numbers)
-        return sum(
-            _PLACE + len(s.layout) + (0 if s.live is None or (apart and s.live.large) else s.live.encoded)
-            for s in shards
-        )
+        shards = self._find_all(numbers)
+        layouts = set(map(_layout_of, shards))
+        lives = [s.live for s in shards if s.live is not None]
+        told = sum([live.encoded for live in lives if not (apart and live.large)])
+        return _PLACE * len(shards) + sum(map(len, layouts)) + told
 
     def live(self, number: int, column: int, first: int, count: int) -> bytes:
         """Which of these rows of a column still count, one bit a row; empty where all do. Raises Freed or Corrupt as
@@ -448,6 +461,15 @@ class Store:
             raise Misuse("nothing is durable without a data directory: start the node with --data-dir DIR")
         return self.persistence
 
+    def carry(self, client: Hashable, pinned: Sequence[Pinned], most: int) -> bytes:
+        """The bytes of shards that the client holds, one after another, and one hold less on each; none, and nothing
+        done, where they are more than `most`."""
+        if len(pinned) > most >> 6 or sum([each.extent.size for each in pinned]) > most:
+            return b""
+        found = [self.arena.read(each.extent) for each in pinned]
+        self.unpin(client, [each.shard for each in pinned])
+        return b"".join(found)
+
     def _hold(self, client: Hashable, numbers: Sequence[int]) -> list[Shard]:
         shards = [self._find(number) for number in numbers]
         for shard in shards:
@@ -465,9 +487,16 @@ class Store:
             raise shard.damage.with_traceback(None)  # it is raised again for each who asks
         return shard
 
+    def _find_all(self, numbers: Sequence[int]) -> list[Shard]:
+        """As `_find`, each of these: in a few passes that make no object a shard."""
+        found = list(map(self._shards.get, numbers))
+        if not all(found) or any(map(_damage_of, found)):
+            return [self._find(number) for number in numbers]
+        return cast("list[Shard]", found)
+
     def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Drop one hold of the client on each shard. Holds that are not there are passed over."""
-        self._unheld(number for number in numbers if self.pins.drop(client, number))
+        self._unheld(self.pins.drop_all(client, numbers))
 
     def _unheld(self, numbers: Iterable[int]) -> None:
         used: list[Shard] = []
@@ -605,6 +634,12 @@ class Store:
         self._links_bytes += shard.links.nbytes - before
         self.retained(made, selected)
         return made
+
+    def relink(self, number: int) -> None:
+        """Have a link again that a shard of an earlier life had, to all of it. Raises Freed, Corrupt."""
+        shard = self._find(shard_of(number))
+        everything = [(range(shard.columns), Rows.range(0, shard.rows))]
+        self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
 
     def _links(self, shard: Shard) -> Links:
         return Links(shard.columns, shard.rows, shard.live, shard.holder)

@@ -161,6 +161,10 @@ class Lanes(Transport):
         self._offers[ticket] = Offered(memory)
         return ticket
 
+    def had(self) -> list[bytes]:
+        """The tickets of what was offered and has been read, all of it."""
+        return [ticket for ticket, offered in self._offers.items() if offered.had]
+
     async def withdraw(self, ticket: bytes) -> None:
         offered = self._offers.pop(ticket, None)
         if offered is not None:

@@ -7,7 +7,8 @@ wait for each message, and looks at the socket meanwhile. When a read ends early
 under way end, for a moment, before they break the group off: gloo does not wake who waits for the rest of one.
 
 Memory may be on a device (`OnDevice`), and so may the tensor that is read into: then bytes go from GPU to GPU. Host
-memory is copied to the device and from it.
+memory is copied to the device and from it. A process gives by one lane at a time to each GPU, and takes by one: NCCL's
+documentation ("Thread Safety") calls it unsafe to issue operations of several communicators of a device at once.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from __future__ import annotations
 import secrets
 import select
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -94,6 +96,18 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() and dist.is_nccl_available() else "cpu"
 
 
+_making = threading.Lock()
+_turns: dict[Any, tuple[threading.Lock, threading.Lock]] = {}
+
+
+def _turn(device: Any, which: int) -> AbstractContextManager[Any]:
+    """What is held while this device gives (0) or takes (1); nothing, of the host's memory."""
+    if device.type == "cpu":
+        return nullcontext()
+    with _making:
+        return _turns.setdefault(device, (threading.Lock(), threading.Lock()))[which]
+
+
 class _NcclLane(Lane):
     def __init__(self, stream: socket.socket, device: Any, waits: Pool) -> None:
         import torch
@@ -102,12 +116,13 @@ class _NcclLane(Lane):
         mine = secrets.token_bytes(8)
         tell(stream, mine)
         self._stream = stream
+        self._device = device
         self._waits = waits
         self._pair: Pair = joined(stream, int(mine > told(stream)), device)
 
     def give(self, memory: Memory, stretches: Sequence[tuple[int, int]]) -> None:
         under_way: deque[Wait] = deque()
-        with _tensor(memory) as source:
+        with _turn(self._device, 0), _tensor(memory) as source:
             try:
                 for message in messages(stretches):
                     if len(under_way) == _UNDER_WAY:
@@ -127,6 +142,10 @@ class _NcclLane(Lane):
         under_way.popleft()(_STEP_S)
 
     def take(self, into: Any, stretches: Sequence[tuple[int, int]]) -> None:
+        with _turn(self._device, 1):
+            self._take(into, stretches)
+
+    def _take(self, into: Any, stretches: Sequence[tuple[int, int]]) -> None:
         import torch
 
         target = into if isinstance(into, torch.Tensor) else bytes_tensor(np.frombuffer(into, np.uint8))
@@ -137,6 +156,8 @@ class _NcclLane(Lane):
                 buffer = _place(target, message)
                 under_way.append((self._pair.receive(buffer), buffer, message))
             if not under_way:
+                if target.is_cuda:  # what was scattered there is on its way on this thread's stream
+                    torch.cuda.current_stream(target.device).synchronize()
                 return
             done, buffer, message = under_way.popleft()
             self._wait(done)

@@ -4,7 +4,8 @@ A call for each stretch costs more than the bytes of a small one do. So those be
 `_BATCH` bytes at a time, sent as one, and put in their places by who receives them. What crosses is the same either
 way: the bytes of all stretches, in their order. Of 16,384 rows of 1 KiB that lie apart, on one machine over loopback:
 one `sendfile` and `recv_into` each took 299 ms, `sendmsg` and `recvmsg_into` of 1,024 at a time 55, copying into one
-buffer and out of it 27.
+buffer and out of it 27. A large one goes in calls of megabytes that the system waits in: with Python's own waiting
+before each part, a receiver took 100 ms of processor time for 288 MiB, and so 75.
 
 What always holds: functions here run in threads, and end within a second of being told to (`over`), or when the socket
 is shut down.
@@ -17,8 +18,10 @@ import mmap
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dataplane.transport.base import Memory
@@ -28,6 +31,8 @@ SMALL = 128 << 10
 
 _BATCH = 1 << 20  # bytes that are gathered at a time
 _CHUNK = 8 << 20  # bytes sent or received by one call, between which it is looked whether to go on
+_WAKE = 1 << 20  # bytes that have to have come before a thread that waits for more than twice as many is woken
+_TIMEVAL = struct.Struct("ll")
 _LOOK_S = 0.1  # seconds between looks whether a connection is still wanted
 
 Stretch = tuple[int, int]
@@ -112,22 +117,14 @@ def mapping(memory: Memory) -> mmap.mmap:
 
 
 def _send_file(stream: socket.socket, memory: Memory, offset: int, count: int, over: Callable[[], bool]) -> None:
-    while count:
-        if over():
-            raise EOFError("the offer has ended")
-        _writable(stream)
-        sent = os.sendfile(stream.fileno(), memory.fd, memory.offset + offset, min(count, _CHUNK))
-        if not sent:
-            raise EOFError("the memory ended")
-        offset, count = offset + sent, count - sent
-
-
-def _writable(stream: socket.socket) -> None:
-    """Wait until the stream takes more: with a timeout Python's sockets do not block, and sendfile fails."""
-    poller = select.poll()
-    poller.register(stream, select.POLLOUT)
-    if not poller.poll((stream.gettimeout() or 0.0) * 1000):
-        raise TimeoutError("the reader takes nothing")
+    with _blocking(stream, socket.SO_SNDTIMEO):
+        while count:
+            if over():
+                raise EOFError("the offer has ended")
+            sent = os.sendfile(stream.fileno(), memory.fd, memory.offset + offset, min(count, _CHUNK))
+            if not sent:
+                raise EOFError("the memory ended")
+            offset, count = offset + sent, count - sent
 
 
 def receive(stream: socket.socket, into: memoryview, stretches: Sequence[Stretch]) -> None:
@@ -149,12 +146,35 @@ def receive(stream: socket.socket, into: memoryview, stretches: Sequence[Stretch
 
 
 def _fill(stream: socket.socket, into: memoryview) -> None:
-    done = 0
-    while done < len(into):
-        count = stream.recv_into(into[done : done + _CHUNK])
-        if not count:
-            raise EOFError(f"the stream ended {len(into) - done} bytes early")
-        done += count
+    """Fill it, in few calls: the system waits for all of a chunk, and wakes the thread only for much of it."""
+    done, least = 0, 1
+    with _blocking(stream, socket.SO_RCVTIMEO):
+        while done < len(into):
+            left = len(into) - done
+            wakes = _WAKE if left > 2 * _WAKE else 1  # of the last bytes nobody would be told that they are too few
+            if wakes != least:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes)
+                least = wakes
+            most = min(_CHUNK, left - _WAKE) if wakes > 1 else left
+            count = stream.recv_into(into[done : done + most], 0, socket.MSG_WAITALL)
+            if not count:
+                raise EOFError(f"the stream ended {left} bytes early")
+            done += count
+
+
+@contextmanager
+def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
+    """Have the system wait in calls that go this way, for as long as Python would, which waits before each part."""
+    timeout_s = stream.gettimeout()
+    seconds, part = divmod(timeout_s or 0.0, 1.0)
+    stream.settimeout(None)
+    try:
+        stream.setsockopt(socket.SOL_SOCKET, way, _TIMEVAL.pack(int(seconds), int(part * 1e6)))
+        yield
+    except BlockingIOError:
+        raise TimeoutError("the other end takes or sends nothing") from None
+    finally:
+        stream.settimeout(timeout_s)
 
 
 def exactly(stream: socket.socket, count: int, timeout_s: float) -> bytes:

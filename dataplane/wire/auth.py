@@ -43,18 +43,27 @@ def generate(path: Path) -> Key:
 
 def load(path: Path) -> Key:
     """The key in a file. Raises OSError, and ValueError where it is none, or others may read it."""
-    import zmq  # as above
-
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if mode & 0o077:
             raise ValueError(f"{path} may be read by others (mode {mode:04o}); chmod 600 it, or make a new key")
-        head, public, secret, *more = [*file.read(1024).split(b"\n"), b"", b""]
+        content = file.read(1024)
+    try:
+        return parse(content)
+    except ValueError:
+        raise ValueError(f"{path} is no key; `dataplane keygen FILE` makes one") from None
+
+
+def parse(content: bytes) -> Key:
+    """The key in the content of a key file. Raises ValueError where there is none."""
+    import zmq  # as above
+
+    head, public, secret, *more = [*content.split(b"\n"), b"", b""]
     sound = head == b"dataplane key 1" and len(public) == len(secret) == _LENGTH and not any(more)
     try:
         sound = sound and zmq.curve_public(secret) == public
     except (ValueError, zmq.ZMQError):  # not Z85
         sound = False
     if not sound:
-        raise ValueError(f"{path} is no key; `dataplane keygen FILE` makes one")
+        raise ValueError("this is no key")
     return Key(public, secret)

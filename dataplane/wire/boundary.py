@@ -20,9 +20,11 @@ from typing import Any, get_args
 import msgspec
 
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
+from dataplane.wire.complaints import Complaints
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 
 log = logging.getLogger(__name__)
+_complaints = Complaints(log)
 
 _TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is told
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds
@@ -109,7 +111,7 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
     if isinstance(error, DataplaneError):
         name, text, fields = describe(error)
         return Failure(number, name, clipped(text), _plain(fields))
-    log.error("a request of %s failed: %s", sender, told(error))
+    _complaints.log(logging.ERROR, str(sender), "a request of %s failed: %s", sender, told(error))
     log.debug("the same, in full", exc_info=error)
     return Failure(number, "Rejected", "the node failed on this request; its log says how", {})
 

@@ -37,6 +37,9 @@ class Framer:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that `data` completes. Raises ProtocolMismatch for a length that nobody may send."""
+        if not self._buffer and _is_one(data):
+            yield data[_LENGTH.size :]
+            return
         self._buffer += data
         start = 0
         try:
@@ -56,3 +59,9 @@ class Framer:
     def clear(self) -> None:
         """Nothing more comes: keep nothing. Who goes through the messages of `feed` finds no more."""
         self._buffer = bytearray()
+
+
+def _is_one(data: bytes) -> bool:
+    """Whether this is one message and no more, as most reads are."""
+    nbytes = len(data) - _LENGTH.size
+    return 0 <= nbytes <= MAX_FRAME and nbytes == _LENGTH.unpack_from(data)[0]

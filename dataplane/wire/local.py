@@ -23,6 +23,7 @@ import logging
 import os
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 _OWN = "start a node as this user, and put its address into DATAPLANE_ADDRESS"
 _READ = 256 << 10
 _MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
+_BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # bytes
 _MAX_UNSENT = 16 << 20  # bytes
 _TOGETHER = 128 << 10  # bytes of messages that go in one send: what a socket takes at once
 _PAUSE_AT = 1 << 20  # bytes of answers that wait to be taken; until they are, nothing more is read, and no more made
@@ -195,6 +197,16 @@ class Channel:
         """Whether so much waits to be taken that no more is to be made."""
         return self._unsent_bytes > _PAUSE_AT
 
+    @property
+    def quiet(self) -> bool:
+        """Whether what is sent now goes at once, and what comes is read at once."""
+        return self._open and not (self._gathering or self._unsent or self._paused or self._held_on)
+
+    def read(self) -> None:
+        """Deliver what has come, without the loop, which nobody runs meanwhile."""
+        if self._open:
+            self._readable()
+
     async def room(self) -> bool:
         """Wait until the other side has taken enough for one more message, which is to be sent before anything else is
         awaited; whether that took time. Who waits longest comes first. On a closed channel there is room."""
@@ -342,8 +354,10 @@ class Channel:
     def _readable(self) -> None:
         try:
             if self._takes_descriptors:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, _READ, _MAX_DESCRIPTORS)
-                self._descriptors.extend(descriptors)
+                data, beside, _, _ = self._socket.recvmsg(_READ, _BESIDE)
+                for level, kind, passed in beside:
+                    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                        self._descriptors.extend(array("i", passed[: len(passed) // 4 * 4]))
             else:
                 data = self._socket.recv(_READ)  # the kernel closes descriptors that nobody asked for
         except BlockingIOError:

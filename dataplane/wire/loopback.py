@@ -148,9 +148,15 @@ class Relay:
                 accepted.close()
                 continue
             accepted.setblocking(False)
-            task = self._loop.create_task(self._join(accepted))
+            left = [accepted]
+            task = self._loop.create_task(self._join(left))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda task, left=left: self._joined(task, left))  # type: ignore[misc]
+
+    def _joined(self, task: asyncio.Task[None], left: list[socket.socket]) -> None:
+        self._tasks.discard(task)
+        for each in left:  # it was cancelled before it began
+            each.close()
 
     def _pause(self) -> None:
         """Who comes waits, until it is tried again to accept."""
@@ -164,11 +170,11 @@ class Relay:
         except OSError:
             self._pause()
 
-    async def _join(self, accepted: socket.socket) -> None:
-        left = [accepted]  # that no end owns yet
+    async def _join(self, left: list[socket.socket]) -> None:
+        """Join who was accepted with another. `left`: what no end owns yet."""
         ends: list[_End] = []
         try:
-            other = await self._other(accepted)
+            other = await self._other(left[0])
             if other is not None:
                 left.append(other)
                 while left:

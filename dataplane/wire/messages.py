@@ -14,18 +14,22 @@ from typing import Any, TypeAlias
 import msgspec
 
 from dataplane.stream.block import Block, Head
+from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.sampler import BuiltIn
 from dataplane.stream.settings import Settings
 
-MAJOR, MINOR = 1, 2
-"""The protocol's version. Another major is refused; the lower of two minors is spoken. With 1 came `AppendInline` and
-`ExtendInline`, with 2 `WriteInline`, `Keep`, `Landed`, `Keeping` and `Pin.devices`."""
+MAJOR, MINOR = 2, 2
+"""The protocol's version. Another major is refused; the lower of two minors is spoken."""
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest message that is read."""
 
 MAX_INLINE = 64 << 10
 """Bytes of the largest payload that travels in a message; what is larger is written into the arena."""
+
+MAX_CARRIED = 16 << 10
+"""Bytes of the shards that the answer to a `Pin` brings. To hold them, and to be told that they are held no more, takes
+longer than to copy them."""
 
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
@@ -36,14 +40,8 @@ MAX_HANDLE = 4096
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
 
-LET_IN = 1 << 62
-"""The ticket of an append for which nobody asked leave: it is let in if nothing holds it back."""
-
 MAX_ROWS = 1 << 16
 """Rows that one append brings or one delivery takes."""
-
-MAX_TAG_BYTES = 64 << 10
-"""Bytes of the tags of one row of a table."""
 
 STAGED = "\0"
 """What the name of a scope begins with that a client stages an append in: what is there when it goes, goes too."""
@@ -125,6 +123,27 @@ class Stays(Message, frozen=True, tag="stays"):
     fields: dict[str, Any]
 
 
+class OfferKept(Message, frozen=True, tag="offer-kept"):
+    """Have those of these shards of `owner` that its clients keep in memory of this kind ("cuda", "cpu") offered for
+    one read each, from process to process. Answered by `KeptOffers`; so between nodes too."""
+
+    id: int
+    owner: bytes
+    shards: list[int]
+    kind: str
+    timeout_s: float
+
+
+class Offering(Message, frozen=True, tag="offering"):
+    """A kept shard is offered to the reader of this number, at that address; with an empty one it can not be. Not
+    answered."""
+
+    shard: int
+    reader: int
+    address: str
+    ticket: bytes
+
+
 class Abort(Message, frozen=True, tag="abort"):
     """Give reservations back."""
 
@@ -145,10 +164,25 @@ Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, byte
 """A shard of another node, by node and number there, and which rows of which columns are to be read, as in `Free`."""
 
 
+EncodedCut: TypeAlias = list[tuple[int, int, list[int | bytes], int]]
+RowParts: TypeAlias = list[tuple[list[int], tuple[int, int, bytes], EncodedCut]]
+"""What of the rows of a shard is wanted: columns by ordinal, rows, ascending, and slices of them (`batch.cuts`)."""
+
+Step: TypeAlias = tuple[bytes, int, bytes, int]
+"""A shard, by node and number there, and the delta by which another is made of it."""
+
+ChunkPart: TypeAlias = tuple[bytes, list[Step]]
+"""Of a chunk of weights, which bytes of the values of its only column are wanted and no more, as (start, stop), int64,
+little-endian, ascending and apart, or none for all; and the steps by which it can be made, the last first."""
+
+
 class Pin(Message, frozen=True, tag="pin"):
     """Hold shards of this node in memory, and those of others. Answered by `Held`, of these and then those. `apart`:
     the live bits of large shards are not told in the answer, but asked for by `LiveRows`. `devices`: shards of this
-    node that a client keeps are not brought to the arena, but told with their handles."""
+    node that a client keeps are not brought to the arena, but told with their handles. `carry`: where all of them
+    together have no more than `MAX_CARRIED` bytes, the answer brings those, and nothing is held. `parts`: of each of
+    the others what of its rows is wanted, where that is less than the whole rows; who does not know it brings those.
+    `chunks`: of each of the others that it is a chunk of weights, and what of it is wanted; there are no `parts`."""
 
     id: int
     shards: list[int]
@@ -156,6 +190,9 @@ class Pin(Message, frozen=True, tag="pin"):
     others: list[Wanted] = []
     apart: bool = False
     devices: bool = False
+    carry: bool = False
+    parts: list[RowParts] = []
+    chunks: list[ChunkPart] = []
 
 
 class LiveRows(Message, frozen=True, tag="live-rows"):
@@ -191,13 +228,14 @@ class Retain(Message, frozen=True, tag="retain"):
 
 
 class Prefetch(Message, frozen=True, tag="prefetch"):
-    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others. Answered
-    by `Done`, when they were there."""
+    """Have these shards in memory: read back those of this node that are on disk, and fetch those of others; `parts` as
+    in `Pin`. Answered by `Done`, when they were there."""
 
     id: int
     own: list[int]
     others: list[Wanted]
     timeout_s: float
+    parts: list[RowParts] = []
 
 
 class Replicate(Message, frozen=True, tag="replicate"):
@@ -238,9 +276,39 @@ class Free(Message, frozen=True, tag="free"):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Ask for the node's figures. Answered by `Figures`."""
+    """Ask for the figures of the node, or of the member `node` of its cluster. Answered by `Figures`."""
 
     id: int
+    node: bytes = b""
+
+
+class Observe(Message, frozen=True, tag="observe"):
+    """Ask for the node's figures for monitoring. Answered by `Figures`."""
+
+    id: int
+
+
+class ReadClock(Message, frozen=True, tag="read-clock"):
+    """Ask for the monotonic clock of a node, empty for the one that is asked. Answered by `ClockRead`."""
+
+    id: int
+    node: bytes = b""
+
+
+class ListRings(Message, frozen=True, tag="list-rings"):
+    """Ask which processes of a node have rings of events. Answered by `RingList`."""
+
+    id: int
+    node: bytes = b""
+
+
+class ReadRing(Message, frozen=True, tag="read-ring"):
+    """Ask for the events of a ring that ended in the last `seconds`. Answered by `RingEvents`."""
+
+    id: int
+    node: bytes
+    ring: int
+    seconds: float
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
@@ -257,6 +325,23 @@ class Alive(Message, frozen=True, tag="alive"):
     """A sign of life, sent while the client holds reservations."""
 
 
+MAX_REPORT = 128 << 10
+"""Bytes of the largest performance graph of a client that a node keeps."""
+
+
+class Report(Message, frozen=True, tag="report"):
+    """The client's performance graph so far (`diagnosis.recorder`), in place of the one before. Not answered. Sent to
+    nodes whose `Welcome` asks for it."""
+
+    graph: bytes
+
+
+class Graphs(Message, frozen=True, tag="graphs"):
+    """The performance graphs of the node's clients, and what those waited for. Answered by `Figures`."""
+
+    id: int
+
+
 # What a client says of streams. `stream` is what `Opened` gave; rows are numbers, int64, little-endian.
 
 
@@ -270,9 +355,9 @@ class Open(Message, frozen=True, tag="open"):
 
 class Admit(Message, frozen=True, tag="admit"):
     """Leave to append so many rows and bytes of this policy version. `key`: that of the first row, empty for none, and
-    the `digest` of the append. `place`: by what its first row finds its home, in a stream that is over several hosts.
-    `handing`: shards that the client put and appends by reference, which go with it if it goes before the `Append`, or
-    a `Cancel` of this. Answered by `Admitted`."""
+    the `digest` of the append. In a stream over several hosts that has limits, `groups` and `keys`: those of the rows;
+    `whole` as in `Append`. `handing`: shards that the client put and appends by
+    reference, which go with it if it goes before the `Append`, or a `Cancel` of this. Answered by `Admitted`."""
 
     id: int
     stream: bytes
@@ -282,23 +367,26 @@ class Admit(Message, frozen=True, tag="admit"):
     key: str
     digest: bytes
     timeout_s: float
-    place: str | int = ""
+    groups: list[str | int] = []
     handing: list[int] = []
+    whole: bool = False
+    keys: list[str] = []
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
-    """What was admitted does not come or, of a stream that is over several hosts, has come: `brought` says to the parts
-    on which nodes, at which of their changes, how many rows and bytes."""
+    """What was admitted does not come."""
 
     stream: bytes
     ticket: int
-    brought: list[tuple[bytes, int, int, int]] = []
 
 
 class Append(Message, frozen=True, tag="append"):
     """Rows that were admitted. `staged` names the scope that their columns were put under, if they were. `groups` and
     `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have the columns too.
-    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. Answered by `Appended`."""
+    `admitted`: the number of the `Admit` that said what is handed over; 0 for none. `whole`: all rows of these groups
+    come now. `timeout_s`: for how long to ask partitions, or somewhat longer. `begin`: of one row that is in progress,
+    the token of who brings it, its lease in seconds, and the column whose tokens are counted. Answered by
+    `Appended`."""
 
     id: int
     stream: bytes
@@ -313,6 +401,9 @@ class Append(Message, frozen=True, tag="append"):
     lengths: dict[str, bytes]
     spares: list[bytes] = []
     admitted: int = 0
+    whole: bool = False
+    timeout_s: float = 0.0
+    begin: tuple[int, float, str] | None = None
 
 
 class Inline(msgspec.Struct, frozen=True, array_like=True):
@@ -337,12 +428,14 @@ class AppendInline(Message, frozen=True, tag="append-inline"):
     tags: dict[str, list[str | int | float | bool | None]]
     lengths: dict[str, bytes]
     timeout_s: float
+    whole: bool = False
+    begin: tuple[int, float, str] | None = None
 
 
 class Extend(Message, frozen=True, tag="extend"):
     """More columns for rows, by number or by key. `holds`: for rows by number, under which number each was delivered.
     `origins`: of rows by number, which of them (their positions, int64) are of which stream, as deliveries named it;
-    empty: all are of `stream`. Answered by `Done`."""
+    empty: all are of `stream`. `piece`: they are the next piece of a row in progress. Answered by `Done`."""
 
     id: int
     stream: bytes
@@ -355,6 +448,7 @@ class Extend(Message, frozen=True, tag="extend"):
     replace: bool
     origins: list[tuple[bytes, bytes]] = []
     spares: list[bytes] = []
+    piece: Piece | None = None
 
 
 class ExtendInline(Message, frozen=True, tag="extend-inline"):
@@ -370,6 +464,27 @@ class ExtendInline(Message, frozen=True, tag="extend-inline"):
     replace: bool
     timeout_s: float
     origins: list[tuple[bytes, bytes]] = []
+    piece: Piece | None = None
+
+
+class TendRow(Message, frozen=True, tag="tend-row"):
+    """About a row in progress, by who has this token: "take" it up, "hear" that its lease begins again, "release" it
+    for others to take up, or "give-up": it is dropped. Answered by `UnfinishedRows` to "take", else by `Done`."""
+
+    id: int
+    stream: bytes
+    key: str
+    what: str
+    token: int
+    lease_s: float = 0.0
+
+
+class ListUnfinished(Message, frozen=True, tag="list-unfinished"):
+    """The rows in progress that began first. Answered by `UnfinishedRows`."""
+
+    id: int
+    stream: bytes
+    most: int
 
 
 class Consume(Message, frozen=True, tag="consume"):
@@ -408,33 +523,6 @@ class Look(Message, frozen=True, tag="look"):
     most: int
     seen: int
     timeout_s: float
-
-
-class Watch(Message, frozen=True, tag="watch"):
-    """How many rows a `Consume` like this would be given, as soon as they are `least` or more, or the stream is closed
-    and it is not known yet (`closed`) that `left` rows are left of it for the task; and in any case when the time is
-    over. Answered by `Watched`."""
-
-    id: int
-    stream: bytes
-    task: str
-    rows: int
-    columns: list[str]
-    sampler: BuiltIn | None
-    least: int
-    left: int
-    closed: bool
-    timeout_s: float
-
-
-class Where(Message, frozen=True, tag="where"):
-    """Which rows have these keys; with a digest, the first key counts alone, and only if it came by an append of this
-    digest. Answered by `Placed`."""
-
-    id: int
-    stream: bytes
-    keys: list[str]
-    digest: bytes = b""
 
 
 class Ack(Message, frozen=True, tag="ack"):
@@ -503,10 +591,11 @@ class Measure(Message, frozen=True, tag="measure"):
 
 class Streams(Message, frozen=True, tag="streams"):
     """The figures of streams by name: of some whose names come after `after`, all of them after None. Answered by
-    `Figures`, which are empty when there are no more."""
+    `Figures`, which are empty when there are no more. `node`: what that member of the cluster leads of them."""
 
     id: int
     after: str | None
+    node: bytes = b""
 
 
 class TakeSnapshot(Message, frozen=True, tag="take-snapshot"):
@@ -574,9 +663,10 @@ class Restored(Message, frozen=True, tag="restored"):
 
 class WriteRows(Message, frozen=True, tag="write-rows"):
     """Rows by key, made where they are not there, or by number: columns in place of those that they had, none where
-    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. `held`: which other nodes than the
-    home keep what of the columns they store, for which node and under which of its numbers. Answered by
-    `Numbered`; with `look` by `Looked`, of all columns of the table."""
+    `ref` is empty, and one dict of tags a row, or none. `staged` as in `Append`. Answered by
+    `Numbered`; with `look` by `Looked`, of all columns of the table. `home`, here and below: what the last answer about
+    the table had, by which the node that is asked knows whether the client's table was lost. `durable`, here and below:
+    a table that this makes is durable, and one that is not is refused."""
 
     id: int
     table: str
@@ -586,8 +676,8 @@ class WriteRows(Message, frozen=True, tag="write-rows"):
     keys: list[str]
     rows: bytes
     tags: list[dict[str, Any]]
-    held: list[tuple[bytes, bytes, int]] = []
     look: bool = False
+    durable: bool = False
 
 
 class WriteInline(Message, frozen=True, tag="write-inline"):
@@ -642,6 +732,7 @@ class NumberRows(Message, frozen=True, tag="number-rows"):
     home: bytes
     keys: list[str]
     create: bool
+    durable: bool = False
 
 
 class ReadyRows(Message, frozen=True, tag="ready-rows"):
@@ -657,6 +748,7 @@ class ReadyRows(Message, frozen=True, tag="ready-rows"):
     least: int
     after: int
     timeout_s: float
+    durable: bool = False
 
 
 class TakeRows(Message, frozen=True, tag="take-rows"):
@@ -730,6 +822,8 @@ Request = (
     | Keep
     | Landed
     | Stays
+    | OfferKept
+    | Offering
     | Abort
     | Put
     | Pin
@@ -743,9 +837,15 @@ Request = (
     | InheritPins
     | Free
     | Stats
+    | Observe
+    | ReadClock
+    | ListRings
+    | ReadRing
     | Cancel
     | Leave
     | Alive
+    | Report
+    | Graphs
     | Open
     | Admit
     | GiveBack
@@ -753,10 +853,10 @@ Request = (
     | AppendInline
     | Extend
     | ExtendInline
+    | TendRow
+    | ListUnfinished
     | Consume
     | Look
-    | Watch
-    | Where
     | Ack
     | Renew
     | DropRows
@@ -788,6 +888,49 @@ Request = (
 )
 
 
+SHARED = frozenset(
+    (
+        Open,
+        Admit,
+        Append,
+        AppendInline,
+        Extend,
+        ExtendInline,
+        TendRow,
+        ListUnfinished,
+        Consume,
+        Look,
+        Ack,
+        Renew,
+        DropRows,
+        End,
+        Dead,
+        TakeLost,
+        Measure,
+        TakeSnapshot,
+        ReadSnapshot,
+        Restore,
+        PutBack,
+        PutColumns,
+        Restored,
+        WriteRows,
+        WriteInline,
+        ReadRows,
+        DescribeTable,
+        LookAtRows,
+        NumberRows,
+        ReadyRows,
+        TakeRows,
+        UntakeRows,
+        TakenRows,
+        ClearRows,
+        DropTable,
+        Tables,
+    )
+)
+"""The requests that other nodes of a cluster may have to answer."""
+
+
 # What a node says
 
 
@@ -801,7 +944,10 @@ class Grant(Message, frozen=True):
 
 class Welcome(Message, frozen=True, tag="welcome"):
     """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are the client's to make ready.
-    `token` names this client to a process that inherits its pins."""
+    `token` names this client to a process that inherits its pins. `shared_s`: for which, beyond its own timeout, the
+    answer may take to a request about streams or tables (`SHARED`): in a cluster, a failover. `ring`: bytes of the ring
+    that the client records its events in, whose descriptor comes after those of the segments; 0 for none. `reports_s`:
+    how often the client is to send a `Report`; 0 for never."""
 
     id: int
     major: int
@@ -812,6 +958,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     grants: list[Grant]
     prewarm: int
     token: bytes = b""
+    shared_s: float = 5.0
+    ring: int = 0
+    reports_s: float = 0.0
 
 
 class Reserved(Message, frozen=True, tag="reserved"):
@@ -845,32 +994,49 @@ class Kept(Message, frozen=True, tag="kept"):
     shards: list[int]
 
 
+OfferTo: TypeAlias = tuple[int, str, str, str, float]
+"""(number of a reader, the kind of its memory, where to listen for it, where it finds that if not there, seconds)."""
+
+
 class Keeping(Message, frozen=True, tag="keeping"):
-    """Of the shards that a client keeps: one to be brought to the arena, or whose memory may be used otherwise. Answers
-    no request: `id` is 0."""
+    """Of the shards that a client keeps: one to be brought to the arena, or to be offered, or whose memory may be used
+    otherwise. Answers no request: `id` is 0."""
 
     id: int
     shard: int
     land: bool
+    offer: OfferTo | None = None
+
+
+KeptOffer: TypeAlias = tuple[int, int, bytes, bytes, str, bytes]
+"""(shard, size, encoded layout, live bits, address, ticket)."""
+
+
+class KeptOffers(Message, frozen=True, tag="kept-offers"):
+    """Of the shards asked for those that are offered."""
+
+    id: int
+    offers: list[KeptOffer]
 
 
 KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
 """(shard, number under which its handle is held, size, encoded layout, live bits, handle)."""
 
 
-HeldOne: TypeAlias = tuple[int, int, int, int, bytes, bytes]
-
-
 class Held(Message, frozen=True, tag="held"):
-    """(shard, segment, offset, size, encoded layout, live bits) for each shard asked for; see `Shard.live_bits`.
-    `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to be asked for; `kept`: see `Pin`."""
+    """Where each shard asked for is (`wire.places`), their layouts, each once, and the live bits of those of which some
+    rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`; `apart`: the numbers of those whose live bits are to
+    be asked for; `kept`: see `Pin`; `carried`: the bytes of shards that are not held."""
 
     id: int
-    shards: list[HeldOne]
+    places: bytes
+    layouts: list[bytes]
     grants: list[Grant]
+    lives: list[bytes] = []
     gone: list[int] = []
     apart: list[int] = []
     kept: list[KeptOne] = []
+    carried: bytes = b""
 
 
 class LiveBits(Message, frozen=True, tag="live-bits"):
@@ -888,14 +1054,14 @@ class Replicated(Message, frozen=True, tag="replicated"):
 
 
 class Opened(Message, frozen=True, tag="opened"):
-    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes. `spread`: it is over several
+    """The stream, 8 bytes, what it was made with, and the mark of keys that it makes. `clustered`: it is over several
     hosts, and each has a part of it."""
 
     id: int
     stream: bytes
     settings: Settings
     mark: str
-    spread: bool = False
+    clustered: bool = False
 
 
 class Admitted(Message, frozen=True, tag="admitted"):
@@ -908,14 +1074,14 @@ class Admitted(Message, frozen=True, tag="admitted"):
 
 class Appended(Message, frozen=True, tag="appended"):
     """The number of the first row, of rows without keys, and whether the rows are new: else they were there by an
-    earlier call. `keys`: those of the rows, where their numbers do not tell them. `changes`: those of the stream, up to
-    this one."""
+    earlier call. `keys`: those of the rows, where their numbers do not tell them. `mark`: that of the keys that these
+    numbers make, if it is not the stream's."""
 
     id: int
     first: int
     new: bool
     keys: list[str] = []
-    changes: int = 0
+    mark: str = ""
 
 
 class Delivered(Message, frozen=True, tag="delivered"):
@@ -953,39 +1119,18 @@ class Shown(Message, frozen=True, tag="shown"):
     left: int
 
 
-class Watched(Message, frozen=True, tag="watched"):
-    """So many rows would be given, the oldest of this policy version, which came `age_s` ago; `left` are left for the
-    task."""
-
-    id: int
-    ready: int
-    version: int
-    age_s: float
-    left: int
-    closed: bool
-
-
-class Elsewhere(Message, frozen=True, tag="elsewhere"):
-    """What was asked of these rows was not done, since some of them have another home now: of which parts, by token,
-    which of them (positions, int64) are, and their numbers there. Answers `Extend` and `DropRows`."""
-
-    id: int
-    origins: list[tuple[bytes, bytes]]
-    rows: bytes
-
-
 class LostRows(Message, frozen=True, tag="lost-rows"):
-    """The key, group and policy version of each."""
+    """The key, group and policy version of each, and which tasks had acked it: bit t for task t."""
 
     id: int
-    rows: list[tuple[str, str | int | None, int]]
+    rows: list[tuple[str, str | int | None, int, int]]
 
 
-class Placed(Message, frozen=True, tag="placed"):
-    """The rows, int64; -1 for a key that no row has."""
+class UnfinishedRows(Message, frozen=True, tag="unfinished-rows"):
+    """Rows in progress."""
 
     id: int
-    rows: bytes
+    rows: list[Listed]
 
 
 class SnapshotTaken(Message, frozen=True, tag="snapshot-taken"):
@@ -1071,6 +1216,30 @@ class Figures(Message, frozen=True, tag="figures"):
     values: dict[str, Any]
 
 
+class ClockRead(Message, frozen=True, tag="clock-read"):
+    """Nanoseconds of the node's monotonic clock; of another node's, as the asked one's would say them at that moment:
+    `ahead` is how far that clock is ahead of the asked node's, to within `error` nanoseconds."""
+
+    id: int
+    now: int
+    ahead: int = 0
+    error: int = 0
+
+
+class RingList(Message, frozen=True, tag="ring-list"):
+    """Of each ring its number, the process, its name, whether it lives, and of each thread its place, number, name."""
+
+    id: int
+    rings: list[tuple[int, int, str, bool, list[tuple[int, int, str]]]]
+
+
+class RingEvents(Message, frozen=True, tag="ring-events"):
+    """Events as `observe.ring` has them, the oldest first."""
+
+    id: int
+    events: bytes
+
+
 class Failure(Message, frozen=True, tag="failure"):
     """The request failed: an error as `errors.describe` gives it. `id` 0: the connection is about to close."""
 
@@ -1088,6 +1257,7 @@ Reply = (
     | Held
     | Kept
     | Keeping
+    | KeptOffers
     | LiveBits
     | Replicated
     | Opened
@@ -1095,10 +1265,8 @@ Reply = (
     | Appended
     | Delivered
     | Shown
-    | Watched
-    | Placed
     | LostRows
-    | Elsewhere
+    | UnfinishedRows
     | SnapshotTaken
     | SnapshotRows
     | Numbered
@@ -1107,6 +1275,9 @@ Reply = (
     | Given
     | Taken
     | Done
+    | ClockRead
+    | RingList
+    | RingEvents
     | Figures
     | Failure
 )

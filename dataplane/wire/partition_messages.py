@@ -28,13 +28,15 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A request to the leader of a partition. With `wait_s`, one that is answered by nothing waits in a queue of this
-    name, for so long, until there is something. Answered by `Answered` or `Refused`."""
+    name, for so long, until there is something. Answered by `Answered` or `Refused`. `gives`: what the answer may give
+    is given back unless it arrives; see `Given`."""
 
     number: int
     partition: str
     request: bytes
     queue: str = ""
     wait_s: float = 0.0
+    gives: bool = False
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
@@ -82,14 +84,62 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=8, gc=False):
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """What became of rows whose columns are on this node, from the leader of a partition: entries that the partition's
-    state machine has made, for those that keep its shards. Answered by `Answered`."""
+    state machine has made, for those that keep its shards. They are numbered, for each partition and node from 1 on;
+    `last` is the number of the last of these. Answered by `Answered`."""
 
     number: int
     partition: str
+    last: int
     entries: tuple[bytes, ...]
 
 
-Item = Replicate | Ask | Answered | Refused | Withdrawn | Host | Hosted | Ready | Settle
+class Census(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """How many rows a partition has, and which nodes' producers have appended to it, from its leader to those that
+    would say so if every replica died."""
+
+    partition: str
+    rows: int
+    producers: tuple[str, ...]
+
+
+class Recall(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
+    """What the asked has noted of a partition, or of a key of the coordinator that was wiped: answered by `Answered`,
+    with nothing where it has no note. `replica`: which replica of the partition it has; answered by `Hosted`, with 0
+    where it has none."""
+
+    number: int
+    name: str
+    replica: bool
+
+
+class Given(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
+    """Questions that were answered by something that can be given back. Answered by `Received`."""
+
+    numbers: tuple[int, ...]
+
+
+class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
+    """Which of these answers have come, and which have not, and are not waited for any more."""
+
+    numbers: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+Item = (
+    Replicate
+    | Ask
+    | Answered
+    | Refused
+    | Withdrawn
+    | Host
+    | Hosted
+    | Ready
+    | Settle
+    | Census
+    | Recall
+    | Given
+    | Received
+)
 
 
 class Frame(Message, frozen=True, tag="partitions"):

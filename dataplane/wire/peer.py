@@ -19,7 +19,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,12 +32,14 @@ from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
+from dataplane.wire.complaints import Complaints
 from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import Frame
-from dataplane.wire.peer_messages import Greet, PeerReply, PeerRequest
+from dataplane.wire.peer_messages import FindCoordinator, PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
+_complaints = Complaints(log)
 
 R = TypeVar("R", bound=Message)
 Answer = Callable[[Any], Message | Awaitable[Message]]
@@ -101,6 +103,8 @@ class Peers:
         self._posted = 0
         self.address = ""
         """Where it listens, once it has started."""
+        self.closed: Callable[[str], None] = lambda address: None
+        """Called whenever a connection to the node at that address was open, and is not any more."""
 
     def start(self) -> None:
         """Listen. Raises OSError where that can not be done."""
@@ -171,8 +175,11 @@ class Peers:
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = _Link(self._context, address, self._key)
+            link = self._links[address] = _Link(self._context, address, self._key, self._ended_at)
         return link
+
+    def _ended_at(self, address: str) -> None:
+        self.closed(address)
 
     def post(self, address: str, frame: bytes) -> None:
         """Send an encoded `Frame` to the node that listens there; it may be lost. Raises PeerUnavailable where there
@@ -182,12 +189,11 @@ class Peers:
         self._link(address).socket.send([frame])
         self._posted += 1
 
-    def watch(self, address: str, closed: Callable[[], None]) -> None:
-        """Call `closed` whenever a connection to the node that listens there was open and is not any more, until the
-        address is forgotten. Raises PeerUnavailable as `post`."""
+    def connect(self, address: str) -> None:
+        """Be connected to who listens there, until the address is forgotten. Raises PeerUnavailable as `post`."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
-        self._link(address).watch(closed)
+        self._link(address)
 
     def tell(self, address: str, request: Any, kind: type[Message]) -> None:
         """As `request`, for somebody who does not wait for the answer and can do without."""
@@ -227,7 +233,7 @@ class Peers:
             self._answer(request)  # what it raises is logged, as of all that is heard
             return
         self._asked_here += 1
-        if isinstance(request, Greet):
+        if isinstance(request, FindCoordinator):
             self._name(who, request.address)
         try:
             answer = self._answer(request)
@@ -250,7 +256,8 @@ class Peers:
     def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
         """What came is no message: answer it where it has a number."""
         said = refusal(error)
-        log.warning("%s sent what is no message: %s", self._sender(who), line(error))
+        sender = self._sender(who)
+        _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, line(error))
         if number is None:
             self._dropped += 1
         else:
@@ -282,7 +289,7 @@ class Peers:
 
     def _sender(self, who: bytes) -> str:
         """A peer, as it is named to people: by what ZeroMQ knows its connection by, and where it says to listen."""
-        return f"peer {who[:16].hex()} ({self._named.get(who, 'which has not greeted')})"
+        return f"peer {who[:16].hex()} ({self._named.get(who, 'which has not said where it listens')})"
 
     def _name(self, who: bytes, address: str) -> None:
         self._named[who] = line(address[:_ADDRESS])
@@ -357,7 +364,9 @@ class _Socket:
             try:
                 self._heard(parts)
             except Exception as error:  # the boundary: what lies behind it is others'
-                log.error("a message between nodes could not be dealt with: %s", told(error))
+                _complaints.log(
+                    logging.ERROR, "a peer", "a message between nodes could not be dealt with: %s", told(error)
+                )
         self._loop.call_soon(self._take)
 
     def close(self) -> None:
@@ -377,7 +386,9 @@ def check_address(address: str) -> None:
 class _Link:
     """The way to one other node. Raises PeerUnavailable for what is no address, and where there are no more sockets."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key | None, closed: Callable[[str], None]
+    ) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
         self._address = address
         self._relay: Relay | None = None
@@ -390,22 +401,28 @@ class _Link:
         except zmq.ZMQError as error:
             raise PeerUnavailable(f"no way to {address!r} can be opened: {error.strerror}", address=address) from None
         try:
-            _limit(dealer, address)
-            if key is not None:
-                dealer.curve_serverkey = dealer.curve_publickey = key.public
-                dealer.curve_secretkey = key.secret
-                dealer.connect(address)
-            else:
-                name = private_name()
-                self._relay = reached_by(name, address)
-                dealer.connect(f"ipc://@{name}")
-            self._dealer = dealer
-            self._monitor: _Socket | None = None
-            self.socket = _Socket(dealer, self._heard)
+            with ExitStack() as undo:
+                undo.callback(dealer.close, linger=0)
+                _limit(dealer, address)
+                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor).
+                monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+                undo.callback(monitor.close, linger=0)
+                undo.callback(dealer.disable_monitor)
+                self._monitor = _Socket(monitor, lambda parts: closed(address))
+                undo.callback(self._monitor.close)
+                if key is not None:
+                    dealer.curve_serverkey = dealer.curve_publickey = key.public
+                    dealer.curve_secretkey = key.secret
+                    dealer.connect(address)
+                else:
+                    name = private_name()
+                    self._relay = reached_by(name, address)
+                    undo.callback(self._relay.close)
+                    dealer.connect(f"ipc://@{name}")
+                self._dealer = dealer
+                self.socket = _Socket(dealer, self._heard)
+                undo.pop_all()
         except (zmq.ZMQError, OSError) as error:
-            dealer.close(linger=0)
-            if self._relay is not None:
-                self._relay.close()
             raise PeerUnavailable(f"no node can be found at {address!r}: {error.strerror}", address=address) from None
 
     def _heard(self, parts: list[bytes]) -> None:
@@ -413,23 +430,17 @@ class _Link:
             (payload,) = parts
             reply = _replies.decode(payload)
         except Exception as error:  # the boundary, as in `_asked`
-            log.warning("%s answered what is no message: %s", self._address, line(error))
+            text = "%s answered what is no message: %s"
+            _complaints.log(logging.WARNING, self._address, text, self._address, line(error))
             return
         future = self.pending.get(reply.id)
         if future is not None and not future.done():
             future.set_result(reply)
 
-    def watch(self, closed: Callable[[], None]) -> None:
-        """ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor)."""
-        if self._monitor is None:
-            monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            self._monitor = _Socket(monitor, lambda parts: closed())
-
     def close(self) -> None:
         """Who waits is told so."""
-        if self._monitor is not None:
-            self._dealer.disable_monitor()
-            self._monitor.close()
+        self._dealer.disable_monitor()
+        self._monitor.close()
         for future in list(self.pending.values()):
             _late(future, self._address, 0.0)
             if not future.cancelled():

@@ -5,11 +5,16 @@ sleep and waking it are 60: with both sides looking, it is 6. So before it block
 long as that has lately paid. How long grows and shrinks as in KVM's halt polling (Linux, virt/kvm/kvm_main.c,
 `grow_halt_poll_ns`): what came soon after the loop went to sleep makes it look longer the next time, what did not come
 for long makes it look less. A loop that nobody talks to sleeps at once, and costs nothing.
+
+Where more processes have something to do than there are processors, who looks keeps those from running for whose
+answer it looks. That is seen by a look that takes long: the processor was given to another meanwhile. Then the loop
+does not look for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import selectors
 import time
 from typing import Any
@@ -17,6 +22,8 @@ from typing import Any
 _MOST_S = 400e-6  # what one side of a small put or get may compute between two messages, on a slow processor too
 _FIRST_S = 20e-6
 _FRESH_S = 50e-6
+_LOST_S = 50e-6  # between two looks, which take a microsecond or two, from which on the processor was another's
+_CROWDED_S = 20e-3  # for which nobody looks then
 
 
 class PollingSelector(selectors.EpollSelector):
@@ -27,6 +34,7 @@ class PollingSelector(selectors.EpollSelector):
         self.polls = True
         """Whether to poll at all: not while other threads of this process have something to do."""
         self._look_s = 0.0
+        self._crowded_until = 0.0
         self._fresh_until = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, Any]]:
@@ -41,19 +49,46 @@ class PollingSelector(selectors.EpollSelector):
             return super().select(timeout)
         if not self.polls:
             return super().select(timeout)
-        until = began + (self._look_s if timeout is None else min(self._look_s, timeout))
+        until = self._until(began, self._look_s if timeout is None else min(self._look_s, timeout))
         poll = self._selector.poll  # type: ignore[attr-defined]  # super().select() wraps more around the call than it takes
         while now < until:
             if poll(0, 1):
                 return super().select(0)
-            now = time.perf_counter()
+            before, now = now, time.perf_counter()
+            if now - before > _LOST_S:
+                self._crowded_until = now + _CROWDED_S
+                break
         ready = super().select(timeout)
-        waited = time.perf_counter() - began
+        self._learn(bool(ready), time.perf_counter() - began)
+        return ready
+
+    def only(self, descriptor: int, timeout: float) -> bool:
+        """Wait as `select` does, but no longer than this; whether that descriptor can be read and nothing else has
+        happened."""
+        began = now = time.perf_counter()
+        until, expected = self._until(began, self._look_s), [(descriptor, select.EPOLLIN)]
+        poll = self._selector.poll  # type: ignore[attr-defined]  # as above
+        while now < until:
+            if ready := poll(0, 2):
+                return bool(ready == expected)
+            before, now = now, time.perf_counter()
+            if now - before > _LOST_S:
+                self._crowded_until = now + _CROWDED_S
+                break
+        ready = poll(timeout, 2)
+        self._learn(bool(ready), time.perf_counter() - began)
+        return bool(ready == expected)
+
+    def _until(self, now: float, look_s: float) -> float:
+        """When to stop looking."""
+        return now + look_s if now >= self._crowded_until else now
+
+    def _learn(self, ready: bool, waited: float) -> None:
+        """How long to look the next time."""
         if not ready or waited > _MOST_S:
             self._look_s /= 2 if self._look_s > _FIRST_S else 1e9
         else:
             self._look_s = min(_MOST_S, max(_FIRST_S, 2 * self._look_s))
-        return ready
 
 
 def polling_loop(selector: PollingSelector | None = None) -> asyncio.AbstractEventLoop:

@@ -192,7 +192,6 @@ class DurableSuite(StorageSuite):
             assert there == made or self.may_be_torn(name, files[name], position), (name, position)
         assert refused > 10
 
-    @pytest.mark.timeout(120)
     @pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "2"))])
     def test_killed_at_random(self, tmp_path: Path, kills: int) -> None:
         draw, answered = random.Random(), 0

@@ -9,7 +9,7 @@ import pytest
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.coordinator.registry import Registry
-from tests.conformance.coordinators import CoordinatorSuite
+from dataplane.testing import CoordinatorSuite
 
 
 class TestProcess(CoordinatorSuite):

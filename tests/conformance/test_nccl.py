@@ -17,9 +17,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from dataplane.testing import TransportSuite
+from dataplane.testing.transports import MIB, Shelf, Target, noise, until
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.nccl import Nccl, OnDevice
-from tests.conformance.transports import MIB, Shelf, Target, TransportSuite, noise, until
 
 KILLED = """
 import asyncio, os, sys, torch
@@ -54,19 +55,21 @@ class TestGloo(TransportSuite):
             assert np.array_equal(target.numpy(), expected)
             await server.withdraw(ticket)
 
-    @pytest.mark.timeout(90)
-    async def test_an_owner_that_is_stopped_and_one_that_is_killed(self, reader: Transport) -> None:
+    async def test_an_owner_that_is_stopped_and_one_that_is_killed(
+        self, reader: Transport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """While it is read: the reader is told at once, or when its time is over."""
+        monkeypatch.setattr("dataplane.transport.nccl._STEP_S", 1.0)  # for which closing waits
         server = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
         try:
             assert server.stdout is not None
             for how in (signal.SIGSTOP, signal.SIGKILL):
                 address, ticket = server.stdout.readline().split()
                 target = Target(256 * MIB)
-                reading = asyncio.create_task(reader.read(address, bytes.fromhex(ticket), target.memory, 3.0))
+                reading = asyncio.create_task(reader.read(address, bytes.fromhex(ticket), target.memory, 2.0))
                 await until(lambda target=target, reading=reading: target.begun() or reading.done())
                 os.kill(server.pid, how)
-                async with asyncio.timeout(6):
+                async with asyncio.timeout(60):
                     with pytest.raises(TransportError):
                         await reading
                 target.bytes[:] = 0xEE
@@ -82,7 +85,6 @@ class TestGloo(TransportSuite):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs here")
 @pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives")
-@pytest.mark.timeout(120)
 class TestNccl(TransportSuite):
     @pytest.fixture(autouse=True)
     def devices(self) -> None:

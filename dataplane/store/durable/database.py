@@ -44,6 +44,7 @@ CREATE TABLE logs (
     id INTEGER PRIMARY KEY, name TEXT UNIQUE, node TEXT, incarnation INTEGER, base INTEGER, last INTEGER, sum INTEGER
 );
 CREATE TABLE snapshots (log INTEGER PRIMARY KEY, epoch INTEGER, state BLOB, sum INTEGER);
+CREATE TABLE notes (kind TEXT, name TEXT, value BLOB, sum INTEGER, PRIMARY KEY (kind, name)) WITHOUT ROWID;
 CREATE TABLE entries (place INTEGER PRIMARY KEY, epoch INTEGER, command BLOB, sum INTEGER);
 CREATE TABLE shards (
     number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, stored INTEGER, size INTEGER, rows INTEGER,

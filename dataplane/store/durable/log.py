@@ -10,19 +10,21 @@ Corrupt; a log of another replica is not touched.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import xxhash
 
-from dataplane.errors import Corrupt, DataplaneError
+from dataplane.errors import Backpressure, Corrupt, DataplaneError
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import Entry, Snapshot
 from dataplane.replication.storage import Extend, Operation, Storage, Stored, Truncate
 from dataplane.store.durable.database import Database, Work
 from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.journal import Journal
 
 _INDEX_BITS = 40
 _encode = msgspec.msgpack.Encoder().encode
@@ -168,6 +170,49 @@ class SQLiteStorage(Storage):
     def sync(self) -> None:
         with self._forgetting():
             self._database.sync(self._written)
+
+
+class JournaledLog(SQLiteStorage):
+    """A log that is written through the directory's journal, with all else that is."""
+
+    def __init__(self, database: Database, journal: Journal, name: str, new: ReplicaId) -> None:
+        """Find the log of this node, of whatever incarnation, or make it for the replica `new`. Raises as the base."""
+        found = dict(names(database)).get(name, new)
+        super().__init__(database, name, found if found[0] == new[0] else new)
+        self._journal = journal
+        self._removed = False
+
+    @property
+    def refusal(self) -> Backpressure | None:
+        """Why nothing is written now, if the disk is full."""
+        return self._journal.refusal
+
+    def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
+        """Write operations after those before; done, and failing, as what `Journal.write` returns."""
+        return self._journal.write(self.writing(operations))
+
+    def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
+        if not self._removed:
+            super()._write(sql, operations)
+
+    def remove(self) -> None:
+        """Have no log of this name any more: another of it begins anew. If it fails, the next process finds the log."""
+        self._removed = True
+        with suppress(DataplaneError):
+            self._database.write(self._remove)
+        self._journal.write(lambda sql: None, lazily=True).add_done_callback(_heard)
+
+    def _remove(self, sql: sqlite3.Connection) -> None:
+        sql.execute(
+            "DELETE FROM entries WHERE place BETWEEN ? AND ?", (self._place(0), self._place(1 << _INDEX_BITS) - 1)
+        )
+        sql.execute("DELETE FROM snapshots WHERE log = ?", (self._id,))
+        sql.execute("DELETE FROM logs WHERE id = ?", (self._id,))
+
+
+def _heard(written: asyncio.Future[None]) -> None:
+    if not written.cancelled():
+        written.exception()
 
 
 def names(database: Database) -> list[tuple[str, ReplicaId]]:

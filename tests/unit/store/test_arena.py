@@ -133,7 +133,7 @@ class ArenaUnderLoad(RuleBasedStateMachine):
 
 
 TestArenaUnderLoad = ArenaUnderLoad.TestCase
-TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40)
+TestArenaUnderLoad.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_whole_pages() -> None:

@@ -15,9 +15,9 @@ import pytest
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena
 from dataplane.store.segment import Segment
+from tests.processes import WAIT_S
 
 SIZE = 64 * PAGE
-WAIT_S = 10
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def in_child(work: Callable[[], None]) -> int:
     code = 2
     try:
         signal.signal(signal.SIGIO, signal.SIG_DFL)
-        signal.alarm(WAIT_S)
+        signal.alarm(int(WAIT_S))
         work()
         code = 0
     except OSError:

@@ -18,9 +18,9 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Backpressure, Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
+from tests.processes import WAIT_S
 
 MIB = 1 << 20
-WAIT_S = 15.0
 
 
 def layout(nbytes: int) -> bytes:

@@ -27,11 +27,11 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Extent
 from dataplane.store.store import Store
+from tests.processes import WAIT_S
 
 MIB = 1 << 20
 CAPACITY = MIB // PAGE
 LEASE_S = 60.0
-WAIT_S = 15.0
 ROWS, COLUMNS = 4, 2
 
 
@@ -407,7 +407,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
 
 
 TestStoreAgainstAModel = StoreAgainstAModel.TestCase
-TestStoreAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestStoreAgainstAModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 # Silent clients

@@ -15,7 +15,19 @@ from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
 
 encode = msgspec.msgpack.encode
 LOCAL, PEERS = Heads(m.Request), Heads(pm.PeerRequest)
-WITHOUT = {"stays", "abort", "unpin", "cancel", "leave", "alive", "give-back", "release-snapshot", "partitions"}
+WITHOUT = {
+    "stays",
+    "offering",
+    "abort",
+    "unpin",
+    "cancel",
+    "leave",
+    "alive",
+    "report",
+    "give-back",
+    "release-snapshot",
+    "partitions",
+}
 
 
 def tag(kind: Any) -> str:
@@ -82,7 +94,7 @@ def test_fields_that_a_message_holds_come_as_they_are() -> None:
     assert failure(1, error, "z").fields == {"holders": list(holders)}
 
 
-@pytest.mark.parametrize("reply", [m.Stored(3, 1 << 64), m.Watched(3, 1, -(1 << 64), 0.0, 1, False)])
+@pytest.mark.parametrize("reply", [m.Stored(3, 1 << 64), m.Admitted(3, b"x", -(1 << 64))])
 def test_an_answer_that_can_not_be_encoded_is_a_failure(reply: Any) -> None:
     said = msgspec.msgpack.decode(answered(reply, "z"), type=m.Reply)
     assert (said.id, said.name) == (3, "Misuse")

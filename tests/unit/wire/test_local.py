@@ -41,7 +41,7 @@ class End:
         self.on_message(message)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.001)
 
@@ -72,7 +72,7 @@ Ends = tuple[End, End]
 @pytest.fixture
 def raw() -> Any:
     one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    one.settimeout(10)
+    one.settimeout(60)
     yield one, two
     one.close()
     two.close()
@@ -407,7 +407,7 @@ async def test_who_is_let_in_and_does_not_come_lets_the_next_in(raw: Any) -> Non
     end.channel._unsent_bytes = 0  # as if all of it were taken at once
     end.channel._let_in()
     first.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await second
     assert first.cancelled()
     end.channel.close()
@@ -420,7 +420,7 @@ async def test_who_waits_for_room_is_let_go_at_the_end(raw: Any) -> None:
     waiting = [asyncio.create_task(end.channel.room()) for _ in range(3)]
     await asyncio.sleep(0)
     end.channel.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
 
 

@@ -139,7 +139,6 @@ class CoordinatorSuite:
         assert not await a.renew()
         assert await again.renew()
 
-    @pytest.mark.timeout(60)
     async def test_a_lease_that_is_not_renewed_runs_out(self, coordinator: Coordinator) -> None:
         """And the members' watch says so by itself."""
         kept = await coordinator.register("kept", b"", LEASE_S)

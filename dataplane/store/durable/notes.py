@@ -1,0 +1,53 @@
+"""Small values by name in a data directory: what a node has to know when it is started again.
+
+What always holds: they are committed in the order in which they were given, with all else that the journal writes; a
+value with a wrong byte is Corrupt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+
+from dataplane.errors import Corrupt
+from dataplane.store.durable.database import Database
+from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.log import checksum
+
+
+class Notes:
+    """Those of one kind. To be used from the journal's loop."""
+
+    def __init__(self, database: Database, journal: Journal, kind: str) -> None:
+        self._database = database
+        self._journal = journal
+        self.kind = kind
+
+    def load(self) -> dict[str, bytes]:
+        """All that there are. Raises Corrupt."""
+        return self._database.read(self._load)
+
+    def _load(self, sql: sqlite3.Connection) -> dict[str, bytes]:
+        found = {}
+        for name, value, summed in sql.execute("SELECT name, value, sum FROM notes WHERE kind = ?", (self.kind,)):
+            if checksum(self.kind, name, value) != summed:
+                path = str(self._database.path)
+                raise Corrupt(f"the {self.kind} {name!r} in {path} is not as it was written", path=path)
+            found[name] = value
+        return found
+
+    def write(self, changes: Mapping[str, bytes | None], *, lazily: bool = False) -> asyncio.Future[None]:
+        """Give names these values, or none; done, and failing, as what `Journal.write` returns."""
+        kept = [
+            (self.kind, name, value, checksum(self.kind, name, value))
+            for name, value in changes.items()
+            if value is not None
+        ]
+        gone = [(self.kind, name) for name, value in changes.items() if value is None]
+
+        def work(sql: sqlite3.Connection) -> None:
+            sql.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?)", kept)
+            sql.executemany("DELETE FROM notes WHERE kind = ? AND name = ?", gone)
+
+        return self._journal.write(work, lazily=lazily)

@@ -1,0 +1,67 @@
+"""What users test their own code with: a node in this process, a clock, faults, and the suites that this package's own
+transports, coordinators and samplers pass.
+
+    from dataplane import testing
+
+    def test_my_reward_stage():
+        with testing.plane() as plane:                       # a node in this process, in some milliseconds
+            rollouts = plane.stream("rollouts", tasks=["reward", "actor"])
+            ...
+
+A user's transport, coordinator or sampler is held to the same suite as this package's:
+
+    class TestMine(testing.SamplerSuite):
+        def made(self):
+            return MySampler()
+
+Importing this package imports no pytest; the suites do. Names that are not listed here may change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dataplane.testing.clock import ManualClock as ManualClock
+from dataplane.testing.faults import Failing as Failing
+from dataplane.testing.faults import failing as failing
+from dataplane.testing.nodes import LocalNode as LocalNode
+from dataplane.testing.nodes import NodeProcess as NodeProcess
+from dataplane.testing.nodes import node as node
+from dataplane.testing.nodes import plane as plane
+from dataplane.testing.samples import candidates as candidates
+
+if TYPE_CHECKING:
+    from dataplane.testing.coordinators import CoordinatorSuite as CoordinatorSuite
+    from dataplane.testing.samplers import SamplerSuite as SamplerSuite
+    from dataplane.testing.transports import TransportSuite as TransportSuite
+
+_SUITES = {"CoordinatorSuite": "coordinators", "SamplerSuite": "samplers", "TransportSuite": "transports"}
+
+__all__ = [
+    "CoordinatorSuite",
+    "Failing",
+    "LocalNode",
+    "ManualClock",
+    "NodeProcess",
+    "SamplerSuite",
+    "TransportSuite",
+    "candidates",
+    "failing",
+    "node",
+    "plane",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SUITES:
+        raise AttributeError(f"module 'dataplane.testing' has no attribute {name!r}")
+    module = f"dataplane.testing.{_SUITES[name]}"
+    try:
+        import pytest
+    except ImportError as error:
+        raise ImportError(f"{name} needs pytest: pip install 'rollout-dataplane[testing]'") from error
+    if module not in sys.modules:
+        pytest.register_assert_rewrite(module)  # so that a failed assertion shows its values
+    return getattr(importlib.import_module(module), name)

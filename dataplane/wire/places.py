@@ -1,0 +1,60 @@
+"""Where pinned shards lie, as one block of numbers: six of each shard, 64 bits, little-endian.
+
+A reference over thousands of shards is answered in one message; a list of values a shard is what that message would
+cost most for, on both sides. So what shards have in common, their layouts, is sent once, and what they differ in is
+numbers, which are read as a table.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.errors import ProtocolMismatch
+
+Table = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """A shard, and where it lies. `segment` -1: at `offset` of the bytes that the answer carries. `layout`: which of
+    the answer's layouts it has; `live`: which of its live bits, from 1 on; 0 where all of its rows count."""
+
+    shard: int
+    segment: int
+    offset: int
+    size: int
+    layout: int
+    live: int
+
+
+WIDTH = len(Place._fields)
+_ONE = struct.Struct(f"<{WIDTH}q")
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """The block, of the numbers of all places one after another."""
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def unpack(packed: bytes) -> Table:
+    """The places of a block, one a row. Raises ProtocolMismatch where it is none."""
+    if len(packed) % (8 * WIDTH):
+        raise ProtocolMismatch(f"{len(packed)} bytes do not say where shards are")
+    return np.frombuffer(packed, "<i8").reshape(-1, WIDTH)
+
+
+def only(packed: bytes) -> Place:
+    """The one place of a block. Raises ProtocolMismatch where it is none, or several."""
+    if len(packed) != _ONE.size:
+        raise ProtocolMismatch(f"{len(packed)} bytes do not say where one shard is")
+    return Place._make(_ONE.unpack(packed))
+
+
+def numbers(packed: bytes) -> list[int]:
+    """The shards of a block. Raises as `unpack`."""
+    found: list[int] = unpack(packed)[:, 0].tolist()
+    return found

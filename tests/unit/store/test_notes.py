@@ -1,0 +1,104 @@
+"""Notes and logs that the journal of a data directory writes, and a coordinator that keeps its values in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.errors import Corrupt
+from dataplane.replication.messages import Entry
+from dataplane.replication.storage import Extend
+from dataplane.store.durable.database import Database
+from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.log import JournaledLog, names
+from dataplane.store.durable.notes import Notes
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[tuple[Database, Journal]]:
+    database = Database(directory / "node.sqlite")
+    journal = Journal(database)
+    try:
+        yield database, journal
+    finally:
+        journal.close()
+        database.close()
+
+
+async def test_notes_are_there_for_the_next_and_of_their_kind_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        notes, others = Notes(database, journal, "a"), Notes(database, journal, "b")
+        await notes.write({"x": b"1", "y": b"2"})
+        await others.write({"x": b"3"})
+        await notes.write({"x": None, "y": b"4", "z": b""}, lazily=True)
+    async with opened(tmp_path) as (database, journal):
+        assert Notes(database, journal, "a").load() == {"y": b"4", "z": b""}
+        assert Notes(database, journal, "b").load() == {"x": b"3"}
+
+
+async def test_a_note_with_a_wrong_byte_is_corrupt(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        notes = Notes(database, journal, "a")
+        await notes.write({"x": b"right"})
+        await journal.write(lambda sql: sql.execute("UPDATE notes SET value = ?", (b"wrong",)) and None)
+        with pytest.raises(Corrupt, match="the a 'x' in"):
+            notes.load()
+
+
+async def test_what_is_saved_before_is_committed_before(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        notes, log = Notes(database, journal, "a"), JournaledLog(database, journal, "p", ("n", 1))
+        lazily = notes.write({"x": b"1"}, lazily=True)
+        await log.save([Extend(1, (Entry(1, b"c"),))])
+        assert lazily.done()
+
+
+async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        await JournaledLog(database, journal, "p", ("n", 1)).save([Extend(1, (Entry(1, b"c"),))])
+    async with opened(tmp_path) as (database, journal):
+        replica, stored = JournaledLog(database, journal, "p", ("n", 2)).load()
+        assert replica == ("n", 1)
+        assert stored.entries == [Entry(1, b"c")]
+        with pytest.raises(DirectoryUnusable):
+            JournaledLog(database, journal, "p", ("other", 1))
+
+
+async def test_a_log_that_is_removed_begins_anew_and_takes_nothing_that_was_on_its_way(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        log, other = (JournaledLog(database, journal, name, ("n", 1)) for name in "pq")
+        await log.save([Extend(1, (Entry(1, b"a"),))])
+        saving = log.save([Extend(2, (Entry(1, b"b"),))])
+        late = log.save([Extend(3, (Entry(1, b"c"),))])
+        log.remove()
+        await other.save([Extend(1, (Entry(1, b"d"),))])
+        await saving
+        await late
+        assert names(database) == [("q", ("n", 1))]
+        anew = JournaledLog(database, journal, "p", ("n", 2))
+        assert anew.load()[0] == ("n", 2)
+        assert anew.load()[1].entries == []
+        assert other.load()[1].entries == [Entry(1, b"d")]
+
+
+async def test_a_coordinator_has_the_values_that_were_answered_before(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (database, journal):
+        notes = Notes(database, journal, "coordinator")
+
+        async def keep(key: str, value: bytes | None) -> None:
+            await notes.write({key: value})
+
+        coordinator = ProcessCoordinator(keep=keep)
+        assert await coordinator.swap("a", None, b"1") == b"1"
+        assert await coordinator.swap("b", None, b"1") == b"1"
+        assert await coordinator.swap("b", b"1", None) is None
+        assert await coordinator.swap("a", b"0", b"2") == b"1"
+    async with opened(tmp_path) as (database, journal):
+        again = ProcessCoordinator(values=Notes(database, journal, "coordinator").load())
+        assert await again.read("a") == b"1"
+        assert await again.read("b") is None

@@ -1,0 +1,87 @@
+"""Calls that fail where a test says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from dataplane import testing
+from dataplane.errors import Backpressure, OutcomeUnknown
+from dataplane.testing import ManualClock
+
+
+class Shop:
+    """Something with calls of both kinds."""
+
+    def __init__(self) -> None:
+        self.sold: list[str] = []
+
+    def sell(self, what: str) -> int:
+        self.sold.append(what)
+        return len(self.sold)
+
+    async def order(self, what: str) -> int:
+        return self.sell(what)
+
+    @staticmethod
+    def closed() -> bool:
+        return False
+
+
+def outcomes(shop: Shop, calls: int) -> str:
+    """A letter a call: `.` for one that was carried out, `x` for one that failed."""
+    told = ""
+    for i in range(calls):
+        try:
+            shop.sell(str(i))
+            told += "."
+        except Backpressure:
+            told += "x"
+    return told
+
+
+@pytest.mark.parametrize("of_class", [False, True])
+def test_the_next_calls_fail_and_no_others(of_class: bool) -> None:
+    shop = Shop()
+    with testing.failing(Shop if of_class else shop, "sell", Backpressure("full"), times=2, after=1) as sales:
+        assert outcomes(shop, 5) == ".xx.."
+    assert (sales.calls, sales.failures) == (5, 2)
+    assert shop.sold == ["0", "3", "4"]
+    assert outcomes(shop, 1) == "."
+    assert sales.calls == 5
+    assert "sell" not in vars(shop)
+
+
+def test_a_call_may_be_done_though_it_fails() -> None:
+    shop = Shop()
+    with (
+        testing.failing(shop, "sell", OutcomeUnknown("no answer"), done=True),
+        pytest.raises(OutcomeUnknown),
+    ):
+        shop.sell("one")
+    assert shop.sold == ["one"]
+
+
+async def test_coroutine_functions_fail_when_they_are_awaited() -> None:
+    shop = Shop()
+    with testing.failing(Shop, "order", Backpressure("full")) as orders:
+        coroutine = shop.order("one")
+        with pytest.raises(Backpressure):
+            await coroutine
+        assert await shop.order("two") == 1
+    assert (orders.calls, orders.failures) == (2, 1)
+
+
+def test_what_is_no_method_is_refused() -> None:
+    with pytest.raises(AttributeError):
+        testing.failing(Shop, "steal", Backpressure("full"))
+    for name in ("closed", "sold"):
+        with pytest.raises(TypeError, match="no method"):
+            testing.failing(Shop(), name, Backpressure("full"))
+
+
+def test_a_clock_can_fail_too() -> None:
+    clock = ManualClock()
+    with testing.failing(clock, "advance", RuntimeError("stuck")), pytest.raises(RuntimeError, match="stuck"):
+        clock.advance(1.0)
+    clock.advance(1.0)
+    assert clock() == 1.0
