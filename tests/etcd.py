@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import urllib.error
 import urllib.request
+import uuid
 from base64 import b64encode
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -39,27 +44,60 @@ needs_etcd = pytest.mark.skipif(
 
 
 def ports(count: int) -> list[str]:
-    """Seeds on loopback whose ports, and the next ones, are free."""
+    """Seeds on loopback whose ports, and the next ones, are free: none that the kernel gives to connections, of which
+    one may have it while a seed is down."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[str] = []
     with ExitStack() as held:
         while len(found) < count:
-            with socket.socket() as any_port:
-                any_port.bind(("127.0.0.1", 0))
-                port = any_port.getsockname()[1]
-            try:
-                for each in (port, port + 1):
-                    held.enter_context(socket.create_server(("127.0.0.1", each)))
-            except OSError:
-                continue
+            port = random.randrange(10000, max(first_given, 20000) - 1)
+            with ExitStack() as two:
+                try:
+                    for each in (port, port + 1):
+                        two.enter_context(socket.create_server(("127.0.0.1", each)))
+                except OSError:
+                    continue
+                held.push(two.pop_all())
             found.append(f"127.0.0.1:{port}")
     return found
+
+
+_SHARED = ("--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500")
+_shared: EtcdServer | None = None
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """One etcd for all of this process's tests meanwhile: `cluster` names clusters of it. None where etcd is not
+    installed."""
+    global _shared
+    if _program() is None:
+        yield
+        return
+    with TemporaryDirectory() as directory, EtcdServer(Path(directory), *_SHARED) as server:
+        _shared = server
+        try:
+            yield
+        finally:
+            _shared = None
+
+
+def cluster() -> str:
+    """Where nodes find each other that nobody else's nodes find: for `--join`. Empty where no etcd is shared."""
+    if _shared is None:
+        return ""
+    if (said := _shared.ended()) is not None:  # the tests that come are not to fail with the one before
+        logging.getLogger(__name__).error("the shared etcd has ended, and is started again: %s", said)
+        _shared.start()
+    return f"etcd://{_shared.address}/{uuid.uuid4().hex}"
 
 
 class EtcdServer:
     """A running etcd. `address` is its HOST:PORT, also when it has been stopped and started again."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self._directory = directory
+        self._options = options
         self._data = directory / "etcd"
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as client, socket.socket() as peer:
@@ -78,13 +116,18 @@ class EtcdServer:
         where += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
         with (self._directory / "etcd.log").open("ab") as log:
             quick = ["--heartbeat-interval", "10", "--election-timeout", "100"]  # it takes no question before
-            command = [program, "--data-dir", str(self._data), *where, *quick]
+            command = [program, "--data-dir", str(self._data), *where, *quick, *self._options]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(self._answers, "etcd answers")
 
+    def ended(self) -> str | None:
+        """How it ended, and what it said last, where it has by itself."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return None
+        return f"exit code {code}: {(self._directory / 'etcd.log').read_text()[-2000:]}"
+
     def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self._directory / "etcd.log").read_text()[-2000:]
+        assert (said := self.ended()) is None, said
         try:
             self.ask("kv/range", {"key": _base64("/")})
         except urllib.error.HTTPError:  # it asks for a password

@@ -1,22 +1,69 @@
-"""Who is there: the nodes of a cluster, as one of them sees it.
+"""Who is a member: this node's registration at the coordinator, and the others'.
 
-What finds them is an engine behind this interface. Each says who the members are and an epoch, a number that goes up
-with every change. A node that was started again is another member. One that others took for dead, and that comes back,
-is the same in another incarnation: what they shared is over, as if it had died.
+A member is a node whose registration the coordinator has; one renewal of a lease and one watch are the cost of a node,
+whatever their number. Nodes are named in hex at the coordinator and by partitions, and are bytes in references and
+shards: `current` and `members` are the same under either.
 
-There are two: registrations at a coordinator (`cluster.leases`), and greetings along a list (`cluster.static`). Epochs
-are this node's own: those of two nodes can not be compared.
+What always holds:
+
+- Silence is not death. A node is *away* when it is no member, and *gone*, and with it what it alone had, once its
+  process is known to have ended (`cluster.detector`), or after it was away for `LOST_S`.
+- While the coordinator is away, members stay members. It is away from the first renewal or watch that fails until both
+  have been answered again. A member that is absent is removed only once the coordinator has answered for a whole lease
+  without a break, or once its process has ended: after an outage, and at a coordinator that was wiped, each has had the
+  time to register again.
+- An entry is believed if it carries the code that only a holder of the cluster's key can compute.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import asyncio
+import logging
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from types import MappingProxyType
 
+import msgspec
+
+from dataplane.clock import Clock, monotonic
+from dataplane.cluster.seal import Seal
+from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Registration, Unavailable
+from dataplane.coordinator.current import Replaced
 from dataplane.wire import peer_messages as pm
+from dataplane.wire.auth import Key
+from dataplane.wire.peer import check_address
+
+log = logging.getLogger(__name__)
 
 MAX_MEMBERS = 4096
+
+LEASE_S = 20.0
+LOST_S = 120.0
+"""After which a node that is away is taken to come back with nothing, whatever became of it."""
+KEPT_S = 24 * 3600.0
+"""The same, of what a node keeps of durable partitions: it may take long to be started again."""
+
+_RENEWALS = 4  # in a lease
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
+_LEAVE_S = 1.0
+
+
+class Member(msgspec.Struct, frozen=True):
+    """What others read of a member. `life`: of its process. `address`: where its control channel listens. `host`: the
+    same for nodes that fail together. `transports`: where they are found, by name. `keeps`: what it has survives its
+    process, which is started again under the same name. `serves`: it can run a server of the coordinator's. `first`:
+    the least number of a shard that its process has stored."""
+
+    life: int
+    address: str
+    host: str = ""
+    transports: dict[str, str] = {}
+    keeps: bool = False
+    serves: bool = False
+    major: int = pm.MAJOR
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,68 +74,310 @@ class Coordination:
     answers: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A node: its number (8 bytes, new with each start), where its control channel listens, and where its transports
-    are found, by name. `since`: the first number of what it has stored since it last began anew."""
+class Membership:
+    """See the module. To be used from one loop."""
 
-    node: bytes
-    address: str
-    transports: Mapping[str, str] = field(default_factory=dict, hash=False)
-    since: int = 0
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        me: str,
+        member: Member,
+        *,
+        key: Key | None = None,
+        lease_s: float = LEASE_S,
+        lost_s: float = LOST_S,
+        kept_s: float = KEPT_S,
+        clock: Clock = monotonic,
+    ) -> None:
+        self.me = me
+        self.current: Mapping[str, Member] = MappingProxyType({me: member})  # another with every change
+        self.epoch = 1
+        """Goes up with every change here; those of two nodes can not be compared."""
+        self._coordinator = coordinator
+        self._member = member
+        self._seal = Seal(key)
+        self._lease_s = lease_s
+        self.lost_s = lost_s
+        self._kept_s = kept_s
+        self._clock = clock
+        self._registered: dict[str, tuple[Member, bytes]] = {}  # the others, and their values
+        self._missing: dict[str, tuple[Member, float]] = {}  # who was registered, and since when it is not
+        self._ended: dict[str, Member] = {}  # whose processes have ended
+        self._ended_s: dict[str, float] = {}  # and when that was known
+        self._decoded: dict[str, tuple[bytes, Member | None]] = {}
+        self._joined_s = math.inf
+        self._seen = asyncio.Event()
+        self._again = asyncio.Event()
+        self._renewed = self._watched = False
+        self._answers_since: float | None = None
+        self._changed: list[Callable[[], None]] = []
+        self._over: list[Callable[[str, float], None]] = []
+        self._registration: Registration | None = None
+        self._registered_once = False
+        self.listed = False
+        """Whether the coordinator had this node among the members, as it last told of them."""
+        self._evicting: set[asyncio.Task[None]] = set()
+        self._bytes: tuple[Mapping[str, Member], Mapping[bytes, Member]] | None = None
 
-    def stores(self, shard: int) -> bool:
-        """Whether others may count on this shard of the node's."""
-        return shard >= self.since
-
-
-class Membership(ABC):
-    """The members of a cluster. To be used from one event loop."""
+    # Who is there
 
     @property
-    @abstractmethod
-    def epoch(self) -> int:
-        """Goes up with every change."""
-
-    @property
-    @abstractmethod
     def members(self) -> Mapping[bytes, Member]:
-        """By their numbers; this node is among them."""
-
-    @abstractmethod
-    def greeted(self, greet: pm.Greet) -> pm.Greeted:
-        """Somebody greets this node: what it is answered."""
-
-    @abstractmethod
-    def look(self) -> None:
-        """Notice, now, if this node was away: to be called before anything is done that counts on what it shares."""
-
-    @abstractmethod
-    def begin_anew_by(self, begin: Callable[[], int]) -> None:
-        """Call `begin` when others took this node for dead, before they are heard again: what it shares with others is
-        over. It returns this node's next `since`, higher than that before."""
-
-    @abstractmethod
-    def fences(self, node: bytes, since: int) -> bool:
-        """Whether what this node says is not heard any more: it was taken for dead since it began with `since`, or has
-        begun anew."""
-
-    @abstractmethod
-    def met(self, node: bytes, since: int) -> None:
-        """This node says that it has begun with `since`: where that is later than is known, it has begun anew."""
-
-    @abstractmethod
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` after every change of the epoch, from the event loop."""
-
-    @abstractmethod
-    async def run(self) -> None:
-        """Keep watch until cancelled."""
+        """`current`, by the nodes' numbers."""
+        if self._bytes is None or self._bytes[0] is not self.current:
+            named = MappingProxyType({bytes.fromhex(name): member for name, member in self.current.items()})
+            self._bytes = self.current, named
+        return self._bytes[1]
 
     @property
-    def coordination(self) -> Coordination | None:
-        """The coordinator, where there is one."""
-        return None
+    def missing(self) -> Mapping[str, Member]:
+        """Those that are registered no more, and may live."""
+        return {name: member for name, (member, _) in self._missing.items() if name not in self._ended}
 
-    async def aclose(self) -> None:  # noqa: B027
-        """Let go of what it was made with, once it runs no more. Idempotent."""
+    @property
+    def coordination(self) -> Coordination:
+        """The coordinator, and whether it answers."""
+        return Coordination(self._coordinator.address, self._answers_since is not None)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after every change."""
+        self._changed.append(changed)
+
+    def watch_ended(self, ended: Callable[[str, float], None]) -> None:
+        """Call `ended(node, before_s)` when the process that a member was by then has ended."""
+        self._over.append(ended)
+
+    def gone(self, node: str, *, durable: bool = False) -> bool:
+        """Whether what only this node had is lost; `durable`: of durable partitions."""
+        ended = self._ended.get(node)
+        if ended is not None and not ended.keeps:
+            return True
+        since = self._missing[node][1] if node in self._missing else self._joined_s
+        return node not in self.current and self._clock() - since >= (self._kept_s if durable else self.lost_s)
+
+    def keeps(self, node: str) -> bool:
+        """Whether this node can have something of durable partitions."""
+        member = self.current.get(node)
+        return member is not None and member.keeps
+
+    def away(self, node: str) -> bool:
+        """Whether this node is no member."""
+        return node not in self.current
+
+    def has_ended(self, node: str, life: int) -> bool:
+        """Whether the process that this node was in that life is known to have ended."""
+        ended = self._ended.get(node)
+        last = self._registered.get(node, self._missing.get(node))
+        return (ended is not None and ended.life == life) or (last is not None and last[0].life != life)
+
+    def ended_by(self, node: str) -> float:
+        """When it was known that the process had ended that this node was; now, if only another process says so."""
+        return self._ended_s[node] if node in self._ended and node in self._ended_s else self._clock()
+
+    def known(self, node: str) -> bool:
+        """Whether this node may be a member, or come back: one that was never seen here died before."""
+        return node in self.current or node in self._missing or not self._seen.is_set()
+
+    def address(self, node: str) -> str | None:
+        """Where a node's control channel listens."""
+        member = self.current.get(node)
+        return None if member is None else member.address
+
+    def ended(self, node: str, life: int, before_s: float) -> None:
+        """The process that a node was by then, in this life, has ended."""
+        known = self._registered.get(node, self._missing.get(node))
+        if known is None or known[0].life != life or node in self._ended:
+            return
+        self._ended[node], self._ended_s[node] = known[0], self._clock()
+        while len(self._ended) > MAX_MEMBERS:
+            self._ended_s.pop(oldest := next(iter(self._ended)), None)
+            del self._ended[oldest]
+        log.warning("node %s at %s is no member any more: its process has ended", node, known[0].address)
+        self._evict(node)
+        self._settle()
+        for over in self._over:
+            over(node, before_s)
+
+    # This node's own place
+
+    async def joined(self) -> None:
+        """When this returns, this node is a member, and knows the others."""
+        await self._seen.wait()
+
+    async def run(self) -> None:
+        """Be a member, and keep watch over the others, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep())
+                group.create_task(self._look())
+                group.create_task(self._sweep())
+        finally:
+            for task in self._evicting:
+                task.cancel()
+            await asyncio.gather(*self._evicting, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            self._again.clear()
+            try:
+                async with asyncio.timeout(self._lease_s / 2):
+                    if self._registration is None or not await self._registration.renew():
+                        await self._register()
+            except (Unavailable, OutcomeUnknown, TimeoutError) as error:
+                self._contact(renewed=False, why=error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S, self._lease_s / _RENEWALS)
+                continue
+            self._contact(renewed=True)
+            pause_s = _PAUSE_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_s / _RENEWALS):
+                    await self._again.wait()
+
+    async def _register(self) -> None:
+        """Have a registration; not in place of another process that has taken this node's number since."""
+        self._registration = None
+        if self._registered_once:
+            found = (await self._coordinator.members()).get(self.me)
+            entry = None if found is None else self._entry(self.me, found)
+            if entry is not None and entry.life != self._member.life:
+                log.error(
+                    "another node has this node's number, at %s: two must not run on one data directory, nor on copies"
+                    " of one; end one of them",
+                    entry.address,
+                )
+                return
+        value = self._seal.sealed(self.me, msgspec.json.encode(self._member))
+        self._registration = await self._coordinator.register(self.me, value, self._lease_s)
+        self._registered_once = True
+
+    def _contact(
+        self, *, renewed: bool | None = None, watched: bool | None = None, why: BaseException | None = None
+    ) -> None:
+        """Whether the coordinator answered."""
+        before = self._renewed and self._watched
+        self._renewed = self._renewed if renewed is None else renewed
+        self._watched = self._watched if watched is None else watched
+        now = self._renewed and self._watched
+        if now and not before:
+            self._answers_since = self._clock()
+            log.info("the coordinator answers")
+        elif before and not now:
+            self._answers_since = None
+            level = logging.INFO if isinstance(why, Replaced) else logging.WARNING
+            log.log(level, "the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
+
+    async def leave(self) -> None:
+        """Be no member any more; `run` has ended."""
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            try:
+                async with asyncio.timeout(_LEAVE_S):
+                    await registration.leave()
+            except (Unavailable, OutcomeUnknown, TimeoutError):
+                log.warning("the coordinator does not answer: this node stays a member for %s s", self._lease_s)
+
+    # The others
+
+    async def _look(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                async with aclosing(self._coordinator.watch_members()) as watch:
+                    async for members in watch:
+                        self._contact(watched=True)
+                        pause_s = _PAUSE_S
+                        self._took(members)
+            except Unavailable as error:
+                self._contact(watched=False, why=error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S, self._lease_s / _RENEWALS)
+
+    async def _sweep(self) -> None:
+        """Remove those that are absent once that can be believed."""
+        pause_s = self._lease_s / (2 * _RENEWALS)
+        awake_s = self._clock()
+        while True:
+            await asyncio.sleep(pause_s)
+            before_s, awake_s = awake_s, self._clock()
+            if awake_s - before_s > self._lease_s / 2:  # nothing that was heard before is to be believed
+                self._contact(renewed=False, why=TimeoutError(f"this node was away for {awake_s - before_s:.1f} s"))
+                self._again.set()
+            self._settle()
+
+    def _took(self, values: Mapping[str, bytes]) -> None:
+        """These are registered now."""
+        now, before = self._clock(), self._registered
+        decoded, self._decoded, self._registered = self._decoded, {}, {}
+        for name, value in values.items():
+            if name == self.me or len(self._registered) >= MAX_MEMBERS:
+                continue
+            known = decoded.get(name)
+            member = known[1] if known is not None and known[0] == value else self._entry(name, value)
+            self._decoded[name] = value, member
+            if member is not None:
+                self._registered[name] = member, value
+        for name in before.keys() - self._registered.keys():
+            self._missing[name] = before[name][0], now
+        for name, (member, _) in self._registered.items():
+            back = self._missing.pop(name, None) is not None
+            ended = self._ended.get(name)
+            if ended is not None and (back or ended.life != member.life):
+                del self._ended[name]  # it was started again, or has registered since
+            elif ended is not None:
+                self._evict(name)
+        while len(self._missing) > MAX_MEMBERS:
+            del self._missing[next(iter(self._missing))]
+        self.listed = self.me in values
+        if self.me in values and not self._seen.is_set():
+            self._joined_s = now
+            self._seen.set()
+        elif self.me not in values:
+            self._again.set()
+        self._settle()
+
+    def _entry(self, name: str, value: bytes) -> Member | None:
+        """What a node wrote; None for anything else."""
+        try:
+            member = msgspec.json.decode(self._seal.opened(name, value), type=Member)
+            check_address(member.address)
+            if len(name) != len(self.me) or not name.isalnum():
+                raise ValueError("it is under no node's name")
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            log.warning("the coordinator has for %r what no node of this cluster writes: %s", name[:100], error)
+            return None
+        if member.major != pm.MAJOR:
+            log.warning("node %s speaks version %d, and this one %d: it is no member", name, member.major, pm.MAJOR)
+            return None
+        if member.address == self._member.address and name != self.me:
+            log.warning("node %s says that it listens at %s, as this one does", name, member.address)
+        return member
+
+    def _settle(self) -> None:
+        """Say who is a member by now."""
+        steady = self._answers_since is not None and self._clock() >= self._answers_since + self._lease_s
+        found = {self.me: self._member}
+        found |= {name: member for name, (member, _) in self._registered.items() if name not in self._ended}
+        if not steady:
+            kept = self._missing.keys() & self.current.keys()
+            found |= {name: self._missing[name][0] for name in kept if name not in self._ended}
+        if found == self.current:
+            return
+        for name in self.current.keys() - found.keys() - self._ended.keys():
+            log.warning("node %s at %s is no member any more", name, self.current[name].address)
+        self.current = MappingProxyType(found)
+        self.epoch += 1
+        for changed in self._changed:
+            changed()
+
+    def _evict(self, name: str) -> None:
+        """Take away the registration of a process that has ended."""
+        if name in self._registered:
+            task = asyncio.get_running_loop().create_task(self._evict_now(name, self._registered[name][1]))
+            self._evicting.add(task)
+            task.add_done_callback(self._evicting.discard)
+
+    async def _evict_now(self, name: str, value: bytes) -> None:
+        with suppress(Unavailable, OutcomeUnknown):  # tried again when it is seen again
+            await self._coordinator.evict(name, value)

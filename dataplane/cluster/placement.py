@@ -1,8 +1,8 @@
-"""Which node is the home of what: the one with the highest hash of both (rendezvous hashing, Thaler and Ravishankar
-1998).
+"""Which of several nodes, or partitions, is to have a group: the one with the highest hash of both (rendezvous hashing,
+Thaler and Ravishankar 1998).
 
-What always holds: all who know the same nodes give the same answer, in whatever order they came to know them; when a
-node comes or goes, only what it wins or had won moves.
+What always holds: all who know the same names give the same answer, in whatever order they came to know them; when one
+comes or goes, only what it wins or had won moves.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _AT_ONCE = 1 << 20  # weights in memory at a time
 
 
 class Placement:
-    """The homes among these nodes, of which there is at least one."""
+    """The winners among these names, of which there is at least one."""
 
     def __init__(self, nodes: Iterable[bytes]) -> None:
         self.nodes = sorted(nodes)
         self._seeds = np.array([xxhash.xxh3_64_intdigest(node) for node in self.nodes], np.uint64)
 
-    def homes(self, stream: str, groups: Sequence[str | int]) -> Index:
-        """Of each of these groups of the stream the position in `nodes` of its home."""
+    def winners(self, stream: str, groups: Sequence[str | int]) -> Index:
+        """For each of these groups of the stream, the position in `nodes` of the one that has it."""
         if len(self.nodes) == 1:
             return np.zeros(len(groups), np.int64)
         seed = xxhash.xxh3_64_intdigest(stream.encode())
@@ -36,9 +36,9 @@ class Placement:
         found = [_mixed(keys[i : i + step, None] ^ self._seeds).argmax(axis=1) for i in range(0, len(keys), step)]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
-    def home(self, stream: str, group: str | int) -> bytes:
-        """The home of one group."""
-        return self.nodes[int(self.homes(stream, [group])[0])]
+    def winner(self, stream: str, group: str | int) -> bytes:
+        """The one that has one group."""
+        return self.nodes[int(self.winners(stream, [group])[0])]
 
 
 def _encoded(group: str | int) -> bytes:

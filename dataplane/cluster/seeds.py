@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane.cluster.certificates import certificates
-from dataplane.cluster.server import EtcdServer, program
+from dataplane.cluster.server import EtcdServer, Place, program
 from dataplane.config import ClusterConfig, environment
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
@@ -62,11 +62,11 @@ class Seeds:
         self._config, self._tls = config, tls
         parent = Path(config.seed_dir or environment().spill_dir)
         mark = json.dumps({"version": 1, "seeds": self._list, "name": self._name, "key": key.public.decode()})
-        own = [_Place(parent, seed, mark) for seed in self._list if _is_own(seed.rpartition(":")[0], host)]
-        for place in own:
-            place.check()
-        self._place = next((place for place in own if place.claim()), None)
-        if self._place is not None:
+        own = [_Directory(parent, seed, mark) for seed in self._list if _is_own(seed.rpartition(":")[0], host)]
+        for directory in own:
+            directory.check()
+        self._directory = next((directory for directory in own if directory.claim()), None)
+        if self._directory is not None:
             program()  # raises where there is none
         elif own:
             log.warning("this host's seeds are run by other nodes already")
@@ -75,8 +75,8 @@ class Seeds:
         """Run this node's server, if it has one, until cancelled. Raises SeedsDiffer."""
         try:
             async with asyncio.TaskGroup() as group:
-                if self._place is not None:
-                    group.create_task(self._serve(self._place))
+                if self._directory is not None:
+                    group.create_task(self._serve(self._directory))
                 group.create_task(self._compare())
         except* SeedsDiffer as differs:
             raise differs.exceptions[0] from None
@@ -94,17 +94,22 @@ class Seeds:
                 raise SeedsDiffer(_differ(self._list, (theirs or b"").decode(errors="replace")))
             await asyncio.sleep(60 * _AGAIN_S)
 
-    async def _serve(self, place: _Place) -> None:
-        token = hashlib.blake2b(place.mark.encode(), digest_size=16).hexdigest()
-        server = EtcdServer(place.path, self._list, place.seed, token, self._config.host, self._certificates)
-        try:
-            await server.run(lambda: self._state(place))
-        finally:
-            place.release()
+    async def _serve(self, directory: _Directory) -> None:
+        token = hashlib.blake2b(directory.mark.encode(), digest_size=16).hexdigest()
+        server = EtcdServer(directory.path, _at(directory.seed), token, self._config.host, self._certificates)
+        cluster = ",".join(_at(seed).listed for seed in self._list)
 
-    async def _state(self, place: _Place) -> str:
+        async def state() -> tuple[str, str]:
+            return await self._state(directory), cluster
+
+        try:
+            await server.run(state)
+        finally:
+            directory.release()
+
+    async def _state(self, directory: _Directory) -> str:
         """Whether this server begins a cluster with the others, or joins one that they are. Raises SeedsDiffer."""
-        others = [seed for seed in self._list if seed != place.seed]
+        others = [seed for seed in self._list if seed != directory.seed]
         if not others:
             return "new"
         coordinator = EtcdCoordinator(others, self._name, tls=self._tls, timeout_s=_ASK_S)
@@ -113,22 +118,22 @@ class Seeds:
             theirs = await coordinator.read(KEY)
             if theirs is not None and theirs != json.dumps(self._list).encode():
                 raise SeedsDiffer(_differ(self._list, theirs.decode(errors="replace")))
-            return await self._among(gateway, place, others)
+            return await self._among(gateway, directory, others)
         except (Unavailable, OutcomeUnknown):
-            return "existing" if place.begun else "new"  # they are not there yet
+            return "existing" if directory.begun else "new"  # they are not there yet
         finally:
             await coordinator.aclose()
             await gateway.aclose()
 
-    async def _among(self, gateway: Gateway, place: _Place, others: Sequence[str]) -> str:
+    async def _among(self, gateway: Gateway, directory: _Directory, others: Sequence[str]) -> str:
         """As `_state`, among others that have a majority. Raises OSError where they do not take it back yet: as "new"
         it would begin as the server that was removed."""
-        peer_url = EtcdServer.peer_url(place.seed)
+        peer_url = _at(directory.seed).peer_url
         try:
-            if place.begun:
+            if directory.begun:
                 if not await _is_removed(gateway, peer_url):
                     return "existing"
-                place.clear()
+                directory.clear()
             state, number = await _replace(gateway, peer_url)
         except (Unavailable, OutcomeUnknown) as error:
             raise OSError(f"the other seeds do not take this server back yet: {error}") from error
@@ -150,8 +155,8 @@ class Seeds:
 
     async def aclose(self) -> None:
         """Let go of the directory, where it never ran. Idempotent."""
-        if self._place is not None:
-            self._place.release()
+        if self._directory is not None:
+            self._directory.release()
 
 
 async def _servers(gateway: Gateway) -> list[Server]:
@@ -179,7 +184,13 @@ async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
     return "existing", added[0].ID if added else 0
 
 
-class _Place:
+def _at(seed: str) -> Place:
+    """A seed's server: others find it at the port after that for clients."""
+    host, _, port = seed.rpartition(":")
+    return Place(seed, seed, f"{host}:{int(port) + 1}")
+
+
+class _Directory:
     """A server's directory. `mark`: what it is the directory of."""
 
     def __init__(self, parent: Path, seed: str, mark: str) -> None:

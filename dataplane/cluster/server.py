@@ -2,12 +2,14 @@
 
 What always holds: it serves over TLS, and only who shows a certificate of the cluster's authority, clients and other
 servers alike; its own is passed in memory. It ends with the node by the kernel's word (a signal at the death of the
-parent), and by SIGTERM where the node ends in good order. It logs to `etcd.log` in its directory.
+parent), and by the node where that ends in good order: by SIGTERM, or by SIGKILL where its data end with it. It logs to
+`etcd.log` in its directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import logging
 import os
@@ -20,22 +22,24 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from dataplane.cluster.certificates import Certificates, in_memory
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_MS, ELECTION_MS = 200, 2000
-"""Of etcd's leader: slow enough for machines that are busy, and an election is over within the time of a failover."""
+HEARTBEAT_MS, ELECTION_MS = 100, 1000
+"""Of etcd's leader: an election is over within 2 s, and a machine with 8 busy processes a core begins none."""
 
-_AGAIN_S, _MAX_AGAIN_S = 0.5, 15.0
+_AGAIN_S, _MAX_AGAIN_S = 0.5, 5.0
+_STEADY_S = 30.0  # after which an end says nothing about the next start
 _STOP_S = 3.0
 _MAX_LOG = 16 << 20  # bytes after which a log is put aside at the next start
 _ENDS_WITH_NODE = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
-os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))  # PR_SET_PDEATHSIG
+os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -52,55 +56,93 @@ def program() -> str:
     raise ValueError("a seed runs etcd, and there is none: install it, or pip install 'rollout-dataplane[etcd]'")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is: its name among the servers, and the HOST:PORT at which clients and other servers find it."""
+
+    name: str
+    clients: str
+    servers: str
+
+    @property
+    def peer_url(self) -> str:
+        """Where the other servers find it."""
+        return f"https://{self.servers}"
+
+    @property
+    def listed(self) -> str:
+        """As etcd has it in a list of servers."""
+        return f"{self.name}={self.peer_url}"
+
+
 class EtcdServer:
     """See the module. `run` it in the loop that it is used from."""
 
     def __init__(
-        self, directory: Path, seeds: Sequence[str], seed: str, token: str, host: str, certificates: Certificates
+        self,
+        directory: Path,
+        place: Place,
+        token: str,
+        host: str,
+        certificates: Certificates,
+        *,
+        keeps: bool = True,
     ) -> None:
-        """`seed` is this one's HOST:PORT among the `seeds`; it listens there on `host`, empty for every address."""
+        """It listens on `host`, empty for every address. `token`: of the cluster of servers. `keeps`: its data are to
+        outlive the host; else they are only written."""
         self._directory = directory
-        self._seeds = seeds
-        self._seed = seed
+        self._place = place
         self._token = token
         self._host = host
         self._certificates = certificates
+        self._keeps = keeps
+        self._end_by = signal.SIGTERM if keeps else signal.SIGKILL
 
-    @staticmethod
-    def peer_url(seed: str) -> str:
-        """Where the server of a seed is found by the others: at the port after that for clients."""
-        host, _, port = seed.rpartition(":")
-        return f"https://{host}:{int(port) + 1}"
-
-    async def run(self, state: Callable[[], Awaitable[str]]) -> None:
-        """Run it until cancelled. `state`, asked before each start: "new" or "existing", where it has no data yet."""
+    async def run(self, state: Callable[[], Awaitable[tuple[str, str]]], proven: asyncio.Event | None = None) -> None:
+        """Run it until cancelled. `state`, asked before each start: "new" or "existing", where it has no data yet, and
+        the list of all servers, as `Place.listed`. Raises OSError where it ends before `proven` is set, as where
+        another has taken its port."""
         again_s = _AGAIN_S
         while True:
             began = time.monotonic()
-            try:
-                process = self._start(await state(), await asyncio.to_thread(_options))
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
-                log.warning("etcd can not be started: %s", error)
-            else:
-                try:
-                    await _ended(process)
-                finally:
-                    await _stop(process)
-                log.warning(
-                    "etcd has ended (%d) and is started again; it said: %s", process.returncode, self._last_words()
-                )
-            again_s = _AGAIN_S if time.monotonic() - began > 2 * _MAX_AGAIN_S else min(2 * again_s, _MAX_AGAIN_S)
+            why = await self._run_once(state)
+            if proven is not None and not proven.is_set():
+                raise OSError(why)
+            log.warning("%s; it is started again", why)
+            again_s = _AGAIN_S if time.monotonic() - began > _STEADY_S else again_s
             await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, _MAX_AGAIN_S)
 
-    def _start(self, state: str, options: str) -> subprocess.Popen[bytes]:
+    async def _run_once(self, state: Callable[[], Awaitable[tuple[str, str]]]) -> str:
+        """Run it until it ends; why it did, or could not be started."""
+        try:
+            process = self._start(*await state(), await asyncio.to_thread(_options, program()))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return f"etcd can not be started: {error}"
+        try:
+            await _ended(process)
+        finally:
+            await _stop(process, self._end_by)
+        return f"etcd has ended ({process.returncode}); it said: {self._last_words()}"
+
+    def _start(self, state: str, cluster: str, options: str) -> subprocess.Popen[bytes]:
         """In the loop's thread: with the thread that starts it, it ends."""
         etcd, made = program(), self._certificates
         held = [in_memory("etcd", content) for content in (made.authority, made.own, made.private)]
         try:
-            command = [etcd, *self._arguments(state, [f"/dev/fd/{each}" for each in held], options)]
+            command = [etcd, *self._arguments(state, cluster, [f"/dev/fd/{each}" for each in held], options)]
             with self._log().open("ab") as out:
                 return subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _ENDS_WITH_NODE, str(os.getpid()), *command],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        "-c",
+                        _ENDS_WITH_NODE,
+                        str(os.getpid()),
+                        str(int(self._end_by)),
+                        *command,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -111,18 +153,18 @@ class EtcdServer:
             for each in held:
                 os.close(each)
 
-    def _arguments(self, state: str, files: Sequence[str], known: str) -> list[str]:
+    def _arguments(self, state: str, cluster: str, files: Sequence[str], known: str) -> list[str]:
         authority, own, private = files
-        port = int(self._seed.rpartition(":")[2])
+        clients, servers = (at.rpartition(":")[2] for at in (self._place.clients, self._place.servers))
         listen = _address(self._host)
         settings: dict[str, object] = {
-            "name": self._seed,
+            "name": self._place.name,
             "data-dir": self._directory / "etcd",
-            "listen-client-urls": f"https://{listen}:{port}",
-            "advertise-client-urls": f"https://{self._seed}",
-            "listen-peer-urls": f"https://{listen}:{port + 1}",
-            "initial-advertise-peer-urls": self.peer_url(self._seed),
-            "initial-cluster": ",".join(f"{seed}={self.peer_url(seed)}" for seed in self._seeds),
+            "listen-client-urls": f"https://{listen}:{clients}",
+            "advertise-client-urls": f"https://{self._place.clients}",
+            "listen-peer-urls": f"https://{listen}:{servers}",
+            "initial-advertise-peer-urls": self._place.peer_url,
+            "initial-cluster": cluster,
             "initial-cluster-token": self._token,
             "initial-cluster-state": state,
             "client-cert-auth": "true",
@@ -142,6 +184,9 @@ class EtcdServer:
         # Who has the key is known by its certificate, from whichever of its addresses it comes.
         for name in re.findall(r"--((?:experimental-)?peer-skip-client-san-verification)", known)[:1]:
             settings[name] = "true"
+        if not self._keeps:
+            settings["unsafe-no-fsync"] = "true"
+            settings["strict-reconfig-check"] = "false"  # it has a server that was added wait for 5 s before the next
         return [f"--{name}={value}" for name, value in settings.items()]
 
     def _log(self) -> Path:
@@ -161,9 +206,10 @@ class EtcdServer:
         return said[-1][:400] if said else "nothing"
 
 
-def _options() -> str:
+@functools.cache
+def _options(etcd: str) -> str:
     """What this etcd says of its options."""
-    said = subprocess.run([program(), "--help"], capture_output=True, text=True, timeout=30, check=False)
+    said = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=30, check=False)
     return said.stdout + said.stderr
 
 
@@ -193,11 +239,11 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
         os.close(watched)
 
 
-async def _stop(process: subprocess.Popen[bytes]) -> None:
+async def _stop(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
     """End it, and collect it. Idempotent."""
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(by)
     try:
         async with asyncio.timeout(_STOP_S):
             await _ended(process)

@@ -1,4 +1,4 @@
-"""What a cluster asks of its coordinator, whatever that is: etcd, an actor of Ray, or this process.
+"""What a cluster asks of its coordinator, whatever that is: etcd, or this process.
 
 Three things, and no more: members on leases, values that change by compare-and-set, and a watch on either. It is asked
 when something changes hands, never on the path of rows; while it is away, what lives goes on.
@@ -8,7 +8,7 @@ table its version), so that is as good as a revision, and a value may come to it
 etcd it is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a key that is not there); members are
 keys on a lease.
 
-What always holds, of each implementation (`tests/conformance/coordinators.py`):
+What always holds, of each implementation (`dataplane/testing/coordinators.py`):
 
 - All calls but watches are linearizable: each takes effect at one moment between its beginning and its end.
 - A call that raises Unavailable did not take effect and will not; one that raises OutcomeUnknown may have, or may yet.
@@ -19,6 +19,7 @@ What always holds, of each implementation (`tests/conformance/coordinators.py`):
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 
@@ -59,6 +60,12 @@ class Coordinator(ABC):
     @abstractmethod
     def address(self) -> str:
         """What it is and where, for people."""
+
+    @property
+    def over_s(self) -> float:
+        """When the coordinator before this one had certainly ended, by `clock.monotonic`; infinite if there was none,
+        or nobody knows: it may have changed values after this process heard of it last."""
+        return math.inf
 
     @abstractmethod
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:

@@ -173,7 +173,11 @@ class EtcdCoordinator(Coordinator):
 
     @property
     def address(self) -> str:
-        return f"etcd at {self._gateway.endpoint}"
+        return f"etcd at {', '.join(self._gateway.endpoints)}"
+
+    def use(self, endpoints: Sequence[str]) -> None:
+        """Its servers are these now."""
+        self._gateway.use(endpoints)
 
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
         lease = (await self._gateway.ask("lease/grant", {"TTL": math.ceil(lease_s)})).ID

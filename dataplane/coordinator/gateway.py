@@ -28,6 +28,9 @@ from dataplane.coordinator.base import OutcomeUnknown, Unavailable
 if TYPE_CHECKING:
     import aiohttp
 
+TRY_S = 0.5
+"""What is on its way to etcd's leader when that dies is never answered, and has to be asked again."""
+
 _MAX_ANSWER = 64 << 20  # bytes of an answer, or of a line of a watch; etcd itself refuses requests over 1.5 MiB
 _REFUSED = {3, 5, 7, 8, 9, 11, 12, 16}
 """Codes of gRPC (https://grpc.io/docs/guides/status-codes/) with which etcd refuses a request before it takes effect.
@@ -66,6 +69,7 @@ class Server(msgspec.Struct, frozen=True):
     name: str = ""
     peerURLs: list[str] = []
     clientURLs: list[str] = []
+    isLearner: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -121,79 +125,90 @@ class Gateway:
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
         login: tuple[str, str] | None = None,
+        try_s: float = TRY_S,
     ) -> None:
-        """`endpoints`: HOST:PORT of each server; `login`: user and password. Raises ValueError where no HTTP client is
-        installed."""
+        """`endpoints`: HOST:PORT of each server; `login`: user and password; `try_s`: for which an endpoint is waited
+        for in the first round. Raises ValueError where no HTTP client is installed."""
         check_installed()
         self.timeout_s = timeout_s
-        self._urls = [f"{'https' if tls else 'http'}://{endpoint}/v3/" for endpoint in endpoints]
+        self._try_s = try_s
         self._tls = tls
+        self._urls: list[str] = []  # who is asked first, first
+        self.use(endpoints)
         self._login = login
         self._token = ""
-        self._at = 0
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
     @property
-    def endpoint(self) -> str:
-        """The HOST:PORT that is asked first."""
-        return self._endpoint(self._at)
+    def endpoints(self) -> list[str]:
+        """The HOST:PORT of each server; who is asked first, first."""
+        return [_endpoint(url) for url in self._urls]
+
+    def use(self, endpoints: Sequence[str]) -> None:
+        """Ask these servers from now on, as far as they are the same in the order so far."""
+        urls = [f"{'https' if self._tls else 'http'}://{endpoint}/v3/" for endpoint in endpoints]
+        kept = [url for url in self._urls if url in urls]
+        self._urls = kept + [url for url in urls if url not in kept]
 
     async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> Answer:
-        """Ask each endpoint in turn until one answers. Raises Unavailable (Refused, where etcd says so) and, if
-        `writes`, OutcomeUnknown."""
-        deadline = time.monotonic() + self.timeout_s
-        each_s = self.timeout_s / min(len(self._urls), 3)
-        sent, why, first = False, "", self._at
-        for turn in range(len(self._urls)):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            at = (first + turn) % len(self._urls)
-            try:
-                answer = await self._ask_as_user(at, path, question, min(each_s, left_s))
-            except _Unanswered as error:
-                sent, why = sent or error.sent, f"etcd at {self._endpoint(at)}: {error}"
-            except Refused as error:
-                if sent and writes:
-                    raise OutcomeUnknown(f"an earlier attempt was not answered; then {error}") from error
-                raise
-            else:
-                if turn:
-                    self._at = at
-                return answer
+        """Ask each endpoint in turn, with more patience in each round, until one answers. Raises Unavailable (Refused,
+        where etcd says so) and, if `writes`, OutcomeUnknown."""
+        deadline, each_s = time.monotonic() + self.timeout_s, self._try_s
+        sent, why, first = False, "", self._urls[0]
+        while True:
+            began = time.monotonic()
+            for url in [*self._urls]:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                try:
+                    answer = await self._ask_as_user(url, path, question, min(each_s, left_s))
+                except _Unanswered as error:
+                    sent, why = sent or error.sent, f"etcd at {_endpoint(url)}: {error}"
+                except Refused as error:
+                    if sent and writes:
+                        raise OutcomeUnknown(f"an earlier attempt was not answered; then {error}") from error
+                    raise
+                else:
+                    while url != first and url in self._urls and self._urls[0] != url:
+                        self._leave(self._urls[0])
+                    return answer
+            if time.monotonic() - began < each_s or time.monotonic() >= deadline:
+                break  # all have answered, or nobody listens there: who asks knows when to ask again
+            each_s *= 2
         if sent and writes:
             raise OutcomeUnknown(why)
         raise Unavailable(why)
 
-    async def _ask_as_user(self, at: int, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+    async def _ask_as_user(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
         for again in (False, True):
-            await self._authenticate(at, timeout_s)
+            await self._authenticate(url, timeout_s)
             try:
-                return await self._ask_once(at, path, question, timeout_s)
+                return await self._ask_once(url, path, question, timeout_s)
             except Refused as error:
                 if again or not self._login or not any(said in str(error) for said in _LOGIN):
                     raise
                 self._token = ""
         raise AssertionError("the second turn returns or raises")
 
-    async def _authenticate(self, at: int, timeout_s: float) -> None:
+    async def _authenticate(self, url: str, timeout_s: float) -> None:
         if self._login is None or self._token:
             return
         user, password = self._login
         try:
             asked = {"name": user, "password": password}
-            self._token = (await self._ask_once(at, "auth/authenticate", asked, timeout_s)).token
+            self._token = (await self._ask_once(url, "auth/authenticate", asked, timeout_s)).token
         except _Unanswered as error:
             raise _Unanswered(str(error), sent=False) from error  # the question itself was not asked
 
-    async def _ask_once(self, at: int, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+    async def _ask_once(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
         import aiohttp
 
         said = bytearray()
         try:
             timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._post(at, path, question, timeout) as response:
+            async with self._post(url, path, question, timeout) as response:
                 async for part in response.content.iter_any():
                     said += part
                     if len(said) > _MAX_ANSWER:
@@ -208,10 +223,11 @@ class Gateway:
         """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint
         is asked now and then for something that takes a majority of the servers: without one the watch says nothing.
         Raises Unavailable."""
-        at = self._at
+        url = self._urls[0]
         reading: asyncio.Queue[Answer | Unavailable] = asyncio.Queue(1)
         tasks = [
-            asyncio.ensure_future(work) for work in (self._read_stream(at, question, reading), self._ping(at, reading))
+            asyncio.ensure_future(work)
+            for work in (self._read_stream(url, question, reading), self._ping(url, reading))
         ]
         try:
             while True:
@@ -224,13 +240,13 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read_stream(self, at: int, question: dict[str, Any], read: asyncio.Queue[Answer | Unavailable]) -> None:
+    async def _read_stream(self, url: str, question: dict[str, Any], read: asyncio.Queue[Answer | Unavailable]) -> None:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s)
         try:
-            await self._authenticate(at, self.timeout_s)
-            async with self._post(at, "watch", question, timeout) as response:
+            await self._authenticate(url, self.timeout_s)
+            async with self._post(url, "watch", question, timeout) as response:
                 async for line in response.content:
                     answer = _understood(line)
                     if answer.canceled:  # its revision was compacted, say
@@ -239,30 +255,27 @@ class Gateway:
             raise Unavailable("etcd ends the watch")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, _Unanswered, Unavailable) as error:
             self._token = ""
-            self._leave(at)
+            self._leave(url)
             await read.put(Unavailable(f"the watch has broken: {str(error) or type(error).__name__}"))
 
-    async def _ping(self, at: int, read: asyncio.Queue[Answer | Unavailable]) -> None:
+    async def _ping(self, url: str, read: asyncio.Queue[Answer | Unavailable]) -> None:
         while True:
             await asyncio.sleep(self.timeout_s)
             try:
                 question = {"key": encoded("\0"), "count_only": True}
-                await self._ask_as_user(at, "kv/range", question, self.timeout_s)
+                await self._ask_as_user(url, "kv/range", question, self.timeout_s)
             except Refused:  # it answers
                 continue
             except (_Unanswered, Unavailable) as error:
-                self._leave(at)
-                await read.put(Unavailable(f"etcd at {self._endpoint(at)} does not answer: {error}"))
+                self._leave(url)
+                await read.put(Unavailable(f"etcd at {_endpoint(url)} does not answer: {error}"))
 
-    def _leave(self, at: int) -> None:
+    def _leave(self, url: str) -> None:
         """Ask another endpoint first from now on."""
-        if at == self._at:
-            self._at = (at + 1) % len(self._urls)
+        if url == self._urls[0]:
+            self._urls.append(self._urls.pop(0))
 
-    def _endpoint(self, at: int) -> str:
-        return self._urls[at].split("/")[2]
-
-    def _post(self, at: int, path: str, question: dict[str, Any], timeout: aiohttp.ClientTimeout) -> Any:
+    def _post(self, url: str, path: str, question: dict[str, Any], timeout: aiohttp.ClientTimeout) -> Any:
         import aiohttp
 
         if self._closed:
@@ -271,7 +284,7 @@ class Gateway:
             connector = aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True)
             self._session = aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_ANSWER // 2)
         return self._session.post(
-            self._urls[at] + path,
+            url + path,
             data=msgspec.json.encode(question),
             headers={"Authorization": self._token} if self._token else {},
             timeout=timeout,
@@ -299,6 +312,10 @@ def _understood(said: bytes | bytearray) -> Answer:
             raise Refused(f"etcd refuses: {answer.message or answer.error}")
         raise _Unanswered(why, sent=True)
     return answer.result or answer
+
+
+def _endpoint(url: str) -> str:
+    return url.split("/")[2]
 
 
 def encoded(text: str | bytes) -> str:

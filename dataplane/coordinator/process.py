@@ -1,10 +1,12 @@
-"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do."""
+"""The coordinator of one process: for one host, and for tests. It ends with the process, as its members do; its values
+may be kept by whoever made it, for the next one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from weakref import WeakValueDictionary
 
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
 from dataplane.coordinator.registry import Registry
@@ -28,10 +30,22 @@ class _ProcessRegistration(Registration):
 
 
 class ProcessCoordinator(Coordinator):
-    """See the module. Every client in the process uses the same one; closing it is for all of them."""
+    """See the module. Every client in the process uses the same one; closing it is for all of them.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `values`: of an earlier one. `keep(key, value)` is awaited before a value changes, of one key once at a time. What
+    it raises, who changes the value is told, and the value is as before."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        values: Mapping[str, bytes] | None = None,
+        keep: Callable[[str, bytes | None], Awaitable[None]] | None = None,
+    ) -> None:
         self._registry = Registry()
+        for key, value in (values or {}).items():
+            self._registry.swap(key, None, value)
+        self._keep = keep
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._registry.members_changed = lambda: self._wake("")
         self._registry.value_changed = self._wake
         self._clock = clock
@@ -89,7 +103,14 @@ class ProcessCoordinator(Coordinator):
         return self._now()[0].read(_checked(key))
 
     async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
-        return self._now()[0].swap(_checked(key), expected, value)
+        registry, _ = self._now()
+        if self._keep is None:
+            return registry.swap(_checked(key), expected, value)
+        lock = self._changing.setdefault(_checked(key), asyncio.Lock())
+        async with lock:
+            if registry.read(key) == expected != value:
+                await self._keep(key, value)
+            return registry.swap(key, expected, value)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
         event = self._watched(_checked(key))
@@ -106,6 +127,10 @@ class ProcessCoordinator(Coordinator):
                 await event.wait()
         finally:
             del self._watches[event]
+
+    def values(self) -> Mapping[str, bytes]:
+        """All values, for another coordinator that takes this one's place."""
+        return self._registry.values()
 
     def _watched(self, key: str) -> asyncio.Event:
         event = asyncio.Event()

@@ -76,6 +76,9 @@ class Registry:
         self.expire(now)
         return {name: member.value for name, member in self._members.items()}
 
+    def values(self) -> Mapping[str, bytes]:
+        return dict(self._values)
+
     def read(self, key: str) -> bytes | None:
         return self._values.get(key)
 

@@ -13,8 +13,13 @@ from __future__ import annotations
 
 import msgspec
 
+from dataplane.errors import Corrupt
+
 ReplicaId = tuple[str, int]
 """(node, incarnation of the log that the node keeps)."""
+
+GENERATION = 1 << 16
+"""Epochs between two coordinators of which the second knows nothing of the first: more than one ever made."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +49,12 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """The next epoch, led by a follower, without the leader that it has not heard from (section 2.4)."""
         return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
 
+    def restored_by(self, replica: ReplicaId) -> Configuration:
+        """What the leader, or a follower whose leader has ended, tells a coordinator that has forgotten the partition:
+        that it leads. The epoch is of the next generation, so it is none that others know of those forgotten."""
+        epoch = (self.epoch // GENERATION + 1) * GENERATION
+        return Configuration(epoch, replica, tuple(f for f in self.followers if f != replica))
+
     def handed_to(self, follower: ReplicaId) -> Configuration:
         """The next epoch, in which leader and follower have changed places."""
         others = tuple(f for f in self.followers if f != follower)
@@ -59,5 +70,11 @@ _decoder = msgspec.msgpack.Decoder(Configuration)
 
 
 def decode(value: bytes) -> Configuration:
-    """Raises msgspec.MsgspecError for a value that no replica wrote."""
-    return _decoder.decode(value)
+    """Raises Corrupt for a value that no replica wrote."""
+    try:
+        return _decoder.decode(value)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(
+            f"the coordinator's value for a partition is no configuration: {error}; it is left as it is. Take the key "
+            "away, and who leads the partition writes it again"
+        ) from None

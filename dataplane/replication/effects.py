@@ -36,9 +36,10 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """Compare-and-set the partition's configuration; tell the replica (`configured`) what the value is afterwards."""
+    """Compare-and-set the partition's configuration (`expected` None: there is none); tell the replica what the value
+    is afterwards (`configured`, `forgotten`)."""
 
-    expected: Configuration
+    expected: Configuration | None
     wanted: Configuration
 
 

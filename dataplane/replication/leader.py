@@ -20,7 +20,7 @@ from dataplane.replication.effects import Answer, Fault, Refuse
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.handoff import Handoff
 from dataplane.replication.lease import Lease
-from dataplane.replication.messages import Appended, Entry, Installing, Missing
+from dataplane.replication.messages import Appended, Entry, Installing, Missing, Outdated
 from dataplane.replication.progress import Progress
 from dataplane.replication.recruitment import Recruitment
 from dataplane.replication.state import State
@@ -40,6 +40,7 @@ class Leader:
         self._recruitment = Recruitment(self._peers, self._lease)
         self._handoff = Handoff()
         self._out: dict[ReplicaId, float] = {}  # peers that had ended by then, or (inf) that lie
+        state.held = lambda: self._lease.oldest(self._followers())
         state.machine.forget()
         for follower in state.configuration.followers:
             self._peers[follower] = Progress(state, follower, now)
@@ -71,6 +72,7 @@ class Leader:
             return
         largest = max(map(len, decision.commands))
         if largest > state.settings.max_command:
+            state.machine.withdraw(request)
             too_large = LimitExceeded(
                 f"a command of {largest} bytes; one may have {state.settings.max_command}: ask for fewer rows at once",
                 what="command",
@@ -158,11 +160,21 @@ class Leader:
         recruit = self._recruitment.ready(configuration, state, now)
         return None if recruit is None else configuration.joined_by(recruit)
 
+    def restored(self, over_s: float, now: float) -> Configuration | None:
+        """The configuration to tell a coordinator that has forgotten it: the same, if no follower, nor one that may
+        have become one unheard, can have taken the lead: this replica holds its lease, or held it when its process
+        ended, or the coordinator before."""
+        configuration, lease, until_s = self._state.configuration, self._lease, min(now, over_s)
+        if all(lease.holds((f,), min(until_s, self._out.get(f, now))) for f in self._followers()):
+            return configuration.restored_by(self._state.me)
+        return None
+
     def reconfigured(self, now: float) -> None:
         """A configuration in which this replica leads on: tell everybody, and count anew who has to have a command."""
         state = self._state
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
+            state.send(replica, Outdated(state.configuration))  # it may hear, though it is not heard
             del self._peers[replica]
             self._lease.forget(replica)
         self._out = {replica: until for replica, until in self._out.items() if replica in followers}

@@ -46,6 +46,10 @@ class Lease:
         renewed = self._renewed
         return all(renewed.get(peer, -math.inf) > oldest for peer in peers)
 
+    def oldest(self, peers: Iterable[ReplicaId]) -> float:
+        """Since when every one of these holds; minus infinity where one never acknowledged anything."""
+        return min((self._renewed.get(peer, -math.inf) for peer in peers), default=-math.inf)
+
     def silent(self, peer: ReplicaId, since: float, now: float) -> bool:
         """Whether a peer from which an acknowledgement was due since then has given none for `lease_s`."""
         return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
@@ -62,13 +66,20 @@ class Promise:
     """A follower's half: when it last heard each leader. A replica that has just started may have heard any just
     before."""
 
-    __slots__ = ("_grace_s", "_heard")
+    __slots__ = ("_deaf_to", "_grace_s", "_heard")
 
     def __init__(self, grace_s: float, now: float) -> None:
         self._grace_s = grace_s
         self._heard: dict[ReplicaId, float] = {_ANY: now}
+        self._deaf_to: ReplicaId | None = None  # that has ended, in this epoch: what still comes was sent before
+
+    def begin(self) -> None:
+        """Another epoch: its leader may be one that was started again."""
+        self._deaf_to = None
 
     def hear(self, leader: ReplicaId, now: float) -> None:
+        if leader == self._deaf_to:
+            return
         heard = self._heard
         heard[leader] = now
         if len(heard) > _LEADERS:
@@ -84,6 +95,12 @@ class Promise:
             if leader[0] == node and at <= before_s:
                 self._heard[leader] = -math.inf
 
+    def end(self, leader: ReplicaId) -> None:
+        """The process has ended in which this one leads this epoch: all that is heard of it in this epoch was sent
+        before."""
+        self._deaf_to = leader
+        self._heard[leader] = -math.inf
+
     def over(self, now: float) -> bool:
         """Whether no one that this replica acknowledged can hold a lease."""
         return now - max(self._heard.values()) >= self._grace_s
@@ -95,6 +112,10 @@ class Promise:
     def ended(self, leader: ReplicaId) -> bool:
         """Whether this leader is known to have ended."""
         return self._heard.get(leader) == -math.inf
+
+    def deaf(self, leader: ReplicaId) -> bool:
+        """Whether this leader has ended in this epoch: it is not heard any more."""
+        return leader == self._deaf_to
 
     def until(self, leader: ReplicaId) -> float:
         """When this leader will be silent, if nothing is heard of it."""

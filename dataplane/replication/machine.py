@@ -7,7 +7,9 @@ equal states and results everywhere.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -21,7 +23,13 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMachine(ABC):
-    """One state of one partition. Called by its replica alone, never twice at once."""
+    """One state of one partition. Called by its replica alone, never twice at once. `tells`: whether a node whose
+    request waited in vain is to be told when there is something for it."""
+
+    tells = True
+
+    waits: Callable[[], Iterable[bytes]] = staticmethod(tuple)
+    """The requests that wait at the driver until there is something for them; the driver's to set."""
 
     @abstractmethod
     def decide(self, request: bytes, term: int, now: float) -> Decision:
@@ -30,10 +38,25 @@ class StateMachine(ABC):
         `term` is the epoch in which this leader began: what it hands out (a lease of a row) is good in that term only.
         `now` is by its clock, in seconds, and may be used for what is volatile. Raises DataplaneError to refuse."""
 
+    def withdraw(self, request: bytes) -> None:  # noqa: B027 - most remember nothing of what they decided
+        """The commands that were just decided for this request are not committed: it is refused."""
+
+    def undo(self, request: bytes, result: bytes) -> bytes:
+        """The request that takes back what this result gives to an asker who cannot be told; b"" for nothing."""
+        return b""
+
     def serves(self, request: bytes, now: float) -> bool:
         """Whether `decide` would find something for a request that is answered by nothing (b"") where there is nothing
         for it, such as one for rows that are ready. Changes nothing; may be true where it then finds nothing."""
         return True
+
+    def deadline(self, now: float) -> float:
+        """When the leader is to be asked what `tick` gives, by its clock: `now` or earlier for at once."""
+        return math.inf
+
+    def tick(self) -> bytes:
+        """The request by which time passes. May be repeated."""
+        return b""
 
     @abstractmethod
     def apply(self, command: bytes) -> bytes:

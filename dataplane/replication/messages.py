@@ -4,10 +4,13 @@ A leader sends `Append`, `Install` and `Release`; the rest are answers. Each car
 by `Outdated`, which shows the newer configuration, and an answer of another epoch than the leader's own is passed over.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and comes back as it was: a follower's acknowledgement
-renews the leader's lease from when the message was *sent* (PacificA, section 2.3).
+renews the leader's lease from when the message was *sent* (PacificA, section 2.3). `held_s`, by that clock: each
+follower has acknowledged a message that was sent then or later.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -38,6 +41,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
     previous_epoch: int
     entries: tuple[Entry, ...]
     committed: int
+    held_s: float = -math.inf
 
 
 class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -51,6 +55,7 @@ class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
     size: int
     offset: int
     part: bytes
+    held_s: float = -math.inf
 
 
 class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):

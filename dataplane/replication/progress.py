@@ -109,7 +109,7 @@ class Progress:
         entries = log.after(previous, most, state.settings.max_bytes)
         state.send(
             self._peer,
-            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
+            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed, state.held()),
         )
         return previous + len(entries)
 
@@ -121,6 +121,7 @@ class Progress:
             self._snapshot, self._received = state.log.snapshot, 0
         snapshot, offset = self._snapshot, self._received
         part = snapshot.state[offset : offset + state.settings.max_bytes]
-        message = Install(configuration, now, snapshot.index, snapshot.epoch, len(snapshot.state), offset, part)
+        size = len(snapshot.state)
+        message = Install(configuration, now, snapshot.index, snapshot.epoch, size, offset, part, state.held())
         state.send(self._peer, message)
         return snapshot.index

@@ -26,8 +26,8 @@ class Reconfiguration:
         self.asked: list[Configuration] = []
         """Those that may be the partition's configuration already, in the order asked."""
 
-    def ask(self, current: Configuration, wanted: Configuration, now: float, effects: list[Effect]) -> None:
-        """Ask for a change, or again for one that was not answered for `retry_s`."""
+    def ask(self, current: Configuration | None, wanted: Configuration, now: float, effects: list[Effect]) -> None:
+        """Ask for a change, or again for one that was not answered for `retry_s`. `current` None: there is none."""
         if wanted in self.asked:
             if now - self._asked_s < self._retry_s:
                 return

@@ -14,6 +14,8 @@ show it an epoch before that one, and it would take that one for new.
 
 from __future__ import annotations
 
+import math
+
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Effect, Refuse, Store
 from dataplane.replication.errors import NotLeader
@@ -28,9 +30,10 @@ from dataplane.replication.storage import Stored
 
 class Replica:
     """See the module. `stored` is what its log was on disk; a new one's is `Stored()`. `fresh`: no replica of this id
-    was ever started before, so it has promised nothing to anybody, and proposed nothing that it has forgotten."""
+    was ever started before, so it has promised nothing to anybody, and proposed nothing that it has forgotten. `alone`:
+    there is no other replica, and never was, so nobody was promised anything."""
 
-    __slots__ = ("_follower", "_fresh", "_leader", "_state", "_ticked_s")
+    __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_over_s", "_state", "_ticked_s")
 
     def __init__(
         self,
@@ -41,13 +44,17 @@ class Replica:
         now: float,
         *,
         fresh: bool = False,
+        alone: bool = False,
     ) -> None:
         self._state = State(me, settings, machine, stored, now)
         self._fresh = fresh
-        if fresh:
+        if fresh or alone:
             self._state.promise.release()
         self._follower = Follower(self._state)
         self._leader: Leader | None = None
+        self._forgotten = False  # the coordinator has no configuration
+        self._over_s = math.inf  # when the one before had ended
+        self._adopted_s = now  # since when the epoch is known
         self._ticked_s = now
 
     # What it is
@@ -66,6 +73,11 @@ class Replica:
     def leads(self) -> bool:
         return self._leader is not None
 
+    @property
+    def mute(self) -> bool:
+        """Whether it will never tell the coordinator, which has forgotten it, who leads."""
+        return self._forgotten and self._over_s < math.inf and not self.leads and self._follower.late(self._over_s)
+
     def serves(self, now: float) -> bool:
         """Whether it would answer a request."""
         return self._leader is not None and self._leader.serves(now)
@@ -81,7 +93,15 @@ class Replica:
 
     def configured(self, configuration: Configuration, now: float) -> list[Effect]:
         """The coordinator has, or had, this configuration. The first has to be read after the replica was made."""
+        self._forgotten = False
         self._adopt(configuration, now)
+        return self._effects(now)
+
+    def forgotten(self, over_s: float, now: float) -> list[Effect]:
+        """The coordinator has no configuration, having lost what it had. `over_s`: when that had certainly ended in
+        which it had it, by this replica's clock; infinite if nobody knows. Who knows that no other replica can have a
+        newer configuration says what it knows, so there are no two leaders of an epoch, nor two that answer."""
+        self._forgotten, self._over_s = True, over_s
         return self._effects(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
@@ -143,7 +163,11 @@ class Replica:
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
         """The process that `node` was until `before_s`, by this replica's clock, has ended. To be said of one that has
         certainly ended (`lease`); of a node that was started again since, it is true of the process before."""
-        self._state.promise.void(node, before_s)
+        state = self._state
+        leader = state.configuration.leader
+        if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
+            state.promise.end(leader)
+        state.promise.void(node, before_s)
         if self._leader is not None:
             self._leader.gone(node, before_s)
         return self._effects(now)
@@ -180,6 +204,9 @@ class Replica:
         handed_over = configuration in state.reconfiguration.asked
         state.configuration = configuration
         state.reconfiguration.settled()
+        state.promise.begin()
+        self._forgotten = False
+        self._adopted_s = now
         leader = self._leader
         if configuration.leader == state.me:
             if leader is not None:
@@ -201,7 +228,11 @@ class Replica:
         state = self._state
         role = self._follower if self._leader is None else self._leader
         wanted = role.wanted(now)
-        if wanted is not None:
+        if self._forgotten:
+            restored = role.restored(self._over_s, now)
+            if restored is not None:
+                state.reconfiguration.ask(None, restored, now, state.effects)
+        elif wanted is not None:
             state.reconfiguration.ask(state.configuration, wanted, now, state.effects)
         if self._leader is None:
             state.compact(0)

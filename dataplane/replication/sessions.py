@@ -15,6 +15,9 @@ import msgspec
 WINDOW = 16
 """Numbers of a producer whose results are kept."""
 
+MAX_SESSIONS = 1 << 16
+"""Producers that are remembered; of more, those that were heard last."""
+
 
 class _Session(msgspec.Struct, array_like=True):
     last: int = 0
@@ -44,9 +47,10 @@ class Sessions:
 
     def keep(self, producer: str, sequence: int, result: bytes) -> None:
         """Remember the result of a command that has been applied just now."""
-        session = self._sessions.get(producer)
-        if session is None:
-            session = self._sessions[producer] = _Session()
+        session = self._sessions.pop(producer) if producer in self._sessions else _Session()
+        self._sessions[producer] = session
+        if len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
         session.results[sequence] = result
         if sequence > session.last:
             session.last = sequence

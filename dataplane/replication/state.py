@@ -5,6 +5,9 @@ Committed and applied are one number here: what is known to be committed is appl
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from dataplane.replication.attention import Attention
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Answer, Effect, Send
@@ -16,6 +19,9 @@ from dataplane.replication.reconfiguration import Reconfiguration
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import Stored
 
+_ENTRY = 128
+"""Bytes that an entry of the log takes beside its command, about."""
+
 
 class State:
     """Shared by the two roles of one replica."""
@@ -25,12 +31,14 @@ class State:
         "committed",
         "configuration",
         "effects",
+        "held",
         "log",
         "machine",
         "me",
         "promise",
         "reconfiguration",
         "settings",
+        "since_snapshot",
     )
 
     def __init__(self, me: ReplicaId, settings: Settings, machine: StateMachine, stored: Stored, now: float) -> None:
@@ -39,12 +47,16 @@ class State:
         self.machine = machine
         self.log = Log(stored, durable=settings.durable)
         self.committed = self.log.base
+        self.since_snapshot = 0
+        """Bytes of the log behind the snapshot, up to `committed`."""
         self.promise = Promise(settings.grace_s, now)
         self.attention = Attention(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
         self.configuration = Configuration(0, ("", 0))
         """The newest that was seen. Epoch 0 has no leader: none was seen yet."""
         self.effects: list[Effect] = []
+        self.held: Callable[[], float] = lambda: -math.inf
+        """Since when this replica holds the lease of each follower, if it leads."""
         machine.restore(stored.snapshot.state)
 
     def send(self, to: ReplicaId, message: Message) -> None:
@@ -60,6 +72,7 @@ class State:
             command = log.command(index)
             result = machine.apply(command) if command else b""
             self.committed = index
+            self.since_snapshot += len(command) + _ENTRY
             request = requests.pop(index, None)
             if request is not None:
                 self.effects.append(Answer(request, result))
@@ -69,10 +82,15 @@ class State:
         self.machine.restore(snapshot.state)
         self.log.install(snapshot)
         self.committed = snapshot.index
+        self.since_snapshot = 0
 
     def compact(self, spare: int) -> None:
-        """Let a snapshot take the place of committed commands once there are `snapshot_every`, and `spare` more."""
-        if self.committed - self.log.base < self.settings.snapshot_every + spare:
+        """Let a snapshot take the place of committed commands once there are `snapshot_every`, and `spare` more, and
+        they have as many bytes as the last snapshot: so a large state is not encoded more often than it is written."""
+        log = self.log
+        few = self.committed - log.base < self.settings.snapshot_every + spare
+        if few or self.since_snapshot < len(log.snapshot.state):
             return
-        epoch = self.log.epoch_at(self.committed)
-        self.log.compact(Snapshot(self.committed, epoch, self.machine.snapshot()))
+        epoch = log.epoch_at(self.committed)
+        log.compact(Snapshot(self.committed, epoch, self.machine.snapshot()))
+        self.since_snapshot = 0

@@ -63,6 +63,9 @@ class Storage(ABC):
     """Where the log of one replica lies. Called by one thread at a time. An error of `write` is of all that was written
     since the last sync, as one transaction may hold it."""
 
+    durable = True
+    """Whether it outlives the process."""
+
     @abstractmethod
     def load(self) -> tuple[ReplicaId, Stored]:
         """The replica that the log is of, and the log. Raises Corrupt for a wrong byte before the torn tail."""
@@ -79,6 +82,8 @@ class Storage(ABC):
 
 class MemoryStorage(Storage):
     """Lives as long as the process: for partitions that are not durable, and for tests."""
+
+    durable = False
 
     def __init__(self, replica: ReplicaId) -> None:
         self._replica = replica

@@ -10,14 +10,12 @@ import pytest
 
 from dataplane.cluster.access import access
 from dataplane.cluster.certificates import Certificates, certificates
-from dataplane.cluster.server import EtcdServer
+from dataplane.cluster.server import EtcdServer, Place
 from dataplane.config import ClusterConfig
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
 from tests.etcd import needs_etcd, ports
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def private(path: Path, content: bytes) -> Path:
@@ -41,13 +39,15 @@ def config(**settings: Path) -> ClusterConfig:
 async def test_an_etcd_over_tls_answers_who_has_a_certificate(tmp_path: Path) -> None:
     mine, others = (certificates(auth.generate(tmp_path / name), ["127.0.0.1"]) for name in ("key", "other"))
     [seed] = ports(1)
+    host, _, port = seed.rpartition(":")
+    place = Place(seed, seed, f"{host}:{int(port) + 1}")
     (tmp_path / "etcd").mkdir()
-    server = EtcdServer(tmp_path / "etcd", [seed], seed, "token", "127.0.0.1", mine)
+    server = EtcdServer(tmp_path / "etcd", place, "token", "127.0.0.1", mine)
     own = files(tmp_path / "mine", mine)
     stranger = files(tmp_path / "others", others)
 
-    async def new() -> str:
-        return "new"
+    async def new() -> tuple[str, str]:
+        return "new", place.listed
 
     running = asyncio.ensure_future(server.run(new))
     clients = [

@@ -1,4 +1,4 @@
-"""Homes by rendezvous hashing: the same for all, evenly, and moving no more than must."""
+"""Placement by rendezvous hashing: the same for all, evenly, and moving no more than must."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ def test_all_who_know_the_same_nodes_agree_whatever_their_order() -> None:
     shuffled = NODES.copy()
     random.Random(3).shuffle(shuffled)
     one, other = Placement(NODES), Placement(shuffled)
-    assert (one.homes("rollouts", GROUPS) == other.homes("rollouts", GROUPS)).all()
-    assert one.home("rollouts", 7) == one.nodes[int(one.homes("rollouts", [7])[0])]
+    assert (one.winners("rollouts", GROUPS) == other.winners("rollouts", GROUPS)).all()
+    assert one.winner("rollouts", 7) == one.nodes[int(one.winners("rollouts", [7])[0])]
 
 
 def test_each_node_has_about_as_many_groups() -> None:
-    counts = np.bincount(Placement(NODES).homes("rollouts", GROUPS), minlength=len(NODES))
+    counts = np.bincount(Placement(NODES).winners("rollouts", GROUPS), minlength=len(NODES))
     mean = len(GROUPS) / len(NODES)
     assert (abs(counts - mean) < 5 * np.sqrt(mean)).all()  # binomial, five deviations
 
 
 def test_another_stream_is_spread_otherwise() -> None:
     placement = Placement(NODES)
-    same = (placement.homes("a", GROUPS) == placement.homes("b", GROUPS)).mean()
+    same = (placement.winners("a", GROUPS) == placement.winners("b", GROUPS)).mean()
     assert same == pytest.approx(1 / len(NODES), abs=0.02)
 
 
 def test_a_text_and_a_number_are_not_the_same_group() -> None:
     placement = Placement(NODES)
-    texts = placement.homes("rollouts", [str(i) for i in range(4000)])
-    assert (texts == placement.homes("rollouts", range(4000))).mean() < 0.1
+    texts = placement.winners("rollouts", [str(i) for i in range(4000)])
+    assert (texts == placement.winners("rollouts", range(4000))).mean() < 0.1
 
 
 def test_only_what_a_leaver_had_moves() -> None:
     before, after = Placement(NODES), Placement(NODES[1:])
-    was = [before.nodes[home] for home in before.homes("rollouts", GROUPS)]
-    now = [after.nodes[home] for home in after.homes("rollouts", GROUPS)]
+    was = [before.nodes[at] for at in before.winners("rollouts", GROUPS)]
+    now = [after.nodes[at] for at in after.winners("rollouts", GROUPS)]
     moved = [a != b for a, b in zip(was, now, strict=True)]
     assert moved == [node == NODES[0] for node in was]
 
 
 def test_what_moves_to_a_newcomer_comes_from_all() -> None:
     before, after = Placement(NODES[1:]), Placement(NODES)
-    was = np.array([before.nodes[home] for home in before.homes("rollouts", GROUPS)])
-    now = np.array([after.nodes[home] for home in after.homes("rollouts", GROUPS)])
+    was = np.array([before.nodes[at] for at in before.winners("rollouts", GROUPS)])
+    now = np.array([after.nodes[at] for at in after.winners("rollouts", GROUPS)])
     assert (now[was != now] == NODES[0]).all()
     assert len(set(was[was != now].tolist())) == len(NODES) - 1
 
@@ -58,9 +58,9 @@ def test_what_moves_to_a_newcomer_comes_from_all() -> None:
 def test_more_groups_than_are_weighed_at_once() -> None:
     many = Placement(i.to_bytes(8, "little") for i in range(1024))
     groups = range(3000)
-    assert many.homes("s", groups).tolist() == [int(many.homes("s", [g])[0]) for g in groups]
+    assert many.winners("s", groups).tolist() == [int(many.winners("s", [g])[0]) for g in groups]
 
 
 def test_no_groups_and_one_node() -> None:
-    assert not len(Placement(NODES).homes("s", []))
-    assert Placement(NODES[:1]).homes("s", ["a", 1]).tolist() == [0, 0]
+    assert not len(Placement(NODES).winners("s", []))
+    assert Placement(NODES[:1]).winners("s", ["a", 1]).tolist() == [0, 0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, OutcomeUnknown
-from dataplane.replication.configuration import Configuration
+from dataplane.replication.configuration import GENERATION, Configuration, ReplicaId
 from dataplane.replication.effects import Fault, Swap
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.messages import Append, Appended, Entry, Install, Missing, Outdated, Release, Snapshot
@@ -302,11 +304,128 @@ def test_a_follower_takes_the_place_of_a_leader_whose_process_has_ended(three: B
     assert three.replicas[B].serves(three.now)  # without a wait
 
 
-def test_nobody_takes_the_place_of_a_leader_that_was_heard_since(three: Bench) -> None:
+def test_nobody_takes_the_place_of_a_leader_that_was_started_again_since(three: Bench) -> None:
     before = three.now - 0.01
+    three.configuration = three.configuration.restarted()
+    three.watch()
     three.pass_time(2 * SETTINGS.beat_s)
     three.do(B, three.replicas[B].gone("a", before, three.now))
     assert not three.swaps
+
+
+def test_a_leader_that_has_ended_is_not_heard_any_more(three: Bench) -> None:
+    """What it sent may come later than the word of its end."""
+    three.ask(A, "one")
+    three.now += 0.01
+    three.do(B, three.replicas[B].gone("a", three.now, three.now))
+    three.swaps.clear()  # the coordinator does not answer
+    three.deliver()
+    assert three.words(B) == ""  # it has the command, and does not know yet that it is committed
+    three.cut = {A}
+    three.pass_time(SETTINGS.retry_s + SETTINGS.beat_s)
+    three.decide()
+    three.deliver()
+    assert three.configuration == Configuration(3, B, (C,))
+    three.pass_time(SETTINGS.grace_s)
+    assert three.words(B) == "one"
+
+
+# A coordinator that has forgotten the partition
+
+
+def told(bench: Bench, *names: ReplicaId, over_s: float = math.inf) -> list[tuple[ReplicaId, Configuration]]:
+    """What these tell it."""
+    bench.swaps.clear()
+    for name in names:
+        bench.do(name, bench.replicas[name].forgotten(over_s, bench.now))
+    assert all(swap.expected is None for _, swap in bench.swaps)
+    return [(name, swap.wanted) for name, swap in bench.swaps]
+
+
+def test_a_leader_tells_a_coordinator_that_forgot_it_in_another_generation(three: Bench) -> None:
+    three.pass_time(SETTINGS.beat_s)
+    assert told(three, A, B, C) == [(A, Configuration(GENERATION, A, (B, C)))]
+
+
+def test_a_leader_that_may_have_been_deposed_tells_it_nothing(three: Bench) -> None:
+    three.cut = {B}
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    assert told(three, A) == []
+    three.cut = set()
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert three.swaps[0] == (A, Swap(None, Configuration(GENERATION, A, (B, C))))
+
+
+def test_a_leader_whose_follower_ended_while_it_held_the_lease_tells_it(three: Bench) -> None:
+    three.cut = {B}
+    three.do(A, three.replicas[A].gone("b", three.now, three.now))
+    three.pass_time(2 * SETTINGS.lease_s)
+    assert told(three, A) == [(A, Configuration(GENERATION, A, (B, C)))]
+
+
+def test_a_follower_tells_it_if_leader_and_coordinator_ended_together(three: Bench) -> None:
+    three.pass_time(SETTINGS.beat_s)
+    three.cut = {A}
+    assert told(three, C, over_s=three.now) == []  # the leader may live
+    three.do(B, three.replicas[B].gone("a", three.now, three.now))
+    assert told(three, B) == []  # nobody knows whether that coordinator outlived it
+    assert not three.replicas[B].mute
+    late_s = three.now + SETTINGS.lease_s
+    assert told(three, B, over_s=late_s) == []  # it did: another may have led, and dropped this one
+    assert three.replicas[B].mute
+    assert not three.replicas[C].mute, "it may hear yet that the leader has ended"
+    assert told(three, B, over_s=three.now) == [(B, Configuration(GENERATION, B, (C,)))]
+
+
+def test_a_follower_tells_it_nothing_of_a_leader_that_fell_silent_long_before_it_ended(three: Bench) -> None:
+    three.cut = {A}
+    three.pass_time(SETTINGS.lease_s)
+    three.do(B, three.replicas[B].gone("a", three.now, three.now))
+    assert told(three, B, over_s=three.now) == []
+
+
+def test_a_leader_whose_recruit_may_have_become_a_follower_tells_it_nothing(three: Bench) -> None:
+    """The compare-and-set happened, and its answer was lost: the recruit may have taken the lead since."""
+    three.cut = {B, C}
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    three.decide()
+    alone = three.configuration
+    assert (alone.leader, alone.followers) == (A, ())
+    three.cut = {B}
+    three.do(A, three.replicas[A].recruit(C, three.now))
+    three.pass_time(2 * SETTINGS.beat_s)
+    assert Swap(alone, alone.joined_by(C)) in [swap for _, swap in three.swaps]
+    three.cut = {B, C}
+    three.pass_time(SETTINGS.lease_s + SETTINGS.beat_s)
+    assert told(three, A) == []
+
+
+def test_a_follower_that_heard_an_old_message_late_tells_it_nothing(three: Bench) -> None:
+    """It was stopped: the leader sent that before, and may have dropped it since."""
+    three.pass_time(2 * SETTINGS.beat_s)
+    three.ask(A, "old")
+    old = [mail for mail in three.mail if mail[:2] == (A, B)]
+    assert old
+    three.mail.clear()
+    three.cut = {B}
+    three.pass_time(3 * SETTINGS.lease_s, deliver=False)
+    three.cut = set()
+    three.mail.clear()
+    for sender, to, message in old:
+        three.hand(sender, to, message)
+    three.do(B, three.replicas[B].gone("a", three.now, three.now))
+    assert told(three, B, over_s=three.now) == []
+
+
+def test_a_follower_that_is_dropped_is_told_if_it_hears(three: Bench) -> None:
+    three.pass_time(SETTINGS.lease_s + 2 * SETTINGS.beat_s, deliver=False)
+    three.mail.clear()
+    three.decide()
+    assert three.configuration.leader == A
+    for sender, to, message in [mail for mail in three.mail if mail[0] == A]:
+        three.hand(sender, to, message)
+    assert three.replicas[B].configuration == three.configuration
+    assert not three.configuration.followers
 
 
 def test_a_leader_goes_on_without_a_follower_whose_process_has_ended(three: Bench) -> None:
@@ -468,3 +587,26 @@ def test_leases_of_rows_are_forgotten_at_both_ends_of_a_term(three: Bench) -> No
     three.deliver()
     assert three.machines[A].forgotten == forgotten + 1
     assert three.machines[B].forgotten == 1
+
+
+def test_a_large_state_is_not_encoded_before_its_log_is_as_large() -> None:
+    bench = Bench(A)
+    bench.begin()
+    machine, taken = bench.machines[A], []
+    encoded = machine.snapshot
+
+    def snapshot() -> bytes:
+        taken.append(len(taken))
+        return encoded()
+
+    machine.snapshot = snapshot  # type: ignore[method-assign]
+    bench.ask(A, "w" * 8000)
+    for _ in range(2 * SETTINGS.snapshot_every - 2):
+        bench.ask(A, "few")
+    assert len(taken) == 1
+    for _ in range(6 * SETTINGS.snapshot_every):
+        bench.ask(A, "more")
+    assert len(taken) == 1
+    for _ in range(10 * SETTINGS.snapshot_every):
+        bench.ask(A, "enough")
+    assert len(taken) == 2

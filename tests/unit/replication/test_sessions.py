@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dataplane.replication import sessions as module
 from dataplane.replication.sessions import WINDOW, Sessions, Settled
 
 
@@ -39,3 +40,16 @@ def test_a_snapshot_holds_all_of_it() -> None:
         again.result("p", 2)
     again.drop("p")
     assert again.result("p", 2) is None
+
+
+def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_SESSIONS", 3)
+    sessions = Sessions()
+    for producer in ("a", "b", "c", "a", "d", "e"):
+        sessions.keep(producer, len(sessions.snapshot()), b"")
+    assert sessions.producers == ["a", "d", "e"]
+    restored = Sessions()
+    restored.restore(sessions.snapshot())
+    assert restored.producers == sessions.producers

@@ -1,0 +1,107 @@
+"""Which processes of members have ended: a failure detector that believes the kernel of their host, and no silence.
+
+A connection of the control channel that closes is a reason to look, and so is a registration that is there no more: who
+refuses connections where it listened has ended, as its host says. Each node is connected to the next member in the
+order of their names, so the end of any process is seen by somebody, who takes its registration away; all others look
+then. The cost is one idle connection a node, whatever their number.
+
+What always holds: nothing that is merely slow is taken for dead: not a process that is stopped or starved, not a host
+behind a cut link. Who refuses from the beginning (a firewall, say) proves nothing while it is registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
+from dataplane.errors import PeerUnavailable
+from dataplane.wire.peer import Peers
+
+log = logging.getLogger(__name__)
+
+_LOOKS_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)  # between looks at a process whose connection closed
+_ABSENT_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # and at one that is not registered any more; the last again and again
+_LOOK_S = 1.0  # that one of them takes at most
+
+
+class Detector:
+    """See the module. `run` it beside the membership, in the same loop."""
+
+    def __init__(self, peers: Peers, membership: Membership) -> None:
+        self._peers = peers
+        self._membership = membership
+        self._group: asyncio.TaskGroup | None = None
+        self._probed: set[tuple[str, int]] = set()
+        peers.closed = self._closed
+        membership.watch(self._changed)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            try:
+                self._changed()
+                await asyncio.Event().wait()
+            finally:
+                self._group = None  # which begins nothing more as it ends
+
+    def suspect(self, nodes: Iterable[str]) -> None:
+        """There is a reason to look whether the processes of these have ended."""
+        for node in nodes:
+            member = self._membership.current.get(node)
+            if member is not None and node != self._membership.me:
+                self._probe(node, member.life, member.address, _LOOKS_S, absent=False)
+
+    def _closed(self, address: str) -> None:
+        """A connection to who listens there was open, and is not any more."""
+        self.suspect([node for node, member in self._membership.current.items() if member.address == address])
+
+    def _changed(self) -> None:
+        me, members = self._membership.me, self._membership.current
+        others = sorted(members.keys() - {me})
+        following = next((node for node in others if node > me), others[0] if others else None)
+        if following is not None:
+            try:
+                self._peers.connect(members[following].address)
+            except PeerUnavailable as error:
+                log.info("there is no way to node %s: %s", following, error)
+        for node, member in self._membership.missing.items():
+            self._probe(node, member.life, member.address, _ABSENT_S, absent=True)
+
+    def _probe(self, node: str, life: int, address: str, looks_s: tuple[float, ...], *, absent: bool) -> None:
+        if self._group is not None and (node, life) not in self._probed:
+            self._probed.add((node, life))
+            self._group.create_task(self._look(node, life, address, looks_s, absent))
+
+    async def _look(self, node: str, life: int, address: str, looks_s: tuple[float, ...], absent: bool) -> None:
+        pauses = iter(looks_s)
+        try:
+            while True:
+                pause_s = next(pauses, looks_s[-1] if absent else None)
+                if pause_s is None:
+                    return
+                await asyncio.sleep(pause_s)
+                if absent and (node not in self._membership.missing or self._membership.gone(node)):
+                    return
+                before_s = monotonic()
+                if await refused(address):
+                    self._membership.ended(node, life, before_s)
+                    return
+        finally:
+            self._probed.discard((node, life))
+
+
+async def refused(address: str) -> bool:
+    """Whether the host at tcp://HOST:PORT says that nobody listens there."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return False

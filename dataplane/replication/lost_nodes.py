@@ -1,0 +1,55 @@
+"""Which nodes a partition takes for lost, with the shards that they stored, as part of its state.
+
+A node that comes back is away no more, and what it stores from some shard on is there. The last ones are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ALL = (1 << 63) - 1
+"""A number that is higher than every shard's."""
+
+MAX_LOST = 4096
+"""Nodes that are remembered."""
+
+
+class LostNodes:
+    """See the module. A node is `in` this while it is away."""
+
+    def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:
+        self._before = dict(state)
+        self.away = {node for node, before in self._before.items() if before == ALL}
+
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self.away
+
+    def has(self, node: bytes, shard: int) -> bool:
+        """Whether this shard was lost with its node."""
+        return shard < self._before.get(node, 0)
+
+    def lose(self, node: bytes, before: int = ALL) -> None:
+        """A node is lost, with the shards whose numbers are less."""
+        before = max(before, self._before.pop(node, 0))
+        self._before[node] = before
+        if before == ALL:
+            self.away.add(node)
+        if len(self._before) > MAX_LOST:
+            oldest = next(iter(self._before))
+            del self._before[oldest]
+            self.away.discard(oldest)
+
+    def come_back(self, node: bytes, first: int) -> None:
+        """A node that was away is there, with the shards from this one on."""
+        if node in self.away:
+            self.away.remove(node)
+            del self._before[node]
+            if first > 0:
+                self._before[node] = first
+
+    def state(self) -> list[tuple[bytes, int]]:
+        """For a snapshot."""
+        return list(self._before.items())

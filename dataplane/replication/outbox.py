@@ -1,0 +1,96 @@
+"""What a partition has to tell the nodes that store columns of its rows: which of them no row needs any more.
+
+An entry says that the partition needs what a reference means once less. Each node that has some of it, or a copy, has
+an outbox, whose entries are numbered from 1 without gaps, so that a node that is told again, by another leader perhaps,
+knows what it was told before. They are part of the partition's state.
+
+Who holds columns is counted beside: that follows from the rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+_BYTES = 1 << 20  # of entries that are told at once, unless the first has more
+
+
+class OutboxState(msgspec.Struct, array_like=True):
+    """The outbox of a node: the number of its last entry, and the entries that it was not told."""
+
+    node: bytes
+    last: int
+    entries: list[bytes]
+
+
+class Outboxes:
+    """See the module. Iterated over: the nodes that there is something to tell."""
+
+    def __init__(self, state: Sequence[OutboxState] = ()) -> None:
+        self.holders: dict[bytes, int] = {}
+        """The nodes that have something which rows need, and of how many references."""
+        self._last = {each.node: each.last for each in state}
+        self._entries = {each.node: deque(each.entries) for each in state if each.entries}
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(list(self._entries))
+
+    def hold(self, nodes: Iterable[bytes]) -> None:
+        """Rows need a reference of which these nodes have something."""
+        for node in dict.fromkeys(nodes):
+            self.holders[node] = self.holders.get(node, 0) + 1
+
+    def release(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
+        """No row needs it any more: tell those nodes that are not gone."""
+        for node in dict.fromkeys(nodes):
+            held = self.holders.pop(node, 0) - 1
+            if held > 0:
+                self.holders[node] = held
+        self.tell(entry, nodes, gone)
+
+    def tell(self, entry: bytes, nodes: Iterable[bytes], gone: Container[bytes]) -> None:
+        """Tell those nodes that are not gone what is no end of a reference."""
+        for node in dict.fromkeys(nodes):
+            if node not in gone:
+                self._last[node] = self._last.get(node, 0) + 1
+                self._entries.setdefault(node, deque()).append(entry)
+
+    def recount(self, needed: Iterable[Iterable[bytes]], gone: Container[bytes]) -> None:
+        """These are the nodes of each reference that rows need; there is nothing to tell nodes that are gone."""
+        self.holders.clear()
+        for nodes in needed:
+            self.hold(nodes)
+        for node in [node for node in self._entries if node in gone]:
+            del self._entries[node]
+
+    def first(self, node: bytes, most: int) -> tuple[tuple[bytes, ...], int]:
+        """The first entries of a node, no more than fit into a message, and the number of the last of these."""
+        entries, left = self._entries.get(node, deque()), _BYTES
+        some: list[bytes] = []
+        for entry in islice(entries, most):
+            left -= len(entry)
+            if some and left < 0:
+                break
+            some.append(entry)
+        return tuple(some), self._last.get(node, 0) - len(entries) + len(some)
+
+    def last(self, node: bytes) -> int:
+        """The number of a node's last entry."""
+        return self._last.get(node, 0)
+
+    def told(self, node: bytes, last: int) -> None:
+        """The node knows its entries up to this number."""
+        entries = self._entries.get(node, deque())
+        for _ in range(min(len(entries), last - (self._last.get(node, 0) - len(entries)))):
+            entries.popleft()
+        if not entries:
+            self._entries.pop(node, None)
+
+    def state(self) -> list[OutboxState]:
+        return [OutboxState(node, self._last[node], list(self._entries.get(node, ()))) for node in sorted(self._last)]

@@ -1,0 +1,368 @@
+"""Nodes that are members by their registrations at a coordinator: who is one, who is away, and who has gone.
+
+Nothing here
+depends on the pace of the machine: what is to happen is waited for, and what is not to happen is ruled out by something
+later that has happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dataplane.cluster.detector import Detector
+from dataplane.cluster.membership import Member, Membership
+from dataplane.coordinator.base import Coordinator
+from dataplane.coordinator.etcd import EtcdCoordinator
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.wire import auth
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.auth import Key
+from dataplane.wire.messages import Done
+from dataplane.wire.peer import Peers
+from tests.etcd import EtcdServer, needs_etcd
+from tests.unit.cluster.line import Line
+
+LEASE_S = 2.0
+ONE, TWO, THREE = (name.hex() for name in (b"one.....", b"two.....", b"three..."))
+MEMBERS = "/dataplane/test/members/"
+
+
+class Clock:
+    """The loop's, and what a test adds."""
+
+    def __init__(self) -> None:
+        self.more_s = 0.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() + self.more_s
+
+
+class Node:
+    """A membership with its detector and channel, and a line of its own to the coordinator."""
+
+    def __init__(self, name: str, coordinator: Coordinator, life: int, key: Key | None, lease_s: float, **more: Any):
+        self.peers = Peers("tcp://127.0.0.1:0", None, lambda request: Done(request.id))
+        self.peers.start()
+        self.me = Member(life, self.peers.address, transports={"tcp": f"transport of {name}"}, **more)
+        self.line = Line(coordinator)
+        self.clock = Clock()
+        self.membership = Membership(self.line, name, self.me, key=key, lease_s=lease_s, clock=self.clock)
+        self.detector = Detector(self.peers, self.membership)
+        self.changes: list[set[str]] = []
+        self.membership.watch(lambda: self.changes.append(self.sees))
+        self.over: list[str] = []
+        self.membership.watch_ended(lambda node, before_s: self.over.append(node))
+        self.running = [asyncio.ensure_future(work) for work in (self.membership.run(), self.detector.run())]
+
+    @property
+    def sees(self) -> set[str]:
+        return set(self.membership.current)
+
+    @property
+    def answers(self) -> bool:
+        return self.membership.coordination.answers
+
+    async def end(self, *, kindly: bool = True) -> None:
+        """Stop. Unkindly: as if killed, so that the coordinator is told nothing."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        if kindly:
+            await self.membership.leave()
+        await self.line.aclose()
+        await self.peers.aclose()
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[Coordinator]:
+    coordinator = ProcessCoordinator(asyncio.get_running_loop().time)
+    yield coordinator
+    await coordinator.aclose()
+
+
+@pytest.fixture
+async def start(coordinator: Coordinator) -> AsyncIterator[Start]:
+    nodes: list[Node] = []
+
+    def one(name: str, life: int = 1, key: Key | None = None, lease_s: float = LEASE_S, **more: Any) -> Node:
+        nodes.append(Node(name, coordinator, life, key, lease_s, **more))
+        return nodes[-1]
+
+    yield one
+    failed = [task.exception() for node in nodes for task in node.running if task.done() and not task.cancelled()]
+    for node in nodes:
+        await node.end()
+    assert not failed
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 30) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def settle(*nodes: Node) -> None:
+    """As when the coordinator has answered them for a lease: what has gone is believed to have gone, now."""
+    await until(lambda: all(node.answers for node in nodes))
+    for node in nodes:
+        assert node.membership._answers_since is not None
+        node.membership._answers_since -= node.membership._lease_s
+        node.membership._settle()
+
+
+# Who is there
+
+
+async def test_who_registers_is_a_member_of_all(start: Start) -> None:
+    one, two, three = start(ONE), start(TWO), start(THREE)
+    await until(lambda: one.sees == two.sees == three.sees == {ONE, TWO, THREE})
+    assert one.membership.current[TWO] == two.me
+    assert one.membership.members[bytes.fromhex(TWO)] == two.me
+    assert one.membership.coordination.coordinator == "this process"
+    await until(lambda: one.answers)
+    assert one.membership.known(TWO)
+    assert not one.membership.known("00" * 8), "it was never seen here"
+    assert not one.membership.gone("00" * 8), "it may be cut off since before this node came"
+    one.clock.more_s = 1000.0
+    assert one.membership.gone("00" * 8)
+    assert not one.membership.gone(TWO)
+
+
+async def test_one_that_leaves_is_away_and_has_ended_once_its_process_has(
+    start: Start, coordinator: Coordinator
+) -> None:
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == {ONE, TWO})
+    await settle(one)
+    await two.membership.leave()
+    two.line.cut()
+    await until(lambda: one.sees == {ONE})
+    assert set(await coordinator.members()) == {ONE}
+    assert one.membership.away(TWO)
+    assert not one.membership.gone(TWO), "it listens still"
+    await two.peers.aclose()
+    await until(lambda: one.membership.gone(TWO))
+    assert one.over == [TWO]
+
+
+async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
+    start: Start, coordinator: Coordinator
+) -> None:
+    """By the word of its kernel; and everybody else looks when its registration goes."""
+    nodes = [start(name, lease_s=3600.0) for name in (ONE, TWO, THREE)]
+    await until(lambda: all(node.sees == {ONE, TWO, THREE} for node in nodes))
+    await until(lambda: all(node.peers._links for node in nodes))
+    await asyncio.gather(*(nodes[i].peers.request(nodes[j].me.address, ping(), Done, 10) for i, j in ((0, 1), (1, 2))))
+    await nodes[1].end(kindly=False)
+    await until(lambda: nodes[0].membership.gone(TWO) and nodes[2].membership.gone(TWO))
+    assert nodes[0].sees == nodes[2].sees == {ONE, THREE}
+    await until(lambda: nodes[0].over == nodes[2].over == [TWO])
+    while set(await coordinator.members()) != {ONE, THREE}:
+        await asyncio.sleep(0.01)
+
+
+def ping() -> pm.Describe:
+    return pm.Describe(1, [])
+
+
+async def test_one_that_keeps_what_it_has_is_away_when_its_process_ends(start: Start) -> None:
+    one, two = start(ONE), start(TWO, keeps=True)
+    await until(lambda: one.sees == {ONE, TWO})
+    await two.end()
+    await until(lambda: one.over == [TWO])
+    assert one.membership.away(TWO)
+    assert not one.membership.gone(TWO)
+    again = start(TWO, life=2, keeps=True)
+    await until(lambda: one.sees == again.sees == {ONE, TWO})
+    assert one.membership.has_ended(TWO, 1)
+    assert not one.membership.has_ended(TWO, 2)
+
+
+async def test_one_that_is_silent_goes_with_its_lease_and_comes_back_as_the_same(start: Start) -> None:
+    """Cut off from the coordinator alone."""
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    await settle(one, two)
+    two.line.cut()
+    await until(lambda: one.sees == {ONE})
+    assert two.sees == {ONE, TWO}, "nobody has told it"
+    assert not one.membership.gone(TWO), "it is not known to have ended"
+    two.line.mend()
+    await until(lambda: one.sees == {ONE, TWO})
+    assert one.membership.current[TWO] == two.me
+    assert one.over == []
+    two.line.cut()
+    await settle(one)
+    await until(lambda: one.sees == {ONE})
+    one.clock.more_s = 1000.0
+    assert one.membership.gone(TWO), "what is away for so long does not come back with what it had"
+
+
+async def test_two_that_claim_one_number(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """The later one has the place; the earlier says so, and does not take it back."""
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == {ONE, TWO} and two.answers)
+    again = start(TWO, life=2)
+    await until(lambda: one.membership.current[TWO] == again.me)
+    await until(lambda: "another node has this node's number" in caplog.text)
+    epoch = one.membership.epoch
+    three = start(THREE)
+    await until(lambda: one.sees == three.sees == {ONE, TWO, THREE})
+    assert one.membership.epoch == epoch + 1, "nothing flutters"
+    assert one.membership.current[TWO] == again.me
+
+
+# The coordinator comes and goes
+
+
+async def test_members_stay_members_while_the_coordinator_is_away(start: Start, coordinator: Coordinator) -> None:
+    """Every registration runs out meanwhile: each is made again."""
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    for node in (one, two):
+        node.line.cut()
+    async with asyncio.timeout(60):
+        while await coordinator.members():
+            await asyncio.sleep(0.01)
+    for node in (one, two):
+        node.line.mend()
+    await until(lambda: one.answers and two.answers)
+    await until(lambda: TWO in one.membership._registered and ONE in two.membership._registered)
+    await settle(one, two)
+    assert one.sees == two.sees == {ONE, TWO}
+    assert (one.changes, two.changes) == ([{ONE, TWO}], [{ONE, TWO}]), "nothing has changed"
+
+
+async def test_one_whose_registration_is_taken_away_registers_again(start: Start, coordinator: Coordinator) -> None:
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    await settle(one, two)
+    await coordinator.evict(TWO, (await coordinator.members())[TWO])
+    await until(lambda: one.changes[-2:] == [{ONE}, {ONE, TWO}])
+    assert not one.membership.gone(TWO)
+
+
+async def test_cancelled_it_leaves_nothing(start: Start) -> None:
+    before = len(asyncio.all_tasks())
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    for node in (one, two):
+        await node.end()
+    await until(lambda: len(asyncio.all_tasks()) == before)
+
+
+# What is no node's
+
+
+def entry(**changed: Any) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(Member(1, "tcp://127.0.0.1:1"), **changed))
+
+
+GARBAGE = {
+    "no JSON": b"\x00\x01{",
+    "another shape": b"[1, 2]",
+    "no address": b'{"life": 1}',
+    "no port": entry(address="tcp://127.0.0.1"),
+    "another scheme": entry(address="ipc:///tmp/x"),
+    "a type that is none": b'{"life": "x", "address": ["x"]}',
+    "too deep": b"[" * 100_000,
+    "another major version": entry(major=pm.MAJOR + 1),
+}
+
+
+async def test_what_no_node_writes_is_passed_over(
+    start: Start, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before a node comes, and after; under names like its own, and under names that are no nodes'."""
+
+    async def write(head: str) -> None:
+        for number, value in enumerate(GARBAGE.values()):
+            await coordinator.register(f"{number:02x}" + head, value, 3600)
+            await coordinator.register(f"{head}\0{number}" * (number + 1), entry(), 3600)
+
+    await write("ee" * 7)
+    one = start(ONE)
+    await until(lambda: one.answers)
+    await write("ff" * 7)
+    for value in GARBAGE.values():
+        await coordinator.register(THREE, value, 3600)
+    two = start(TWO)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    assert "what no node of this cluster writes" in caplog.text
+    assert "speaks version" in caplog.text
+
+
+async def test_who_has_not_the_key_makes_no_member(
+    start: Start, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key, other = auth.generate(tmp_path / "key"), auth.generate(tmp_path / "other")
+    one, two, stranger = start(ONE, key=key), start(TWO, key=key), start(THREE, key=other)
+    await coordinator.register(b"nokey...".hex(), entry(), 3600.0)
+    await until(lambda: one.sees == two.sees == {ONE, TWO})
+    await settle(stranger)
+    assert stranger.sees == {THREE}
+    assert "it was not written with the cluster's key" in caplog.text
+    mine = (await coordinator.members())[ONE]
+    await coordinator.register(b"copied..".hex(), mine, 3600.0)  # another's entry is not one's own
+    four = start(b"four....".hex(), key=key)
+    await until(lambda: one.sees == four.sees == {ONE, TWO, b"four....".hex()})
+
+
+# By a real etcd
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(tmp_path) as server:
+        yield server
+
+
+@needs_etcd
+@pytest.mark.parametrize("how", ["killed", "wiped", "frozen"])
+async def test_members_stay_members_while_etcd_is_away(etcd: EtcdServer, how: str) -> None:
+    # Frozen, etcd ends all leases when it goes on, and each node has that long to return.
+    lease_s = 1.5 * LEASE_S if how == "frozen" else LEASE_S
+    made = [EtcdCoordinator([etcd.address], "test", timeout_s=lease_s / 4) for _ in range(3)]
+    clients = list(made)
+    nodes = [Node(name, clients.pop(), 1, None, lease_s) for name in (ONE, TWO)]
+    one, two = nodes
+    try:
+        await until(lambda: one.sees == two.sees == {ONE, TWO})
+        await settle(one, two)
+        if how == "frozen":
+            etcd.freeze()
+        else:
+            etcd.stop()
+        await until(lambda: not one.answers and not two.answers)
+        if how == "wiped":
+            etcd.wipe()
+        if how == "frozen":
+            await asyncio.sleep(1.5 * lease_s)  # for their leases to run out there
+            etcd.thaw()
+        else:
+            await asyncio.to_thread(etcd.start)
+        await until(lambda: all(settled(node) for node in nodes))
+        assert etcd.count(MEMBERS) == 2
+        assert one.sees == two.sees == {ONE, TWO}
+        assert (one.changes, two.changes) == ([{ONE, TWO}], [{ONE, TWO}]), "nothing has changed"
+        nodes.append(Node(THREE, clients.pop(), 1, None, lease_s))  # and it serves again
+        await until(lambda: all(node.sees == {ONE, TWO, THREE} for node in nodes))
+    finally:
+        for node in nodes:
+            await node.end()
+        for client in made:
+            await client.aclose()
+
+
+def settled(node: Node) -> bool:
+    """Whether the coordinator has answered it for a lease, by the clock."""
+    since = node.membership._answers_since
+    return since is not None and node.clock() > since + node.membership._lease_s
