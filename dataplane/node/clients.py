@@ -10,46 +10,63 @@ each segment and right (read, or write as its owner).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import socket
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dataplane import waiting
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.node.grants import Grants
 from dataplane.node.handing import Handing
+from dataplane.node.observing import Observing
+from dataplane.node.performance import graphs_of
+from dataplane.node.shards.remote import wanted_of
 from dataplane.node.shards.retaining import links_of
 from dataplane.node.streams.homes import Homes
 from dataplane.node.streams.inline import Carrying, Inlining
 from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables.asking import TableRequest
 from dataplane.node.tables.inline import WritingInline
-from dataplane.node.tables.tables import TableRequest, Tables, Tabling
+from dataplane.node.tables.tables import Tables, Tabling
 from dataplane.node.waits import REQUEST, SMALL, Waits, footprint
+from dataplane.observe.ring import RING_BYTES
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned, Store
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
+from dataplane.wire import places
 from dataplane.wire.boundary import Heads, failure, line
+from dataplane.wire.complaints import Complaints
 from dataplane.wire.framing import frame
 from dataplane.wire.halves import Halves
 from dataplane.wire.local import Channel, peer
 
 if TYPE_CHECKING:
+    from dataplane.node.clustered.alone import Durable
+    from dataplane.node.clustered.either_tables import EitherTables
+    from dataplane.node.clustered.tables import TableClient
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
-
+_complaints = Complaints(log)
 
 _decoder = msgspec.msgpack.Decoder(m.Request)
+_clients = itertools.count(1)
 _heads = Heads(m.Request)
 _DISCARD = 64 << 10  # bytes
 _MAX_TIMEOUT_S = 365 * 86400.0
+_REPORTS_S = 1.0  # how often clients report
+_WAITS_FOR: dict[type[Any], str] = {m.Consume: "rows", m.Look: "rows", m.Pin: "disk", m.Admit: "permits"}
+_WAITS_FOR |= {m.AppendInline: "permits", m.Reserve: "", m.Put: "", m.ExtendInline: ""}  # `Budget` says if for memory
+_ALONE_S, _CLUSTER_S = 5.0, 25.0  # that an answer about streams and tables may take, alone and with other hosts
 
 
 class Client:
@@ -62,26 +79,41 @@ class Client:
         homes: Homes,
         tables: Tables,
         hosts: Hosts | None,
+        durable: Durable | None,
         node: bytes,
         figures: Callable[[], dict[str, Any]],
         others: Collection[Client],
         gone: Callable[[Client], None],
         waits: Waits,
         halves: Halves,
+        observing: Observing,
     ) -> None:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
+        self.number = next(_clients)
+        self.waits = waiting.Waits()
+        self.graph = b""
+        """What the client reported last of its performance."""
         self._store = store
         streams = Streaming(self, homes, self._room)
-        spread = None if hosts is None else hosts.spread
         self._handing = Handing(lambda shards: homes.free_unhanded(shards, self.label))
-        self._streams = streams if spread is None else spread.client(streams)
-        self._tables = Tabling(tables, streams) if isinstance(self._streams, Streaming) else self._streams
-        self._inlining = Inlining(self, node, store, self._streams)
+        self._either = None if durable is None else durable.client(streams)
+        clustered = None if hosts is None else hosts.streams
+        shared = None if hosts is None else hosts.tables
+        theirs = streams if clustered is None else clustered.client(streams)
+        self._streams = self._either or theirs
+        here = Tabling(tables, streams)
+        self._tables: Tabling | TableClient | EitherTables = here if shared is None else shared.client(streams)
+        if durable is not None and self._either is not None:
+            self._tables = durable.table_client(self._either, tables, here)
+        self._inlining = Inlining(self, node, store, theirs)
+        if self._either is not None:
+            self._inlining_durable = Inlining(self, node, store, self._either.clustered)
         self._writing = WritingInline(self, node, store, self._streams, self._tables)
         self._hosts = hosts
         self._node = node
         self._figures = figures
+        self._observing = observing
         self._others = others
         self._gone = gone
         self.token = secrets.token_bytes(16)
@@ -125,12 +157,12 @@ class Client:
             task.cancel()
         if error is None or isinstance(error, PeerUnavailable):
             log.info("client %s has gone: %s", self.label, error)
-            self._streams.leave()
+            self._ask_no_more()
             self._go()
             return False
-        log.warning("client %s was cut off: %s", self.label, line(error))
+        _complaints.log(logging.WARNING, f"pid {self.pid}", "client %s was cut off: %s", self.label, line(error))
         self._leaving = True
-        self._streams.leave()
+        self._ask_no_more()
         self._store.revoke(self)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -142,10 +174,16 @@ class Client:
             return False
         return True
 
+    def _ask_no_more(self) -> None:
+        """What the client holds of streams goes to others."""
+        self._streams.leave()
+        self._tables.leave()
+
     def _go(self) -> None:
         """Give back all that the client had: its process has ended, or has let go of it."""
         self._handing.leave()
         self._store.leave(self)
+        self._observing.leave(self)
         self._gone(self)
 
     def _linger(self) -> None:
@@ -170,13 +208,14 @@ class Client:
     def _received(self, request: m.Request) -> None:
         self._store.touch(self)
         identifier = getattr(request, "id", 0)
+        waiting.asked.set((self.number, identifier))
         if not self._greeted and not isinstance(request, m.Hello):
             self.close(ProtocolMismatch("a connection begins with hello"), identifier)
             return
         try:
-            waiting = self._answer(request)
-            if waiting is not None:
-                self._wait(request, waiting)
+            answering = self._answer(request)
+            if answering is not None:
+                self._wait(request, answering)
         except Exception as error:  # the boundary: what one client asks for is not the other clients' end
             self._fail(identifier, error)
 
@@ -250,12 +289,24 @@ class Client:
                 self._channel.send(m.Done(request.id))
             case m.Stays():
                 self._store.stays(self, request.shard, revive(request.name, request.message, request.fields))
+            case m.Offering():
+                self._store.offered(self, request.shard, request.reader, request.address, request.ticket)
+            case m.OfferKept():
+                return self._offer_kept(request)
             case m.Abort():
                 self._store.abort(self, request.shards)
             case m.Free():
                 self._free(request)
+            case m.Stats() | m.Streams() if request.node not in (b"", self._node):
+                return self._figures_elsewhere(request)
             case m.Stats():
                 self._channel.send(m.Figures(request.id, self._figures()))
+            case m.Observe():
+                return self._observe(request)
+            case m.ReadClock() | m.ListRings() | m.ReadRing():
+                if request.node not in (b"", self._node):
+                    return self._ask_elsewhere(request)
+                self._channel.send(self._observing.answer(request))
             case m.Cancel():
                 self._handing.end(request.request)
                 task = self._waiting.get(request.request)
@@ -266,10 +317,15 @@ class Client:
             case m.Leave():
                 for task in self._waiting.values():
                     task.cancel()
-                self._streams.leave()
+                self._ask_no_more()
                 self._handing.leave()
             case m.Alive():
                 pass
+            case m.Report():
+                self._bound("performance graph", m.MAX_REPORT, len(request.graph))
+                self.graph = request.graph
+            case m.Graphs():
+                return self._send_graphs(request)
             case _:
                 return self._answer_shared(request)
         return None
@@ -293,7 +349,12 @@ class Client:
         return None
 
     def _answer_inline(self, request: Carrying) -> Coroutine[Any, Any, None] | None:
-        answer = self._inlining.answer(request, self._deadline(request.timeout_s))
+        inlining = self._inlining
+        if self._either is not None and not isinstance(request, m.Put):
+            inlining = (
+                self._inlining if self._either.of(request.stream) is self._either.here else self._inlining_durable
+            )
+        answer = inlining.answer(request, self._deadline(request.timeout_s))
         if not isinstance(answer, m.Message):
             return self._answer_soon(answer)
         self._channel.send(answer)
@@ -306,22 +367,22 @@ class Client:
         self._channel.send(answer)
         return None
 
-    async def _answer_soon(self, waiting: Waiting) -> None:
+    async def _answer_soon(self, answer: Waiting) -> None:
         """Send a small reply, which does not wait for room: what it tells of could not be taken back."""
-        self._channel.send(await waiting())
+        self._channel.send(await answer())
 
     async def _room(self) -> bool:
         return await self._channel.room()
 
-    async def _answer_later(self, request: StreamRequest | TableRequest, waiting: Waiting) -> None:
-        reply = await waiting()
+    async def _answer_later(self, request: StreamRequest | TableRequest, answer: Waiting) -> None:
+        reply = await answer()
         try:
             if self._channel.full:
                 await self._send_later(reply)
             else:
                 self._channel.send(reply)
         except BaseException:  # it is too large, or was cancelled as it waited to be sent
-            if isinstance(request, m.Consume):
+            if isinstance(request, m.Consume | m.Admit):
                 self._streams.untold(request, reply)
             raise
 
@@ -353,6 +414,7 @@ class Client:
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)
         if segment is not None:
             grants, descriptors = self._grants.new([segment], writable=True)
+        ring = self._observing.grant(self, self.pid, self.label) if request.minor > 0 else None
         welcome = m.Welcome(
             id=request.id,
             major=m.MAJOR,
@@ -363,8 +425,11 @@ class Client:
             grants=grants,
             prewarm=nbytes,
             token=self.token,
+            shared_s=_ALONE_S if self._hosts is None and self._either is None else _CLUSTER_S,
+            ring=RING_BYTES if ring is not None else 0,
+            reports_s=_REPORTS_S if request.writes else 0.0,
         )
-        self._channel.send(welcome, descriptors)
+        self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
 
     def _inherit(self, request: m.InheritPins) -> None:
         for client in self._others:
@@ -396,8 +461,8 @@ class Client:
             raise
         self._channel.send(m.Kept(request.id, numbers))
 
-    def _tell_kept(self, shard: int, land: bool) -> None:
-        self._channel.send(m.Keeping(0, shard, land))
+    def _tell_kept(self, shard: int, land: bool, offer: m.OfferTo | None) -> None:
+        self._channel.send(m.Keeping(0, shard, land, offer))
 
     def _check_pin(self, shards: list[int], *, apart: bool) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(shards))
@@ -425,9 +490,16 @@ class Client:
             self._streams.free_scope(request.scope)
         self._channel.send(m.Done(request.id))
 
+    async def _send_graphs(self, request: m.Graphs) -> None:
+        if self._hosts is None:
+            nodes = [graphs_of(self._node, self._others)]
+        else:
+            nodes = [self._hosts.graphs(), *await self._hosts.others_graphs()]
+        self._channel.send(m.Figures(request.id, {"nodes": nodes}))
+
     # What has to wait
 
-    def _wait(self, request: Any, waiting: Coroutine[Any, Any, None]) -> None:
+    def _wait(self, request: Any, answering: Coroutine[Any, Any, None]) -> None:
         identifier = request.id
         try:
             self._bound("requests of a client that wait", m.MAX_WAITING, len(self._waiting) + 1)
@@ -436,25 +508,29 @@ class Client:
             size = REQUEST + (footprint(request, m.MAX_WAITING_BYTES) if self._channel.size > SMALL else 0)
             self._kept.take(size)
         except DataplaneError:
-            waiting.close()
+            answering.close()
             raise
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._waiting[identifier]
             self._kept.give_back(size)
             if task.cancelled():
-                waiting.close()  # it may not have begun
+                answering.close()  # it may not have begun
                 self._channel.send(m.Failure(identifier, m.CANCELLED, "", {}))
 
-        task = asyncio.get_running_loop().create_task(self._run(identifier, waiting))
+        task = asyncio.get_running_loop().create_task(self._run(identifier, request, answering))
         self._waiting[identifier] = task
         task.add_done_callback(ended)
 
-    async def _run(self, identifier: int, waiting: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
+        kind = _WAITS_FOR.get(type(request))  # of others nobody waits for the answer, or not for long
+        wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")
         try:
-            await waiting
+            await answering
         except Exception as error:  # the boundary, as in `_received`
             self._fail(identifier, error)
+        finally:
+            wait.end()
 
     def _deadline(self, timeout_s: float) -> Deadline:
         if not timeout_s >= 0:  # NaN too
@@ -464,14 +540,20 @@ class Client:
     async def _prefetch(self, request: m.Prefetch) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.own) + len(request.others))
         deadline = self._deadline(request.timeout_s)
-        copies = await self._copies(request.others, deadline) if request.others else []
+        copies = await self._copies(request.others, deadline, request.parts) if request.others else []
         for number in dict.fromkeys([*request.own, *copies]):  # one by one: all need not fit at once
             held = await self._store.pin(self, [number], deadline)
             self._store.unpin(self, [each.shard for each in held])
         self._channel.send(m.Done(request.id))
 
-    async def _copies(self, shards: Sequence[m.Wanted], deadline: Deadline) -> list[int]:
-        """The numbers that shards of other nodes have here."""
+    async def _copies(
+        self,
+        shards: Sequence[m.Wanted],
+        deadline: Deadline,
+        parts: Sequence[m.RowParts] = (),
+        chunks: Sequence[m.ChunkPart] = (),
+    ) -> list[int]:
+        """The numbers that shards of other nodes have here, of which `parts`, or parts of `chunks`, are wanted."""
         if self._hosts is None or self._hosts.fetcher is None:
             node = shards[0][0].hex() if shards else ""
             why = "either it was stopped, or it is another host's, and this node is alone"
@@ -479,13 +561,29 @@ class Client:
                 f"the shards were put on node {node}, and this is node {self._node.hex()}; {why}", node=node
             )
         try:
-            wanted = [
-                (node, shard, [(tuple(ordinals), Rows.decode(rows)) for ordinals, rows in wants])
-                for node, shard, wants in shards
-            ]
+            wanted = wanted_of(shards, parts, chunks)
         except ValueError as error:
             raise ProtocolMismatch(f"no rows of a shard: {error}") from None
+        waiting.turn("fetch", shards[0][0].hex() if shards else "")
         return await self._hosts.fetcher.find(wanted, deadline)
+
+    def _patched(
+        self, copies: Sequence[int], chunks: Sequence[m.ChunkPart], deadline: Deadline
+    ) -> AbstractAsyncContextManager[None]:
+        """While this is entered, those of these copies are made here of what changed that can be."""
+        fetcher = None if self._hosts is None else self._hosts.fetcher
+        if fetcher is None or not any(steps for _, steps in chunks):
+            return nullcontext()
+        steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]
+        return fetcher.patching.ready(steps, deadline)
+
+    async def _observe(self, request: m.Observe) -> None:
+        self._channel.send(m.Figures(request.id, await self._observing.snapshot()))
+
+    async def _ask_elsewhere(self, request: m.ReadClock | m.ListRings | m.ReadRing) -> None:
+        if self._hosts is None:
+            raise PeerUnavailable(f"there is no node {request.node.hex()}: this one is alone", address="")
+        self._channel.send(await self._hosts.observed(request))
 
     async def _replicate(self, request: m.Replicate) -> None:
         self._bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
@@ -512,6 +610,13 @@ class Client:
             return self._retain_elsewhere(request)
         self._channel.send(m.Retained(request.id, self._node, self._store.retain(wanted, holder=self.label)))
         return None
+
+    async def _figures_elsewhere(self, request: m.Stats | m.Streams) -> None:
+        if self._hosts is None:
+            node = request.node[:16].hex()
+            raise PeerUnavailable(f"node {node} is no member: this node is alone", address=node)
+        figures = await self._hosts.figures_of(request)
+        await self._send_later(m.Figures(request.id, figures.values))
 
     async def _retain_elsewhere(self, request: m.Retain) -> None:
         if self._hosts is None or self._hosts.fetcher is None:
@@ -545,7 +650,8 @@ class Client:
         rest = [number for number in request.shards if number not in mapped]
         try:
             deadline = self._deadline(request.timeout_s)
-            shards = [*rest, *(await self._copies(request.others, deadline) if request.others else ())]
+            copies = await self._copies(request.others, deadline, request.parts) if request.others else []
+            shards = [*rest, *copies]
             self._check_pin(shards, apart=request.apart)
             held = await self._store.pin(self, shards, deadline) if shards else []
             await self._when_room(held)
@@ -555,14 +661,21 @@ class Client:
         told = [(s.number, each.number, s.size, s.layout, s.live_bits(), each.handle) for s, each in kept]
         self._send_held(request, held, told)
 
+    async def _offer_kept(self, request: m.OfferKept) -> None:
+        self._bound("shards that are kept, to be offered", m.MAX_RETAINED, len(request.shards))
+        offers = [] if self._hosts is None else await self._hosts.offers_kept(request)
+        self._channel.send(m.KeptOffers(request.id, offers))
+
     async def _pin_others(self, request: m.Pin) -> None:
         self._bound("request for so many shards", m.MAX_SHARDS, len(request.shards) + len(request.others))
         deadline = self._deadline(request.timeout_s)
-        shards = [*request.shards, *await self._copies(request.others, deadline)]
+        copies = await self._copies(request.others, deadline, request.parts, request.chunks)
+        shards = [*request.shards, *copies]
         self._check_pin(shards, apart=request.apart)
         held = self._store.pin_now(self, shards)
         if held is None:
-            held = await self._store.pin(self, shards, deadline)
+            async with self._patched(copies, request.chunks, deadline):
+                held = await self._store.pin(self, shards, deadline)
         await self._when_room(held)
         self._send_held(request, held)
 
@@ -575,11 +688,27 @@ class Client:
         self._channel.send(m.Reserved(identifier, extents, grants, gone), descriptors)
 
     def _send_held(self, request: m.Pin, held: list[Pinned], kept: Sequence[m.KeptOne] = ()) -> None:
-        apart = {p.shard for p in held if request.apart and p.cells is not None and p.cells.large}
-        shards = [
-            (p.shard, p.extent.segment, p.extent.offset, p.extent.size, p.layout, b"" if p.shard in apart else p.live)
-            for p in held
-        ]
+        layouts: dict[bytes, int] = {}
+        lives: list[bytes] = []
+        apart: list[int] = []
+        numbers: list[int] = []
+        for shard, extent, layout, cells in held:
+            live = 0
+            if cells is not None and request.apart and cells.large:
+                apart.append(shard)
+            elif cells is not None:
+                lives.append(cells.encode())
+                live = len(lives)
+            numbers += shard, extent.segment, extent.offset, extent.size, layouts.setdefault(layout, len(layouts)), live
         gone = self._grants.gone()
-        grants, descriptors = self._grants.new((p.extent.segment for p in held), writable=False)
-        self._channel.send(m.Held(request.id, shards, grants, gone, list(apart), list(kept)), descriptors)
+        carried = self._store.carry(self, held, m.MAX_CARRIED) if request.carry and not (kept or apart) else b""
+        if carried:
+            at = 0
+            for first, size in enumerate(numbers[3 :: places.WIDTH]):
+                numbers[first * places.WIDTH + 1 : first * places.WIDTH + 3] = -1, at
+                at += size
+        segments = {p.extent.segment for p in held} if not carried else ()
+        grants, descriptors = self._grants.new(segments, writable=False)
+        packed = places.pack(numbers)
+        reply = m.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
+        self._channel.send(reply, descriptors)

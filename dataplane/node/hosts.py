@@ -2,35 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dataplane.batch.links import shard_of
 from dataplane.batch.rows import Rows
-from dataplane.cluster.joining import Cluster, join
+from dataplane.cluster.joining import Cluster, serves
 from dataplane.cluster.membership import Member, Membership
-from dataplane.cluster.static import StaticMembership
 from dataplane.config import ClusterConfig
-from dataplane.errors import ProtocolMismatch
+from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
+from dataplane.node.clustered.durable import DurableColumns
+from dataplane.node.clustered.machines import machine
+from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.service import ClusteredStreams
+from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.observing import Observing
+from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.remembered import Remembered
+from dataplane.node.partitions.replicas import in_memory
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.streams import StreamRequests
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.offers import Offers
 from dataplane.node.shards.replicas import Part
 from dataplane.node.shards.retaining import links_of
-from dataplane.node.spread.spread import Spread
 from dataplane.node.streams.homes import Homes
-from dataplane.node.tables.tables import Tables
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
 from dataplane.transport.choice import Choice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
-from dataplane.wire.messages import MAX_LIVE, MAX_RETAINED, Done, Message
+from dataplane.wire.messages import (
+    MAX_LIVE,
+    MAX_RETAINED,
+    ClockRead,
+    Done,
+    Figures,
+    Graphs,
+    KeptOffer,
+    KeptOffers,
+    ListRings,
+    Message,
+    OfferKept,
+    ReadClock,
+    ReadRing,
+    Reply,
+    RingEvents,
+    RingList,
+    Stats,
+    Streams,
+)
+from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
+
+_OFFER_S = 5.0  # for clients of another node to offer what they keep
+_TRIPS = 9  # by which clocks are compared
+_OBSERVED_S = 5.0  # for another node to say what it observed
+_GRAPHS_S = 3.0  # for another node to tell what its clients reported
+_FIGURES_S = 2.0  # for another node to tell its figures
+_STREAMS = 50  # whose figures one message has
+_LEAVE_S = 1.5  # to pass on what this node leads
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +96,15 @@ class Hosts:
         node: bytes,
         store: Store,
         homes: Homes,
-        tables: Tables,
         freed: Callable[[int], object],
+        *,
+        keeps: bool = False,
     ) -> None:
-        """`freed` is called with the bytes of a large message of another node. Raises OSError or ValueError for a key
-        that can not be used."""
+        """`freed` is called with the bytes of a large message of another node. `keeps`: as `Member` has it. Raises
+        OSError or ValueError for a key that can not be used."""
         self._homes = homes
-        self._tables = tables
         self._config = config
+        self._keeps = keeps
         self._node = node
         self._store = store
         self._key = None if config.key is None else auth.load(Path(config.key))
@@ -71,11 +114,25 @@ class Hosts:
         self._inline_bytes = 0
         self._cluster: Cluster | None = None
         self.membership: Membership | None = None
-        self.roles: Callable[[bytes], Mapping[str, Sequence[str]]] = lambda node: {}
-        """Of a member: the partitions that it `leads` and `follows`, for people. Set by whoever drives partitions."""
+        self.graphs: Callable[[], dict[str, Any]] = dict
+        """What the clients of this node reported of their performance."""
+        self.partitions: Partitions | None = None
+        """The partitions of streams and tables here, once it has started."""
+        self._retained = Retained(homes)
+        self._keeping = None if store.persistence is None else Keeping(store)
+        self._columns = None
+        if self._keeping is not None:
+            self._columns = DurableColumns(self._keeping, store, homes, self._retained)
+        self.streams: ClusteredStreams | None = None
+        """The streams of the cluster, once it has started."""
+        self.tables: ClusteredTables | None = None
+        """The tables of the cluster, once it has started."""
         self._choice = Choice(())
+        self.observing: Observing | None = None
+        """What this node tells others of its rings of events, once it has started."""
         self.fetcher: Fetcher | None = None
-        self.spread: Spread | None = None
+        self.measured: Callable[[], dict[str, Any]] = dict
+        """The figures of the whole node, which it sets."""
 
     @property
     def address(self) -> str:
@@ -96,36 +153,104 @@ class Hosts:
         self._transports += await started(self._config.transports, self._config.host, self._config.told)
         self._choice = Choice(self._transports)
         self._peers.start()
-        me = Member(self._node, self.address, {t.name: t.address for t in self._transports})
-        self._cluster = join(self._config, self._peers, me, self._key)
+        me = Member(
+            secrets.randbits(48),
+            self.address,
+            _machine(),
+            {t.name: t.address for t in self._transports},
+            keeps=self._keeps,
+            serves=serves(self._config),
+            first=self._store.first,
+        )
+        self._cluster = Cluster(self._config, self._peers, self._node.hex(), me, self._key)
         self.membership = membership = self._cluster.membership
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._homes.replica = self.fetcher.replicas.here
         self.fetcher.replicas.freeing = self._homes.free_replica
-        self.spread = Spread(self._node, self._homes, self._tables, self._peers, membership)
         self._known = dict(membership.members)
-        membership.begin_anew_by(self._begin_anew)
         membership.watch(self._changed)
+        membership.watch_ended(self._ended)
+        remembered = None
+        if self._keeping is not None:
+            configurations, records = self._keeping.notes("configurations"), self._keeping.notes("records")
+            remembered = Remembered(self._cluster.coordinator, configurations, records)
+        self.partitions = Partitions(
+            membership,
+            self._cluster.coordinator,
+            self._peers,
+            machine,
+            StreamRequests(),
+            settled=self._retained.settled if self._columns is None else self._columns.settled,
+            logs=in_memory if self._keeping is None else self._keeping.log,
+            remembered=remembered,
+        )
+        keep = None if self._columns is None else self._columns.keep
+        self.streams = ClusteredStreams(self._node, self.partitions, self._retained, self._peers, me.life, keep=keep)
+        holders = self.streams.holders
+        self.tables = ClusteredTables(self.partitions, self._cluster.coordinator, self._peers, holders, me.life)
+        self.partitions.start()
+        self.tables.start()
+        if self._keeping is not None and self._columns is not None:
+            self._columns.partitions = self.partitions
+            self._columns.restored = self.fetcher.replicas.restored
+            self.fetcher.replicas.forgotten = self._columns.freed
+            for partition in self._keeping.partitions():
+                self.partitions.replicas.host(partition)
+            await self._columns.recover()
 
     async def run(self) -> None:
-        """Keep watch over the others until cancelled. Raises Rejected where this node may not be one of them."""
+        """Take part until cancelled, and leave then: what this node leads is passed on. Raises Rejected where this node
+        may not be one of the cluster."""
         assert self._cluster is not None, "it has been started"
-        await self._cluster.run()
+        cluster = asyncio.ensure_future(self._cluster.run())
+        try:
+            await asyncio.wait((cluster,))
+        finally:
+            if self.partitions is not None and not cluster.done():
+                await self.partitions.leave(_LEAVE_S)
+            cluster.cancel()
+            await asyncio.gather(cluster, return_exceptions=True)
+        cluster.result()
+
+    async def others_graphs(self) -> list[dict[str, Any]]:
+        """What the clients of the other nodes reported of their performance, as `performance.graphs_of`; of those nodes
+        that answer."""
+        if self.membership is None:
+            return []
+        others = [member for node, member in self.membership.members.items() if node != self._node]
+
+        async def ask(address: str) -> list[dict[str, Any]]:
+            try:
+                asked = Graphs(self._peers.next_id())
+                return list((await self._peers.request(address, asked, Figures, _GRAPHS_S)).values["nodes"])
+            except DataplaneError as error:
+                return [{"node": "", "host": address, "clients": [], "left_out": 0, "error": str(error)}]
+
+        found = await asyncio.gather(*(ask(member.address) for member in others))
+        return [node for nodes in found for node in nodes]
+
+    async def offers_kept(self, request: OfferKept) -> list[KeptOffer]:
+        """What clients of another node offer of the shards that they keep. Raises Freed, OwnerDied, PeerUnavailable."""
+        member = None if self.membership is None else self.membership.members.get(request.owner)
+        if member is None or request.owner == self._node:
+            return []
+        asked = msgspec.structs.replace(request, id=self._peers.next_id())
+        within_s = min(_OFFER_S, request.timeout_s / 2)  # else there is no time left to have it any other way
+        return (await self._peers.request(member.address, asked, KeptOffers, within_s)).offers
+
+    async def figures_of(self, request: Stats | Streams) -> Figures:
+        """What another member tells of itself. Raises PeerUnavailable where there is none, or it does not answer."""
+        member = None if self.membership is None else self.membership.members.get(request.node)
+        if member is None:
+            node = request.node[:16].hex()
+            raise PeerUnavailable(f"node {node} is no member of this cluster", address=node)
+        asked = msgspec.structs.replace(request, id=self._peers.next_id(), node=b"")
+        return await self._peers.request(member.address, asked, Figures, _FIGURES_S)
 
     def seek(self, addresses: Iterable[str]) -> None:
         """Others listen at these tcp://HOST:PORT, as the process says that started this node."""
-        if isinstance(self.membership, StaticMembership):
-            self.membership.seek(addresses)
-
-    def _begin_anew(self) -> int:
-        """Others took this node for dead. What was put here stays and can be read, but of streams nothing is left, nor
-        of what was kept here for others."""
-        since = self._store.following()
-        if self.spread is not None:
-            self.spread.begin_anew(since)
-        if self.fetcher is not None:
-            self.fetcher.replicas.begin_anew()
-        return since
+        if self._cluster is not None:
+            self._cluster.seek(addresses)
 
     def _changed(self) -> None:
         assert self.membership is not None
@@ -134,19 +259,21 @@ class Hosts:
         for node in gone:  # who waits for its answer is told at once
             self._peers.forget(before[node].address)
         self._offers.gone(gone)
-        if self.fetcher is not None:
-            for node in gone:
-                self.fetcher.replicas.gone(node)
-        if self.spread is not None:
-            self.spread.changed(gone)
+
+    def _ended(self, node: str, before_s: float) -> None:
+        assert self.fetcher is not None
+        self.fetcher.replicas.gone(bytes.fromhex(node))
 
     # what others ask
 
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
         match request:
-            case pm.Greet():
-                assert self.membership is not None
-                return self.membership.greeted(request)
+            case Frame():
+                if self.partitions is not None:
+                    self.partitions.receive(request)
+            case pm.FindCoordinator():
+                assert self._cluster is not None
+                return self._cluster.answer(request)
             case pm.Describe():
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
@@ -166,6 +293,12 @@ class Hosts:
                 return self._offers.offer(request)
             case pm.Withdraw():
                 self._offers.withdraw(request)
+            case OfferKept():
+                return self._offer_kept(request)
+            case ReadClock() | ListRings() | ReadRing() if self.observing is not None:
+                return self.observing.answer(request)
+            case Graphs():
+                return Figures(request.id, {"nodes": [self.graphs()]})
             case pm.RetainParts():
                 if len(request.shards) > MAX_RETAINED:
                     raise ProtocolMismatch(f"links to {len(request.shards)} shards")
@@ -175,11 +308,51 @@ class Hosts:
                 self.fetcher.replicas.retain(request)
             case pm.FreeParts():
                 return pm.PartsFreed(request.id, self._free(request.parts))
+            case Stats():
+                return Figures(request.id, self.measured())
+            case Streams() if self.streams is not None:
+                return Figures(request.id, self.streams.figures(request.after, _STREAMS))
+            case pm.LedTables() if self.tables is not None:
+                return self.tables.answer(request)
             case _:
-                answer = None if self.spread is None else self.spread.answer(request)
+                answer = None if self.streams is None else self.streams.answer(request)
                 if answer is not None:
                     return answer
-        return Done(request.id)
+        return Done(getattr(request, "id", 0))
+
+    async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
+        """What another node says of its rings or its clock, which is compared with this one's by several round trips:
+        the shortest says the most. Raises PeerUnavailable, and what that node raises."""
+        member = None if self.membership is None else self.membership.members.get(request.node)
+        if member is None:
+            raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
+        trips: list[tuple[int, int, int]] = []
+        for _ in range(_TRIPS if isinstance(request, ReadClock) else 1):
+            asked = msgspec.structs.replace(request, id=self._peers.next_id(), node=b"")
+            kind = {ReadClock: ClockRead, ListRings: RingList, ReadRing: RingEvents}[type(request)]
+            sent = time.monotonic_ns()
+            answer: Any = await self._peers.request(member.address, asked, kind, _OBSERVED_S)
+            came = time.monotonic_ns()
+            if isinstance(answer, ClockRead):
+                trips.append((came - sent, answer.now - (sent + came) // 2, came))
+        if not trips:
+            return msgspec.structs.replace(answer, id=request.id)  # type: ignore[no-any-return]
+        took, ahead, came = min(trips)
+        return ClockRead(request.id, came, ahead, took // 2)
+
+    async def _offer_kept(self, request: OfferKept) -> KeptOffers:
+        """Have clients offer what they keep: each where the transports of this node listen."""
+        if len(request.shards) > MAX_RETAINED:
+            raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
+        kept = self._store.kept(request.shards)
+        where = request.kind, self._config.host, self._config.told
+        asked = [each.offer(*where, request.timeout_s) for _, each in kept]
+        offers = [
+            (shard.number, shard.size, shard.layout, shard.live_bits(), *offer)
+            for (shard, _), offer in zip(kept, await asyncio.gather(*asked), strict=True)
+            if offer is not None
+        ]
+        return KeptOffers(request.id, offers)
 
     def _free(self, parts: Sequence[Part]) -> list[int]:
         """Free these parts of shards here; the shards of which others own some of it still."""
@@ -216,24 +389,59 @@ class Hosts:
         """Who is there, as plain values."""
         if self.membership is None:
             return {}
+        roles = self._roles()
         members = {
             node.hex(): {
                 "address": m.address,
                 "transports": dict(m.transports),
                 "self": node == self._node,
-                **{role: list(partitions) for role, partitions in self.roles(node).items()},
+                **{role: list(of.get(node.hex(), ())) for role, of in roles.items()},
             }
             for node, m in self.membership.members.items()
         }
         read = self._choice.statistics()
-        figures = {"epoch": self.membership.epoch, "members": members, "read_bytes": read}
-        coordination = self.membership.coordination
-        return figures if coordination is None else figures | {"coordination": asdict(coordination)}
+        coordination = asdict(self.membership.coordination)
+        finding = None if self.partitions is None else self.partitions.finding
+        waits = {} if finding is None else {partition: list(nodes) for partition, nodes in finding.waits.items()}
+        return {
+            "epoch": self.membership.epoch,
+            "members": members,
+            "read_bytes": read,
+            "coordination": coordination,
+            "waits": waits,
+        }
+
+    def roles(self) -> dict[str, dict[str, int]]:
+        """The partitions that this node `leads` and `follows`, each with the epoch of its configuration."""
+        roles: dict[str, dict[str, int]] = {"leads": {}, "follows": {}}
+        for hosted in () if self.partitions is None else self.partitions.replicas:
+            leads = hosted.configuration.leader[0] == self._node.hex()
+            roles["leads" if leads else "follows"][hosted.partition] = hosted.configuration.epoch
+        return roles
+
+    def _roles(self) -> dict[str, dict[str, dict[str, int]]]:
+        """By role and node, the partitions and the epochs of their configurations, as far as this node knows."""
+        if self.partitions is None:
+            return {}
+        leads: dict[str, dict[str, int]] = {}
+        follows: dict[str, dict[str, int]] = {}
+        for partition, configuration in self.partitions.configurations().items():
+            leader = configuration.leader[0]
+            leads.setdefault(leader, {})[partition] = configuration.epoch
+            for node in {follower[0] for follower in configuration.followers} - {leader}:
+                follows.setdefault(node, {})[partition] = configuration.epoch
+        return {"leads": leads, "follows": follows}
 
     async def aclose(self) -> None:
         """Leave. Idempotent."""
-        if self.spread is not None:
-            await self.spread.aclose()
+        if self._columns is not None:
+            await self._columns.aclose()
+        if self.tables is not None:
+            await self.tables.aclose()
+        if self.streams is not None:
+            await self.streams.aclose()
+        if self.partitions is not None:
+            await self.partitions.aclose()
         await self._offers.aclose()
         await self._peers.aclose()
         await self._offers.aclose()  # what was asked for meanwhile
@@ -243,3 +451,11 @@ class Hosts:
             await self._cluster.aclose()
         for transport in self._transports:
             await transport.aclose()
+
+
+def _machine() -> str:
+    """The same for all processes that end with this machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -18,15 +18,18 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.clock import monotonic
+from dataplane.clock import Clock, monotonic
 from dataplane.config import ClusterConfig, NodeConfig, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
 from dataplane.node.clients import Client
+from dataplane.node.observing import Observing
+from dataplane.node.performance import graphs_of
 from dataplane.node.streams.homes import Homes
 from dataplane.node.tables.tables import Tables
 from dataplane.node.trimming import Trimming
@@ -41,6 +44,7 @@ from dataplane.wire.local import format_address, listen, peer
 from dataplane.wire.polling import polling_loop
 
 if TYPE_CHECKING:
+    from dataplane.node.clustered.alone import Durable
     from dataplane.node.hosts import Hosts
 
 log = logging.getLogger(__name__)
@@ -54,10 +58,16 @@ _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, o
 class Node:
     """A listening socket, its clients, and their store. `serve` runs it."""
 
-    def __init__(self, config: NodeConfig, path: Path | None = None, cluster: ClusterConfig | None = None) -> None:
-        """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Raises OSError
-        where that can not be done, ValueError for a key that is none; for the data directory DirectoryUnusable, Corrupt
-        or Backpressure."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        path: Path | None = None,
+        cluster: ClusterConfig | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        """Listen at `path`, or in a directory of the node's own, and for other nodes as `cluster` says. Leases are by
+        `clock`, which has to be that of the event loop. Raises OSError where that can not be done, ValueError for a key
+        that is none; for the data directory DirectoryUnusable, Corrupt or Backpressure."""
         self.config = config
         self._claim: Claim | None = None
         self.hosts: Hosts | None = None
@@ -78,18 +88,39 @@ class Node:
                 undo.callback(directory.close)
             self.id = secrets.token_bytes(8) if directory is None else directory.identity.node
             """Who it is: for as long as it lives, or for as long as its data directory is there."""
-            self._store = Store(config, directory=directory)
+            self._store = Store(config, directory=directory, clock=clock)
             undo.callback(self._store.abandon)
             self._trimming = Trimming(self._store.cool)
             self._waits = Waits(freed=self._trimming.freed)
             self._halves = Halves(freed=self._trimming.freed)
-            self._homes = Homes(self.id, self._store, monotonic)
+            self._homes = Homes(self.id, self._store, clock)
             self._homes.dropped = self._trimming.due
             self._tables = Tables(self.id, self._homes)
+            self._observing = Observing(
+                self._homes,
+                self._own_figures,
+                records=environment().observe,
+                memory=self._store.statistics().budget.capacity,
+            )
+            self._store.disk.timed = self._observing.timed
+            self._durable: Durable | None = None
+            if directory is not None and cluster is None:
+                from dataplane.node.clustered.alone import Durable  # with ZeroMQ, as below
+
+                self._durable = Durable(self.id, self._store, self._homes, directory.identity.starts)
             if cluster is not None:
                 from dataplane.node.hosts import Hosts  # with ZeroMQ, which a host alone does not need
 
-                self.hosts = Hosts(cluster, self.id, self._store, self._homes, self._tables, self._trimming.freed)
+                self.hosts = Hosts(
+                    cluster,
+                    self.id,
+                    self._store,
+                    self._homes,
+                    self._trimming.freed,
+                    keeps=directory is not None,
+                )
+                self.hosts.graphs = self._graphs
+                self.hosts.measured = self.figures
             self._listener = _listen(path)
             undo.pop_all()
 
@@ -98,18 +129,29 @@ class Node:
         """What clients connect to."""
         return format_address(self._path)
 
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where it serves `/metrics`, once it serves, if it is to."""
+        return self._observing.exported
+
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
         """Answer clients until `stop` is set. `ready` is called once they can connect."""
         loop = asyncio.get_running_loop()
         try:
+            if self._durable is not None:
+                await self._durable.recover()
             if self.hosts is not None:
                 await self.hosts.start()
+            self._observing.watch(self.hosts, self._durable)
+            if self.config.metrics_at is not None:
+                self._observing.export(*self.config.metrics_at)
             self._hear()
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(_lasting(self._store.run))]
                 background.append(group.create_task(_lasting(self._watch_leases)))
                 if self.hosts is not None:
                     background.append(group.create_task(_lasting(self.hosts.run)))
+                background.append(group.create_task(_lasting(self._observing.serve)))
                 ready()
                 await stop.wait()
                 for task in background:
@@ -162,12 +204,14 @@ class Node:
                 self._homes,
                 self._tables,
                 self.hosts,
+                self._durable,
                 self.id,
                 self.figures,
                 self._clients,
                 self._client_gone,
                 self._waits,
                 self._halves,
+                self._observing,
             )
         )
 
@@ -203,10 +247,34 @@ class Node:
 
     def figures(self) -> dict[str, Any]:
         """The node's statistics, as plain values."""
+        clustered = None if self.hosts is None else self.hosts.streams
+        streams = self._homes if clustered is None else clustered
+        shared = None if self.hosts is None else self.hosts.tables
+        tables = self._tables if shared is None else shared
+        return {
+            **self._own_figures(),
+            "streams": streams.figures(most=_STREAMS),
+            "streams_in_all": len(streams),
+            "tables": tables.figures(most=_STREAMS),
+            "tables_in_all": len(tables),
+        }
+
+    def _graphs(self) -> dict[str, Any]:
+        """What this node's clients reported of their performance, and the rows of the partitions that it leads."""
+        rows: Counter[str] = Counter()
+        service = None if self.hosts is None else self.hosts.streams
+        for _, name, home, *_ in () if service is None else service.led(0.0):
+            rows[name] += home.books.appended
+        fetcher = None if self.hosts is None else self.hosts.fetcher
+        return graphs_of(self.id, self._clients, rows, 0.0 if fetcher is None else fetcher.reading.under_way_s)
+
+    def _own_figures(self) -> dict[str, Any]:
+        """Those that are of no stream or table."""
         store = self._store.statistics()
         return {
             "node": self.id.hex(),
             "address": self.address,
+            "metrics": self.metrics_address or "",
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._started,
             "clients": len(self._clients),
@@ -231,24 +299,21 @@ class Node:
             "spill_error": store.disk.error,
             **self._crossed(),
             "holders": store.holders,
-            "streams": self._homes.figures(most=_STREAMS),
-            "streams_in_all": len(self._homes),
-            "tables": self._tables.figures(most=_STREAMS),
-            "tables_in_all": len(self._tables),
         }
 
-    def _crossed(self) -> dict[str, int]:
+    def _crossed(self) -> dict[str, Any]:
         if self.hosts is None:
             return {}
         hosts = self.hosts.statistics()
         crossed = {"fetched_bytes": hosts.fetched, "sent_bytes": hosts.sent, "copies": hosts.copies}
-        return crossed | {"asked": hosts.asked, "answered": hosts.answered}
+        return crossed | {"asked": hosts.asked, "answered": hosts.answered, **self.hosts.roles()}
 
     async def _close(self) -> None:
         self._listener.close()
         gone = PeerUnavailable("the node was stopped", address=self.address)
         for client in list(self._clients):
             client.end(gone)
+        await self._observing.aclose()
         self._homes.close()
         self._trimming.close()
         self._tables.close()
@@ -260,6 +325,8 @@ class Node:
                 log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
             except OSError as error:
                 log.warning("this node could not say goodbye to others: %s", error)
+        if self._durable is not None:
+            await self._durable.aclose()
         await self._store.aclose()
         self.abandon()
 

@@ -52,6 +52,8 @@ class Admission:
         """`quota`: the part of the limits that may be used here; None: all of it."""
         self._settings = settings
         self.quota = quota
+        self.allowed: int | None = None
+        """Where `max_lag` is kept over several partitions: the newest policy version that the others let in here."""
         self._held = held
         self._entries: dict[Entry, None] = {}  # in the order in which they came
         self._tickets: dict[int, Entry] = {}
@@ -68,6 +70,11 @@ class Admission:
 
     def enter(self, entry: Entry) -> None:
         """Let the entry in as soon as the limits allow it. Raises LimitExceeded where they never will."""
+        self._check(entry)
+        self._entries[entry] = None
+        self.let_in()
+
+    def _check(self, entry: Entry) -> None:
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
             ("bytes of a stream", entry.nbytes, self._settings.max_bytes),
@@ -76,8 +83,12 @@ class Admission:
                 raise LimitExceeded(
                     f"an append of {asked} {what} can never fit its {limit}", what=what, asked=asked, limit=limit
                 )
-        self._entries[entry] = None
-        self.let_in()
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether the entry is within the limits, and nobody waits before it: rows that come in the same moment need no
+        ticket. Raises LimitExceeded where they never will be."""
+        self._check(entry)
+        return not self._entries and not self.full(entry)
 
     def let_in(self) -> None:
         """Something may have gone: admit who fits now."""
@@ -96,11 +107,15 @@ class Admission:
 
     def full(self, entry: Entry) -> str:
         """Which limit the entry would pass; empty for none."""
-        limits, held = self._settings, self._held()
+        limits = self._settings
+        if limits.max_lag < 0 and not limits.max_rows and not limits.max_bytes:
+            return ""
+        held = self._held()
         if limits.max_lag >= 0:
-            coming = (ticket.version for ticket in self._tickets.values())
-            there = () if held.oldest is None else (held.oldest,)
-            if entry.version - min((*there, *coming), default=entry.version) > limits.max_lag:
+            oldest = self.oldest
+            if oldest is not None and entry.version - oldest > limits.max_lag:
+                return "max_lag"
+            if self.allowed is not None and entry.version > self.allowed:
                 return "max_lag"
         most_rows, most_bytes = self.quota or (limits.max_rows, limits.max_bytes)
         if limits.max_rows and held.rows + self._rows + entry.rows > most_rows:
@@ -108,6 +123,13 @@ class Admission:
         if limits.max_bytes and held.nbytes + self._nbytes + entry.nbytes > most_bytes:
             return "max_bytes"
         return ""
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest policy version that a task has rows of to do, or that was admitted; None for none."""
+        held = self._held()
+        there = () if held.oldest is None else (held.oldest,)
+        return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
 
     @property
     def used(self) -> tuple[int, int]:
@@ -124,6 +146,10 @@ class Admission:
     def ticket(self, number: int) -> Entry | None:
         """Who was admitted with this ticket, and has not come."""
         return self._tickets.get(number)
+
+    def clients(self) -> set[Hashable]:
+        """Those that wait, or were admitted and have not come."""
+        return {entry.client for entry in (*self._entries, *self._tickets.values())}
 
     def coming(self) -> dict[Hashable, int]:
         """How many bytes each client was admitted to bring and has not brought."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dataplane.stream.pieces import Begun
 from dataplane.stream.settings import Settings
 
 Value = str | int | float | bool | None
@@ -27,7 +28,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """Rows, ascending by number. Integers are int64, `ages_s` float64, `states` and `tries` uint8 of [tasks, rows]; a
     key is empty where none was given. `calls` as `Keys.calls` gives them; `dropped`: of groups, the rows
-    dropped, as they count to each task."""
+    dropped, as they count to each task; `begun`: those that are in progress."""
 
     rows: bytes
     groups: list[str | int | None]
@@ -39,3 +40,4 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     states: bytes
     tries: bytes
     dropped: list[tuple[str | int, list[int]]]
+    begun: list[Begun] = []

@@ -17,17 +17,16 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
-from dataplane.stream.facts import Arrival, Facts
+from dataplane.stream.facts import UNFINISHED, Arrival, Facts
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
-from dataplane.stream.page import PAGE, Flags, Index
+from dataplane.stream.page import Flags, Index
 from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
 from dataplane.stream.rows import Rows
 from dataplane.stream.settings import Settings
-
-OVER, MOVED = -1, -2
-"""What is told of rows in place of a task: they go; they go on elsewhere, where all know of it that have columns."""
+from dataplane.stream.unfinished import Unfinished
 
 
 class Books:
@@ -39,9 +38,6 @@ class Books:
         self.nbytes = 0
         self.appended = 0
         """Rows that ever were."""
-        self.tell: Callable[[int, Index, int], None] = lambda task, rows, state: None
-        """Called with a task, rows that it is done with, and the state that they have come to for it; or with `OVER` or
-        `MOVED`, and rows that are about to go."""
         self.loose: Callable[[Index], None] | None = None
         """Called with dropped rows that perhaps nobody holds, which go when they are `remove`d; None: they go at
         once."""
@@ -55,17 +51,29 @@ class Books:
         self.groups = Groups(len(self.settings.tasks))
         self.facts = Facts(self.rows)
         self.progress = Progress(self.rows, len(self.settings.tasks))
+        self.unfinished = Unfinished(self.rows, self.facts)
 
     # arriving
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
         """New rows; the number of the first. Raises Misuse for a key that is there, SchemaMismatch, LimitExceeded."""
-        self.keys.check(keys)
-        self.facts.require_room(arrival.tags)
+        if keys:
+            self.keys.check(keys)
+        if arrival.tags:
+            self.facts.require_room(arrival.tags)
         first = self.rows.append(ref, arrival.spares)
         self.keys.add(keys, first, digest)
         self.nbytes += ref.stored_nbytes
         self.appended += len(ref)
+        if len(ref) == 1:
+            page, inside = self.rows.place(first)
+            group = self.groups.enter_one(arrival.groups[0]) if arrival.groups else -1 - first
+            version = arrival.versions.item() if arrival.begin is None else UNFINISHED
+            self.facts.enter_one(page, inside, group, version, now, arrival.tags, arrival.lengths)
+            self.progress.enter(np.array([version]))
+            if arrival.begin is not None:
+                self.unfinished.begin(first, arrival.begin, arrival.versions.item(), now)
+            return first
         rows = np.arange(first, first + len(ref))
         places = self.rows.places(rows)
         groups = self.groups.enter(arrival.groups, rows)
@@ -93,6 +101,22 @@ class Books:
         self.facts.measure(self.rows.places(rows), lengths)
         self._release(done)
         return kept
+
+    def grow(
+        self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes], now: float
+    ) -> bool:
+        """A piece of a row in progress; with the last one it is finished. Whether it is new: else it came before, and
+        its columns are not wanted. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
+        if not self.unfinished.is_new(row, piece):
+            return False
+        self.unfinished.check(row, ref)
+        self.unfinished.grow(row, piece, ref, lengths, spares)
+        self.nbytes += ref.stored_nbytes
+        if piece.last:
+            self.unfinished.finish(row)
+            self.progress.date(self.rows.place(row), UNFINISHED, piece.version)
+            self.facts.set_version(self.rows.place(row), piece.version, now)
+        return True
 
     def unkept(self, kept: Index) -> None:
         """Nobody reads any more what was kept."""
@@ -125,7 +149,7 @@ class Books:
         versions, most = self.facts.versions(places), self.settings.max_deliveries
         dead, dropped = self.progress.give_back(task, places, versions, most)
         self.groups.dead(task, self.facts.groups(places)[dead & ~dropped])
-        self._let_go(rows[dropped])
+        self.let_go(rows[dropped])
 
     def settle(self, task: int, rows: Index, state: int) -> None:
         """The task is done with these rows, which are ACKED or EXPIRED; those that all tasks are done with go."""
@@ -134,24 +158,21 @@ class Books:
         places = self.rows.places(rows)
         finished, dropped = self.progress.settle(task, places, self.facts.versions(places), state)
         over = finished & ~dropped
-        if over.any():
-            self.tell(OVER, rows[over], state)
-        if not over.all():
-            self.tell(task, rows[~over], state)
         groups = self.facts.groups(places)
         self.groups.done(task, groups[~dropped] if dropped.any() else groups)
         self._remove(rows[over])
-        self._let_go(rows[dropped])
+        self.let_go(rows[dropped])
 
     def drop_rows(self, rows: Index) -> None:
         """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
         self.require(rows)
         rows = np.unique(rows)
+        self.unfinished.forget(rows)
         fresh = rows[self.progress.drop(self.rows.places(rows), len(rows))]
         places = self.rows.places(fresh)
         states = self.progress.states(places, len(fresh))
         self.groups.drop(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
-        self._let_go(rows)
+        self.let_go(rows)
         self.look_again()  # what is left of their groups may be complete now
 
     def look_again(self) -> None:
@@ -159,7 +180,7 @@ class Books:
         for page in self.rows.pages.values():
             page.changes += 1
 
-    def _let_go(self, rows: Index) -> None:
+    def let_go(self, rows: Index) -> None:
         """Those of these dropped rows that nobody holds go."""
         if len(rows) and self.loose is not None:
             self.loose(rows)
@@ -185,33 +206,7 @@ class Books:
         if len(rows):
             places = self.rows.places(rows)
             self.progress.let_go(places, self.facts.versions(places))
-            self.tell(OVER, rows, EXPIRED)
             self._remove(rows)
-
-    def idle(self) -> Index:
-        """The rows that nobody holds and that are not dropped."""
-        rows = self.rows.all()
-        places = self.rows.places(rows)
-        held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
-        idle: Index = rows[~held & ~self.progress.dropped(places, len(rows))]
-        return idle
-
-    def places_of(self, rows: Index) -> list[str | int | None]:
-        """By what each of these rows is placed: its group, or its key; None for one that has neither."""
-        named = self.groups.names(self.facts.groups(self.rows.places(rows)))
-        return [
-            group if group is not None else key or None for group, key in zip(named, self.keys.named(rows), strict=True)
-        ]
-
-    def move(self, rows: Index) -> None:
-        """These hidden rows have another home."""
-        self.tell(MOVED, rows, EXPIRED)
-        self.progress.hide(self.rows.places(rows), hidden=False)
-        tell, self.tell = self.tell, lambda task, rows, state: None
-        try:
-            self.lose(rows)
-        finally:
-            self.tell = tell
 
     def lose(self, rows: Index) -> Index:
         """These rows are gone as if they had never come; those that somebody holds are dropped. Those that were not."""
@@ -222,7 +217,6 @@ class Books:
             self.drop_rows(rows[held])
         free = rows[~held & ~before]
         if len(free):
-            self.tell(OVER, free, EXPIRED)
             places, states = self.rows.places(free), states[:, ~held & ~before]
             self.progress.lose(places, self.facts.versions(places))
             self.groups.lose(self.facts.groups(places), (states == ACKED) | (states == EXPIRED), states == DEAD)
@@ -237,6 +231,7 @@ class Books:
         self._forget(rows)
 
     def _forget(self, rows: Index) -> None:
+        self.unfinished.forget(rows)
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
         self.facts.tidy()
@@ -244,21 +239,14 @@ class Books:
 
     def _release(self, patches: list[Patch]) -> None:
         if patches:
-            self.nbytes -= sum(patch.ref.stored_nbytes for patch in patches)
-            self._released(patches)
+            self.nbytes -= sum(patch.nbytes for patch in patches)
+            self._released([each for patch in patches for each in patch.each])
 
     def clear(self) -> None:
         """Everything goes."""
         patches = self.rows.clear()
         self._empty()
         self._release(patches)
-
-    def begin_anew(self) -> None:
-        """Everything goes, and nobody is told; the numbers of rows and the counts of what they came to go on."""
-        following, counts = self.rows.next, self.progress.counts
-        self.clear()
-        self.rows.next = -(-following // PAGE) * PAGE
-        self.progress.counts = counts
 
     # what there is
 
@@ -280,7 +268,22 @@ class Books:
         places = self.rows.places(rows)
         named = self.groups.names(self.facts.groups(places))
         tags = {name: values.tolist() for name, values in self.facts.tags(places).items()}
-        return named, self.facts.versions(places).tolist(), tags
+        versions = self.facts.versions(places).tolist()
+        if len(self.unfinished):  # of which some may be lost
+            begun = self.unfinished.begun
+            versions = [
+                begun[row].version if row in begun else v for row, v in zip(rows.tolist(), versions, strict=True)
+            ]
+        return named, versions, tags
+
+    def listed(self, rows: Index, now: float) -> list[Listed]:
+        """These rows, which are in progress, as they are told."""
+        found = []
+        for row in rows.tolist():
+            one = np.array([row])
+            groups, _, tags = self.told(one)
+            found.append(self.unfinished.listed(row, now, self.keys.names(one)[0], groups[0], tags))
+        return found
 
     def lengths(self, rows: Index, column: str) -> Index:
         """The lengths of these rows in a ragged column; 0 where they were not said."""

@@ -17,6 +17,14 @@ from dataplane.stream.sampler import Candidates, Fifo, Sampler, checked
 _WINDOW = 16 * PAGE  # rows that a sampler is shown first; four times as many when it finds too little among them
 
 
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What somebody's sampler reads."""
+
+    needs: tuple[str, ...]
+    tags_read: tuple[str, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Demand:
     """Somebody who waits for rows. `serve(grant)` is called once when there are some, `fail(error)` when there will

@@ -17,8 +17,9 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
-from dataplane.stream.block import Value
+from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.page import Index
+from dataplane.stream.pieces import Piece
 from dataplane.stream.settings import Settings
 
 
@@ -30,7 +31,9 @@ class Command(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Append(Command, tag=1, kw_only=True):
-    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them."""
+    """New rows, at `time_s` of the partition's clock. `nodes` have the columns too, besides those that store them.
+    `table`: the version of the placement table by which they came, 0 for none. `held`: nobody is given them before they
+    are released."""
 
     ref: BatchRef
     versions: Index
@@ -41,6 +44,10 @@ class Append(Command, tag=1, kw_only=True):
     tags: dict[str, list[Value]] = {}
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
+    table: int = 0
+    held: bool = False
+    begin: tuple[int, float, str] | None = None
+    """Of a row in progress: as `unfinished.Begin` has it."""
 
 
 class Extend(Command, tag=2, kw_only=True):
@@ -75,11 +82,39 @@ class Remove(Command, tag=5, kw_only=True):
 
 
 class Lose(Command, tag=6, kw_only=True):
-    """What the node stored is gone, shards with lower numbers than `before`; of a member's incarnation, for people."""
+    """What the node stored is gone."""
 
     node: bytes
-    incarnation: int = 0
-    before: int = 1 << 63
+
+
+class Release(Command, tag=29, kw_only=True):
+    """The rows that were held back from this one on are an append that all partitions have or, if not `keep`, one that
+    another has refused: they go."""
+
+    first: int
+    keep: bool
+
+
+class Prepare(Command, tag=30, kw_only=True):
+    """The client is done with the rows of this grant, if it is with those that other partitions gave it with them."""
+
+    grant: int
+    task: int
+    rows: Index
+
+
+class Conclude(Command, tag=31, kw_only=True):
+    """The task has done the rows that were prepared under this grant or, if not `keep`, they are given back."""
+
+    grant: int
+    keep: bool
+
+
+class Return(Command, tag=25, kw_only=True):
+    """The node is there again, with the shards that it stores from this one on."""
+
+    node: bytes
+    first: int
 
 
 class TakeLost(Command, tag=7, kw_only=True):
@@ -127,8 +162,137 @@ class End(Command, tag=13, kw_only=True):
     clients: list[str]
 
 
+class Open(Command, tag=14, kw_only=True):
+    """The partition begins, with these settings and this mark."""
+
+    settings: Settings
+    mark: str
+
+
+class Told(Command, tag=15, kw_only=True):
+    """The node knows the entries of its outbox up to this number."""
+
+    node: bytes
+    last: int
+
+
+class Disown(Command, tag=16, kw_only=True):
+    """These groups or keys, as far as none of their rows is here, belong elsewhere by this version of the table."""
+
+    groups: list[str | int]
+    table: int
+
+
+class Outlive(Command, tag=17, kw_only=True):
+    """If none of their rows is left, this version of the table and older ones bring none any more."""
+
+    table: int
+
+
+class Retire(Command, tag=18, kw_only=True):
+    """If the partition is empty, it takes no row any more."""
+
+
+class Unkeep(Command, tag=19, kw_only=True):
+    """Nobody reads any more what was replaced in these patches, by number."""
+
+    patches: Index
+
+
+class Restore(Command, tag=20, kw_only=True):
+    """The partition, which is empty, begins as that of this head."""
+
+    head: Head
+
+
+class PutBack(Command, tag=21, kw_only=True):
+    """Rows of a snapshot, at `time_s` of the partition's clock."""
+
+    block: Block
+    time_s: float
+
+
+class PutColumns(Command, tag=22, kw_only=True):
+    """Columns of rows that were put back."""
+
+    rows: Index
+    ref: BatchRef
+    task: int = -1
+    lengths: dict[str, Index] = {}
+    nodes: tuple[bytes, ...] = ()
+
+
+class FinishRestore(Command, tag=23, kw_only=True):
+    """All is put back."""
+
+
+class Reclaim(Command, tag=24, kw_only=True):
+    """These partitions are no more: what was lent to them is lent no longer."""
+
+    partitions: tuple[int, ...]
+
+
+class Grow(Command, tag=26, kw_only=True):
+    """A piece of a row in progress comes, at `time_s` of the partition's clock."""
+
+    row: int
+    piece: Piece
+    ref: BatchRef
+    time_s: float
+    lengths: dict[str, Index] = {}
+    nodes: tuple[bytes, ...] = ()
+
+
+class TakeUp(Command, tag=27, kw_only=True):
+    """The client that has this token brings a row in progress from now on, at `time_s` of the partition's clock,
+    instead of who had the token `before`."""
+
+    row: int
+    token: int
+    before: int
+    lease_s: float
+    time_s: float
+
+
+class GiveUp(Command, tag=28, kw_only=True):
+    """A row in progress is dropped by the client that has its token."""
+
+    row: int
+    token: int
+
+
 AnyCommand = (
-    Append | Extend | Settle | Drop | Remove | Lose | TakeLost | Close | Clear | Configure | SetQuota | Lend | End
+    Append
+    | Extend
+    | Settle
+    | Drop
+    | Remove
+    | Lose
+    | Release
+    | Prepare
+    | Conclude
+    | Return
+    | TakeLost
+    | Close
+    | Clear
+    | Configure
+    | SetQuota
+    | Lend
+    | End
+    | Open
+    | Told
+    | Disown
+    | Outlive
+    | Retire
+    | Unkeep
+    | Restore
+    | PutBack
+    | PutColumns
+    | FinishRestore
+    | Reclaim
+    | Grow
+    | TakeUp
+    | GiveUp
 )
 
 

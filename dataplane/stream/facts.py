@@ -16,6 +16,9 @@ from dataplane.errors import LimitExceeded
 from dataplane.stream.page import PAGE, Index, Page, grown
 from dataplane.stream.rows import Places, Rows
 
+UNFINISHED = 1 << 62
+"""The policy version of a row in progress (`unfinished`), which has none yet."""
+
 MAX_TAGS = 256
 """Tags of a stream, by name: each has a place in every row."""
 
@@ -32,6 +35,8 @@ class Arrival:
     lengths: Mapping[str, Index]
     spares: Sequence[bytes] = ()
     """Other nodes that have the columns too."""
+    begin: Any = None
+    """Of one row that is in progress: what is said of it (`unfinished.Begin`)."""
 
 
 class _Sheet:
@@ -98,7 +103,37 @@ class Facts:
                     sheet.tags[name] = np.full(sheet.room, None, object)
                 sheet.tags[name][inside] = np.fromiter(values, object, len(groups))[chosen]
         self._names.update(dict.fromkeys(tags))
-        self.latest = max(self.latest, int(versions.max(initial=self.latest)))
+        self.latest = max(self.latest, int(versions.max(initial=self.latest, where=versions < UNFINISHED)))
+
+    def enter_one(
+        self,
+        page: Page,
+        inside: int,
+        group: int,
+        version: int,
+        arrived: float,
+        tags: Mapping[str, Sequence[Any]],
+        lengths: Mapping[str, Index],
+    ) -> None:
+        """As `enter` and `measure`, of one new row of the page."""
+        sheet = self._sheet(page)
+        sheet.group[inside], sheet.version[inside], sheet.arrived[inside] = group, version, arrived
+        for name, (value,) in tags.items():
+            if name not in sheet.tags:
+                sheet.tags[name] = np.full(sheet.room, None, object)
+            sheet.tags[name][inside] = value
+            self._names[name] = None
+        for name, length in lengths.items():
+            if name not in sheet.lengths:
+                sheet.lengths[name] = np.zeros(sheet.room, np.int64)
+            sheet.lengths[name][inside] = length[0]
+        self.latest = max(self.latest, version) if version < UNFINISHED else self.latest
+
+    def set_version(self, place: tuple[Page, int], version: int, arrived: float) -> None:
+        """A row, which was in progress, is of this version, and came just now."""
+        sheet = self._sheet(place[0])
+        sheet.version[place[1]], sheet.arrived[place[1]] = version, arrived
+        self.latest = max(self.latest, version)
 
     def require_room(self, tags: Iterable[str]) -> None:
         """Raises LimitExceeded where these are too many tags together with those that there are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +15,15 @@ _NAMED = 8  # groups that are not complete
 _NAME = 256  # characters of their names
 
 
-def figures(home: Home, now: float) -> dict[str, Any]:
-    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock."""
+Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
+"""Who waits: consumers by the number of their task, and the columns they ask for; None for a producer."""
+
+
+def figures(home: Home, now: float, waiting: Waiting | None = None) -> dict[str, Any]:
+    """All figures of the stream; `docs/operations.md` says what each means. `now` is of the home's clock; `waiting` is
+    said of those that do not wait at the home itself."""
+    if waiting is None:
+        waiting = [(demand.task, demand.columns) for demand in home.demands] + [(None, ())] * len(home.admission)
     oldest = home.books.facts.oldest()
     return {
         **msgspec.structs.asdict(home.settings),
@@ -25,15 +33,19 @@ def figures(home: Home, now: float) -> dict[str, Any]:
         "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
         "latest_version": home.books.facts.latest,
         "closed": home.closed,
-        "waiting": len(home.admission),
+        "unfinished": len(home.books.unfinished),
+        "oldest_unfinished_s": 0.0 if (began := home.books.unfinished.oldest()) is None else max(0.0, now - began),
+        "columns": list(home.books.rows.schema) if home.books.rows.count else [],
+        "waiting": sum(task is None for task, _ in waiting),
         "groups": home.books.groups.open,
         "behind": home.books.behind(),
-        "task": {name: _task(home, number, now) for number, name in enumerate(home.settings.tasks)},
+        "silent": [],
+        "task": {name: _task(home, number, now, waiting) for number, name in enumerate(home.settings.tasks)},
     }
 
 
-def _task(home: Home, task: int, now: float) -> dict[str, Any]:
-    waiting = [demand for demand in home.demands if demand.task == task]
+def _task(home: Home, task: int, now: float, waiting: Waiting) -> dict[str, Any]:
+    asked = [columns for of, columns in waiting if of == task]
     totals, there = home.books.progress.counts[task], home.books.progress.tally(task)
     return {
         "pending": there["pending"],
@@ -44,10 +56,10 @@ def _task(home: Home, task: int, now: float) -> dict[str, Any]:
         "acked": totals[ACKED],
         "expired": totals[EXPIRED],
         "left": home.books.progress.is_left(task),
-        "waiting": len(waiting),
+        "waiting": len(asked),
         "ready": {
             ",".join(columns): len(home.books.progress.ready(task, columns, 1 << 62))
-            for columns in dict.fromkeys(demand.columns for demand in waiting)
+            for columns in dict.fromkeys(asked)
         },
         "incomplete": _incomplete(home, task, now),
     }

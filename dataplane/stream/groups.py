@@ -51,6 +51,13 @@ class Groups:
         np.add.at(self._left, numbers, 1)
         return numbers
 
+    def enter_one(self, name: Any) -> int:
+        """As `enter`, of one row that has a group."""
+        number = self._number(name)
+        self._members[number] += 1
+        self._left[number] += 1
+        return number
+
     def _number(self, name: Any) -> int:
         number = self._numbers.get(name)
         if number is None:

@@ -14,35 +14,49 @@ appended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.admission import Admission, Entry, Held
+from dataplane.stream.blocked import blocked
 from dataplane.stream.books import Books
 from dataplane.stream.choosing import Demand, choose, least
-from dataplane.stream.commands import Command, Drop, Remove, Settle
+from dataplane.stream.commands import Command, Drop, Remove, Settle, Unkeep
 from dataplane.stream.facts import Arrival
+from dataplane.stream.held import HeldRows
 from dataplane.stream.lease import Grant, Leases
-from dataplane.stream.patch import Hold, Patch, There
+from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.pieces import Listed, Piece
+from dataplane.stream.prepared import PreparedRows
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.settings import MAX_TASKS, Settings
 
 Index = npt.NDArray[np.int64]
 
+LostRow = tuple[str, str | int | None, int, int]
+"""The key, group and policy version of a lost row, and which tasks had acked it: bit t for task t."""
 MAX_LOST = 1 << 16
 """Lost rows of a stream that are remembered, the last ones."""
 
 
-def _nobody(task: int, rows: Index, state: int) -> None:
-    pass
-
-
 def _nothing() -> None:
     pass
+
+
+@dataclass(slots=True, eq=False)
+class _Replaced:
+    """Patches, by number, that were replaced: they stay until nobody has a grant of rows with them. `readers`: grants,
+    as far as the leader knows. `over`: it is decided that they go."""
+
+    patches: Index
+    readers: set[int] = field(default_factory=set)
+    over: bool = False
 
 
 class Home:
@@ -60,29 +74,23 @@ class Home:
         self.settings: Settings = settings
         self.changes = 0
         self.closed = False
-        self.unsettled = False
-        """Whether rows may come from other homes, also when nothing is appended any more."""
         self.books: Books = Books(settings, released, mark)
         self.admission = Admission(settings, self._held)
         self.leases = Leases()
+        self.held = HeldRows(self.books)
+        self.prepared = PreparedRows(self.books)
         self.demands: list[Demand] = []
         self.commands: list[Command] | None = None
         """What is decided and not committed, of a replica's home; None: what is decided is done."""
-        self.stale = False
-        """Whether something has changed since a replica's home last served who waits."""
         self.loose: list[Index] = []
         """Of a replica's home that leads: dropped rows that somebody held, and perhaps nobody does now."""
         self._leading = False
         self.group_sizes: dict[int, int] = {}
         """By task, of how many rows are the groups that it was last asked for as a whole."""
-        self.lost: dict[int, tuple[str, str | int | None, int]] = {}
-        """The key, group and policy version of lost rows that nobody was told of, by number."""
+        self.lost: dict[int, LostRow] = {}
+        """The lost rows that nobody was told of, by number."""
         self._changed = changed
-        self._replaced: list[tuple[Index, set[int]]] = []  # what is kept, and the grants whose holders may read it
-
-    def unlimit(self) -> None:
-        """The limits are kept elsewhere."""
-        self.admission = Admission(Settings(self.settings.tasks), self._held)
+        self._replaced: list[_Replaced] = []
 
     def replicate(self) -> None:
         """From now on this is a replica's: gather commands instead of doing them."""
@@ -103,9 +111,10 @@ class Home:
         """Nobody holds anything, waits, or was admitted; the next grant has the number `first`."""
         books, quota = self.books, self.admission.quota
         books.progress.unlease(books.rows.places(books.rows.all()))
-        for kept, _ in self._replaced:
-            books.unkept(kept)
-        self._replaced.clear()
+        self.held.hide()
+        self.prepared.hide()
+        books.unfinished.forget_leases()
+        self._replaced = [_Replaced(each.patches) for each in self._replaced]
         self.demands.clear()
         self.group_sizes.clear()
         self.leases = Leases(first)
@@ -116,26 +125,56 @@ class Home:
         self._leading = leading
         if leading:
             self._note_loose(books.dropped())
-        self.stale = True
+        self.changes += 1
 
-    def _decide(self, command: Settle | Drop | Remove) -> None:
+    @property
+    def kept(self) -> list[Index]:
+        """Of a replica's home: the patches, by number, that were replaced and may be read."""
+        return [each.patches for each in self._replaced]
+
+    def keep(self, patches: Index) -> None:
+        """These patches were replaced, and may be read."""
+        self._replaced.append(_Replaced(patches))
+
+    def unkeep(self, patches: Index) -> None:
+        """Nobody reads these patches any more."""
+        same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
+        if same:
+            self._replaced.remove(next((each for each in same if each.over), same[0]))
+            self.books.unkept(patches)
+
+    def forget_kept(self) -> None:
+        """All of that goes with the rows."""
+        self._replaced.clear()
+
+    @property
+    def unread(self) -> bool:
+        """Whether something that was replaced is read by nobody, and it was not decided that it goes."""
+        return any(not each.over and not self._read(each) for each in self._replaced)
+
+    def _read(self, replaced: _Replaced) -> bool:
+        return any(self.leases.live(number) is not None for number in replaced.readers)
+
+    def _decide(self, command: Settle | Drop | Remove | Unkeep) -> None:
         if self.commands is None:
             self.do(command)
         else:
             self.commands.append(command)
 
-    def do(self, command: Settle | Drop | Remove) -> None:
+    def do(self, command: Settle | Drop | Remove | Unkeep) -> None:
         """Apply a command about rows that are there."""
         if isinstance(command, Drop):
             self.books.drop_rows(command.rows)
         elif isinstance(command, Remove):
             self.books.remove(command.rows)
+        elif isinstance(command, Unkeep):
+            self.unkeep(command.patches)
         elif command.state == PENDING:
             self.books.give_back(command.task, command.rows)
         else:
             self.books.settle(command.task, command.rows, command.state)
 
-    def _expire(self, task: int, rows: Index) -> None:
+    def expire(self, task: int, rows: Index) -> None:
         """A sampler gives these rows, which are ready, to nobody."""
         if len(rows) and self.commands is not None:
             self.books.progress.reserve(task, self.books.rows.places(rows))
@@ -163,10 +202,17 @@ class Home:
         self.check_open()
         self.admission.enter(entry)
 
+    def fits(self, entry: Entry) -> bool:
+        """Whether rows that come in the same moment are let in without a ticket. Raises Closed, LimitExceeded."""
+        self.check_open()
+        return self.admission.fits(entry)
+
     def withdraw(self, entry: Entry) -> str:
         """The entry no longer waits. Why it did: the limit, and the tasks that the stream waits for."""
         why = self.admission.full(entry) or "others before it"
         self.admission.withdraw(entry)
+        if stuck := blocked(self.books, self.group_sizes):
+            return f"{why}; {stuck}"
         behind = self.books.behind()
         if not behind and (dead := self.books.dead_letters()):
             return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
@@ -195,7 +241,7 @@ class Home:
     ) -> tuple[int, bool]:
         """Rows come that were let in, as for `append`."""
         self.check_open()
-        said = self.books.keys.retried(keys, digest)
+        said = self.books.keys.retried(keys, digest) if keys else None
         if said is not None:
             return said, False
         first = self.books.append(ref, keys, digest, arrival, now)
@@ -251,9 +297,10 @@ class Home:
             hold = np.where(holds > 0, holds, -1)
         elif len(under) and under[0] > 0:
             hold = int(under[0])
-        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=bool(readers), spares=spares)
+        keep = bool(readers) or (replace and self.commands is not None)  # a replica can't tell who reads at its leader
+        kept = self.books.extend(rows, ref, lengths, replace=replace, hold=hold, keep=keep, spares=spares)
         if len(kept):
-            self._replaced.append((kept, readers))
+            self._replaced.append(_Replaced(kept, readers))
         self._tell(now)
 
     def _require(self, rows: Index, ref: BatchRef, holds: Index | None) -> None:
@@ -269,6 +316,7 @@ class Home:
         stored = self.books.rows
         there = stored.there(rows)
         if there.all():
+            self.books.unfinished.refuse(rows)
             return
         delivered = None if holds is None or not len(holds) else (holds > 0) & (rows >= 0) & (rows < stored.next)
         self.books.require(rows, delivered)
@@ -301,11 +349,6 @@ class Home:
         if self.closed:
             raise Closed("the stream is closed: nothing is appended any more")
 
-    @property
-    def ending(self) -> bool:
-        """Whether all rows are here that will ever be."""
-        return self.closed and not self.unsettled
-
     # delivering
 
     def consume(self, demand: Demand, now: float) -> None:
@@ -315,7 +358,7 @@ class Home:
             self.group_sizes[demand.task] = size
         self.demands.append(demand)
         self._serve(now)
-        if self.ending:  # its sampler may have let the last rows expire that others look for
+        if self.closed:  # its sampler may have let the last rows expire that others look for
             self._changed()
 
     def forget(self, demand: Demand) -> None:
@@ -328,9 +371,9 @@ class Home:
         are. Those in `expired` are never to be delivered to its task. Raises Misuse."""
         grant, still_ready = self.waiting(demand), self.books.progress.still_ready
         if grant is None:
-            self._expire(demand.task, still_ready(demand.task, demand.needed, expired))
+            self.expire(demand.task, still_ready(demand.task, demand.needed, expired))
             rows = still_ready(demand.task, demand.needed, chosen)[: demand.rows]
-            enough = max(1, least(self.books, demand, closed=self.ending))
+            enough = max(1, least(self.books, demand, closed=self.closed))
             grant = self._lease(demand, rows, now) if len(rows) >= enough else None
         if grant is not None:
             self.leases.hand(grant, demand.who, now)
@@ -349,30 +392,6 @@ class Home:
             )
         return grant
 
-    def adopted(self, now: float) -> None:
-        """Rows or columns have come from elsewhere (`stream.moving`)."""
-        self._tell(now)
-
-    def lose(self, there: There, now: float) -> None:
-        """Only these shards are there: what was in others is gone, and with it the rows that need some of it. Who holds
-        them is told so when he acks; others by `take_lost`."""
-        self.lose_rows(self.books.rows.dead(there), now)
-
-    def begin_anew(self, node: bytes, moving: Iterable[int], now: float) -> None:
-        """This home, on this node, was taken for dead: its rows have others now, and go. Those that nobody else knew of
-        are lost, and `take_lost` tells of them, but for those `moving` to other homes, which may have them already; who
-        holds rows is told so when he acks. Numbers go on."""
-        for grant in list(self.leases):
-            self.leases.end(grant)
-        self._replaced.clear()
-        self.lost.clear()
-        books = self.books
-        rows = books.rows.alone_on(books.rows.all(), node)
-        self._note_lost(rows)
-        self.found(moving)
-        books.begin_anew()
-        self._tell(now)
-
     def lose_rows(self, rows: Index, now: float) -> None:
         """Something of these rows is gone, as for `lose`."""
         if len(rows):
@@ -389,37 +408,31 @@ class Home:
 
     def _note_lost(self, rows: Index) -> None:
         keys, told = self.books.keys.names(rows), self.books.told(rows)
-        self.lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], strict=True), strict=True))
-        self.found(list(self.lost)[:-MAX_LOST])
+        states = self.books.progress.states(self.books.rows.places(rows), len(rows))
+        acked = [sum(1 << task for task in np.flatnonzero(of == ACKED).tolist()) for of in states.T]
+        self.lost.update(zip(rows.tolist(), zip(keys, told[0], told[1], acked, strict=True), strict=True))
+        for row in list(self.lost)[:-MAX_LOST]:
+            del self.lost[row]
 
-    def take_lost(self, most: int) -> list[tuple[str, str | int | None, int]]:
-        """The key, group and policy version of rows that were lost, each told once."""
+    def take_lost(self, most: int) -> list[LostRow]:
+        """Rows that were lost, each told once."""
         return [self.lost.pop(row) for row in list(self.lost)[:most]]
-
-    def found(self, rows: Iterable[int]) -> None:
-        """These rows, if they were lost, are not: who holds them was away, and has told of them again."""
-        for row in rows:
-            self.lost.pop(row, None)
 
     def _tell(self, now: float) -> None:
         """Something has changed: see what goes, who is let in, and who can be served."""
         self.changes += 1
+        if self.commands is not None:
+            return
         if self._replaced:
             self._unkeep()
-        if self.commands is not None:
-            self.stale = True
-            return
         self.admission.let_in()
         self._serve(now)
         self._changed()
 
     def _unkeep(self) -> None:
-        replaced, self._replaced = self._replaced, []
-        for kept, readers in replaced:
-            if any(self.leases.live(number) is not None for number in readers):
-                self._replaced.append((kept, readers))
-            else:
-                self.books.unkept(kept)
+        for each in [each for each in self._replaced if not each.over and not self._read(each)]:
+            each.over = True
+            self._decide(Unkeep(patches=each.patches))
 
     def _serve(self, now: float) -> None:
         progress = bool(self.demands)
@@ -440,7 +453,7 @@ class Home:
                     progress = bool(self.demands)
             if expired != self._expired():
                 self.admission.let_in()
-                progress = self.ending and bool(self.demands)  # of fewer rows that are left, fewer are waited for
+                progress = self.closed and bool(self.demands)  # of fewer rows that are left, fewer are waited for
         for demand in [demand for demand in self.demands if self.drained(demand.task)]:
             self.forget(demand)
             demand.fail(self._done_with())
@@ -452,7 +465,7 @@ class Home:
         waiting = self.waiting(demand)
         if waiting is not None:
             return waiting
-        rows = choose(self.books, demand, now, closed=self.ending, expire=self._expire)
+        rows = choose(self.books, demand, now, closed=self.closed, expire=self.expire)
         return self._lease(demand, rows, now) if len(rows) else None
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> Grant:
@@ -492,20 +505,14 @@ class Home:
         if self.commands is None:
             self._tell(now)
             return
-        self.stale = False
         self._sweep()
+        self._unkeep()
         self.admission.let_in()
         self._serve(now)
 
     def next_tick(self) -> float | None:
         """When `tick` is due by the leases; None while there is none."""
         return self.leases.next_end()
-
-    @property
-    def minds_acks(self) -> bool:
-        """Whether somebody may be served as rows are acked: who waits to append, for whole groups, or for the end."""
-        groups = any(getattr(demand.sampler, "group_size", None) is not None for demand in self.demands)
-        return groups or self.ending or len(self.admission) > 0
 
     @property
     def watches_age(self) -> bool:
@@ -516,9 +523,45 @@ class Home:
         """The client has gone: what it held goes to others, what it waited for goes to nobody."""
         self.demands = [demand for demand in self.demands if demand.who.client != client]
         self.admission.leave(client)
+        self.books.unfinished.leave(client)
         for grant in self.leases.left(client):
             self._decide(Settle(task=grant.task, rows=grant.rows, state=PENDING))
         self._tell(now)
+
+    # in progress: see `unfinished`
+
+    def grow(
+        self,
+        row: int,
+        piece: Piece,
+        ref: BatchRef,
+        lengths: Mapping[str, Index],
+        now: float,
+        spares: Sequence[bytes] = (),
+    ) -> bool:
+        """A piece of a row in progress, as for `Books.grow`."""
+        new = self.books.grow(row, piece, ref, lengths, spares, now)
+        self._tell(now)
+        return new
+
+    def take_up(self, row: int, token: int, client: str, lease_s: float, now: float) -> Listed:
+        """Who has this token brings the row from now on. Raises LeaseExpired."""
+        self.books.unfinished.take(row, token, client, lease_s, now)
+        listed = self.books.listed(np.array([row]), now)[0]
+        return msgspec.structs.replace(listed, columns=self.books.unfinished.columns(row).encode())
+
+    def give_up(self, row: int, token: int, now: float) -> None:
+        """Who brings the row drops it. Raises LeaseExpired."""
+        if token not in self.books.unfinished.ended:
+            self.books.unfinished.require(row, token)
+            self.books.unfinished.end(row)
+            self.do(Drop(rows=np.array([row])))
+            self._tell(now)
+
+    def unfinished(self, most: int, now: float) -> list[Listed]:
+        """The rows in progress that began first."""
+        rows = sorted(self.books.unfinished.begun)[: max(0, most)]
+        return self.books.listed(np.array(rows, np.int64), now)
 
     def drop_rows(self, rows: Index, now: float) -> None:
         """No task is to see these rows any more; those that somebody holds stay until he is done. Raises Misuse."""
@@ -550,12 +593,11 @@ class Home:
         self._changed()
         # Nothing here refers to itself any more: all of it goes at once, and not when garbage is looked for.
         self.admission.forget_held()
-        self.books.tell = _nobody
         self._changed = _nothing
 
     def drained(self, task: int) -> bool:
         """Whether nothing will ever come for this task again."""
-        return self.ending and not self.books.progress.left[task]
+        return self.closed and not self.books.progress.left[task]
 
     def check_drained(self, task: int) -> None:
         """Raises Closed where nothing will ever come for this task again."""

@@ -190,6 +190,18 @@ class Leases:
         self.end(grant, done=True)
         return grant
 
+    def prepare(self, number: int, client: Hashable) -> Grant:
+        """The holder, who is no replica, is done if others agree; the grant, ended. Raises LeaseExpired."""
+        grant = self.find(number, client, None)
+        self.end(grant, done=True)
+        return grant
+
+    def forsake(self, number: int) -> None:
+        """The grant of this number, which was prepared, came to nothing."""
+        self._lost[number] = None
+        if len(self._lost) > _LOST:
+            del self._lost[next(iter(self._lost))]
+
     def let_go(self, grant: Grant, replica: int | None) -> bool:
         """One holder has not looked at the rows and does not want them. Whether that ends the grant: others may share
         it, and this replica may ask again."""
@@ -203,9 +215,7 @@ class Leases:
         """The grant is no more, since all is `done`, or its rows go to others."""
         del self._grants[grant.number]
         if not done:
-            self._lost[grant.number] = None
-            if len(self._lost) > _LOST:
-                del self._lost[next(iter(self._lost))]
+            self.forsake(grant.number)
         if len(self._expiring) > 2 * len(self._grants) + _SLACK:  # most are of grants that are no more
             self._expiring = [(g.expires, g.number) for g in self._grants.values()]
             heapq.heapify(self._expiring)

@@ -7,19 +7,18 @@ copies; a row of it is lost when something of it is on none of them any more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.ref import BatchRef
+from dataplane.replication.lost_nodes import ALL
 from dataplane.stream.page import Flags, Index
 
 Hold: TypeAlias = int | Index
 There: TypeAlias = Callable[[bytes, int], bool]
-"""Whether a node has this shard, as far as streams count on it."""
-
-_SPARE = (1 << 63) - 1  # any shard of a node, from now on
+"""Whether a shard that a node stores is there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,58 +30,45 @@ class Patch:
     left: int
     hold: Hold = -1
     spares: tuple[bytes, ...] = ()
-    shards: tuple[ShardKey, ...] = ()
     nodes: tuple[bytes, ...] = ()
-    """Those that its columns are stored on. `spares` have columns too that others of them store."""
-    partial: dict[bytes, Flags] = field(default_factory=dict)
-    """Which rows of the reference a spare has, where that is not all."""
+    """Those that its columns are stored on. `spares` have all of it too."""
     encoded: bytes = b""
     """The reference as bytes, once somebody has asked for it."""
+    pieces: tuple[Patch, ...] = ()
+    """Of a row that came piece by piece: what brought each; the reference is the first's until the row is finished."""
 
     def __post_init__(self) -> None:
-        self.shards = self.ref.shards()
-        self.nodes = tuple(dict.fromkeys(node for node, _ in self.shards))
+        self.nodes = tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
+
+    @classmethod
+    def whole(cls, ref: BatchRef, pieces: tuple[Patch, ...]) -> Patch:
+        """The patch of a row of these pieces, which `ref` means."""
+        return cls(ref, 1, pieces=pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are stored for it."""
+        return sum(each.nbytes for each in self.pieces) if self.pieces else self.ref.stored_nbytes
+
+    @property
+    def each(self) -> tuple[Patch, ...]:
+        """What brought it, by itself: its pieces, or itself."""
+        return self.pieces or (self,)
 
     def encode(self) -> bytes:
         """The reference as bytes."""
         self.encoded = self.encoded or self.ref.encode()
         return self.encoded
 
-    def add_spare(self, node: bytes, index: Index) -> None:
-        """This node has these rows of the reference too. It may store others itself: what several nodes stored comes
-        together in one patch."""
-        if self.nodes == (node,):
-            return
-        if node not in self.spares:
-            self.spares = (*self.spares, node)
-            self.partial[node] = self._none()
-        if node in self.partial:
-            self.partial[node][index] = True
-            if self.partial[node].all():
-                del self.partial[node]
-
     def forget_spare(self, node: bytes) -> None:
         """This node has none any more of what others store."""
         self.spares = tuple(spare for spare in self.spares if spare != node)
-        self.partial.pop(node, None)
-
-    def spared(self, node: bytes, index: Index) -> Flags:
-        """Which of these rows of the reference this spare has."""
-        return self.partial[node][index] if node in self.partial else np.ones(len(index), np.bool_)
-
-    def _none(self) -> Flags:
-        return np.zeros(len(self.ref), np.bool_)
-
-    def on(self, node: bytes, index: Index) -> Flags:
-        """Of which of these rows of the reference something is stored on this node: not of all, where what several
-        nodes stored came together."""
-        if self.nodes == (node,):
-            return np.ones(len(index), np.bool_)
-        return self._in(lambda where, _: where == node)[index]
+        for piece in self.pieces:
+            piece.forget_spare(node)
 
     def _in(self, which: There) -> Flags:
         """Of which rows of the reference something is in one of these shards."""
-        flags = self._none()
+        flags = np.zeros(len(self.ref), np.bool_)
         for name in self.ref.columns:
             pieces, order = self.ref.sources(name)
             found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
@@ -91,13 +77,13 @@ class Patch:
 
     def lives(self, there: There) -> bool:
         """Whether all of its columns are somewhere, given which shards are there."""
-        whole = (node for node in self.spares if node not in self.partial)
-        return all(there(*shard) for shard in self.shards) or any(there(node, _SPARE) for node in whole)
+        if self.pieces:
+            return all(piece.lives(there) for piece in self.pieces)
+        stored = all(there(node, shard) for node, shard in self.ref.shards())
+        return stored or any(there(spare, ALL) for spare in self.spares)
 
     def lost(self, there: There, index: Index) -> Flags:
         """Of which of these rows of the reference, which does not live, something is gone."""
-        gone = self._in(lambda node, shard: not there(node, shard))
-        for node, has in self.partial.items():
-            if there(node, _SPARE):
-                gone &= ~has
-        return gone[index]
+        if self.pieces:
+            return np.ones(len(index), np.bool_)
+        return self._in(lambda node, shard: not there(node, shard))[index]

@@ -77,7 +77,7 @@ class Progress:
 
     def enter(self, versions: Index) -> None:
         """New rows of these versions, pending for each task."""
-        arrived = _by_value(versions)
+        arrived = {versions.item(): 1} if len(versions) == 1 else _by_value(versions)
         for left in self.left:
             for version, count in arrived.items():
                 left[version] = left.get(version, 0) + count
@@ -146,11 +146,12 @@ class Progress:
             self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
 
     def reserve(self, task: int, places: Places) -> None:
-        """What becomes of these rows, which are ready, is decided: they are given to nobody meanwhile."""
+        """What becomes of these rows is decided, or will be: those that are ready are given to nobody meanwhile."""
         for page, inside, _ in places:
             sheet = self._sheet(page)
-            sheet.state[task, inside] = LEASED
-            sheet.tries[task, inside] += 1
+            ready = sheet.state[task, inside] == PENDING
+            sheet.state[task, inside[ready]] = LEASED
+            sheet.tries[task, inside[ready]] += 1
 
     def unlease(self, places: Places, task: int | None = None) -> None:
         """Nobody holds these rows, for any task or for one, and nobody ever did since they were pending."""
@@ -206,6 +207,14 @@ class Progress:
         _less(self.left[task], versions)
         self.counts[task][state] += len(versions)
 
+    def date(self, place: tuple[Page, int], before: int, version: int) -> None:
+        """A row that was of one version is of another."""
+        states = self._sheet(place[0]).state[:, place[1]]
+        for left, state in zip(self.left, states.tolist(), strict=True):
+            if state in (PENDING, LEASED):
+                _less(left, np.array([before]))
+                left[version] = left.get(version, 0) + 1
+
     def is_left(self, task: int) -> int:
         """How many rows the task is not done with."""
         return sum(self.left[task].values())
@@ -234,12 +243,6 @@ class Progress:
                 sheet.state[task, inside[pending]] = EXPIRED
                 self._done(task, versions[chosen[pending]], EXPIRED)
         return free
-
-    def hide(self, places: Places, *, hidden: bool) -> None:
-        """These rows, which nobody holds and which are not dropped, are not ready for anybody, or are again."""
-        for page, inside, _ in places:
-            self._sheet(page).dropped[inside] = hidden
-            page.changes += 1
 
     def lose(self, places: Places, versions: Index) -> None:
         """These rows, which nobody holds, go without any task having done them."""

@@ -9,6 +9,8 @@ Bytes and rows that a stream does not limit are lent in any amount, and mean not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from dataplane.stream.settings import Settings
@@ -34,9 +36,14 @@ class Quotas:
     def configure(self, settings: Settings, partition: int) -> None:
         """The limits are others; what was lent stays so until it is given back."""
         if not partition:
-            rows = settings.max_rows - sum(loan.rows for loan in self.lent.values())
-            nbytes = settings.max_bytes - sum(loan.nbytes for loan in self.lent.values())
-            self.own = Loan(self.own.version, max(rows, 0), max(nbytes, 0))
+            self._keep_rest(settings)
+
+    def _keep_rest(self, settings: Settings) -> None:
+        """The first partition has what is not lent: loans may be decided before others are done, so that none of them
+        knows what that is."""
+        rows = settings.max_rows - sum(loan.rows for loan in self.lent.values())
+        nbytes = settings.max_bytes - sum(loan.nbytes for loan in self.lent.values())
+        self.own = Loan(self.own.version, max(rows, 0), max(nbytes, 0))
 
     def take(self, loan: Loan) -> None:
         """Take a newer loan, or less of the one there is."""
@@ -46,8 +53,8 @@ class Quotas:
             self.own = loan
 
     def lend(self, settings: Settings, partition: int, asked: Loan, kept: Loan) -> Loan:
-        """Lend as much as is asked under the version that the partition has, and keep no more than `kept`, if that is
-        within the limits; the loan as it is now."""
+        """Lend as much as is asked under the version that the partition has, if that is within the limits with as much
+        as is `kept`; the loan as it is now."""
         now = self.lent.get(partition, Loan())
         if asked.version != now.version:
             return now
@@ -56,9 +63,15 @@ class Quotas:
         nbytes = sum(loan.nbytes for loan in others) + asked.nbytes + kept.nbytes
         if (settings.max_rows and rows > settings.max_rows) or (settings.max_bytes and nbytes > settings.max_bytes):
             return now
-        self.own = Loan(self.own.version, kept.rows, kept.nbytes)
         self.lent[partition] = Loan(now.version + 1, asked.rows, asked.nbytes)
+        self._keep_rest(settings)
         return self.lent[partition]
+
+    def reclaim(self, settings: Settings, partitions: Iterable[int]) -> None:
+        """These partitions, which are no more, have nothing."""
+        for number in partitions:
+            self.lent.pop(number, None)
+        self._keep_rest(settings)
 
     def offer(self, settings: Settings, partition: int, wanted: Loan, used: tuple[int, int]) -> tuple[Loan, Loan]:
         """What can be lent of what is wanted, and what is kept then, if `used` is in use here."""

@@ -8,6 +8,8 @@ A `snapshot.Snapshot` is another thing: a stream's checkpoint, for users, of row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import xxhash
@@ -15,19 +17,24 @@ import xxhash
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError
+from dataplane.replication.outbox import OutboxState
 from dataplane.stream.block import Value
 from dataplane.stream.books import Books
+from dataplane.stream.held import HeldState
+from dataplane.stream.ownership import OwnershipState
 from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import Index
 from dataplane.stream.patch import Hold, Patch
+from dataplane.stream.prepared import PreparedState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.quota import Loan
 from dataplane.stream.settings import Settings
+from dataplane.stream.unfinished import UnfinishedState
 
-_MAGIC = b"dpstream\x01"  # the last is the version
+_MAGIC = b"dpstream\x03"  # the last is the version
 _SUM = 8
 _COUNTED = (ACKED, EXPIRED, DEAD)
-_LOST = tuple[int, str, str | int | None, int]
+_LOST = tuple[int, str, str | int | None, int, int]
 
 
 class PatchState(msgspec.Struct, array_like=True):
@@ -37,7 +44,8 @@ class PatchState(msgspec.Struct, array_like=True):
     ref: bytes
     hold: Packed
     nodes: tuple[bytes, ...]
-    partial: list[tuple[bytes, bytes]]
+    pieces: list[tuple[bytes, tuple[bytes, ...]]] = []
+    """Of a row that came piece by piece: the reference of each, and the nodes that have it too."""
 
 
 class LayerState(msgspec.Struct, array_like=True):
@@ -67,6 +75,7 @@ class RowsState(msgspec.Struct, array_like=True):
     keyed: Packed
     keys: list[str]
     calls: list[tuple[str, int, int, bytes]]
+    kept: list[Packed]
 
 
 class PartitionState(msgspec.Struct, array_like=True):
@@ -88,9 +97,15 @@ class PartitionState(msgspec.Struct, array_like=True):
     lost: list[_LOST]
     own: Loan
     lent: list[tuple[int, Loan]]
-    gone: list[tuple[bytes, int]]
+    lost_nodes: list[tuple[bytes, int]]
+    opened: bool
+    outboxes: list[OutboxState]
+    ownership: OwnershipState
     sessions: bytes
     rows: RowsState
+    held: list[HeldState] = []
+    unfinished: UnfinishedState = msgspec.field(default_factory=UnfinishedState)
+    prepared: list[PreparedState] = []
 
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -118,13 +133,13 @@ def open_sealed(data: bytes) -> PartitionState:
         raise Corrupt(f"this is no snapshot of a stream's partition: {error}") from error
 
 
-def rows_state(books: Books) -> RowsState:
-    """The rows of these books."""
+def rows_state(books: Books, kept: Sequence[Index]) -> RowsState:
+    """The rows of these books, which have `kept` replaced patches of these numbers."""
     stored, rows = books.rows, books.rows.all()
     rows = np.sort(rows)
     places = stored.places(rows)
     layers = stored.layers(rows)
-    needed = np.unique(np.concatenate([of for _, of, _ in layers])) if layers else rows[:0]
+    needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
     which, groups, drops = books.groups.state(books.facts.groups(places))
     states, tries = books.progress.states(places, len(rows)), books.progress.tries(places, len(rows))
     leased = states == LEASED
@@ -151,13 +166,14 @@ def rows_state(books: Books) -> RowsState:
         keyed=pack(keyed),
         keys=keys,
         calls=calls,
+        kept=[pack(np.array(of, np.int64)) for of in sorted(of.tolist() for of in kept)],
     )
 
 
 def _patch_state(number: int, patch: Patch) -> PatchState:
     hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
-    partial = [(node, np.packbits(flags).tobytes()) for node, flags in sorted(patch.partial.items())]
-    return PatchState(number, patch.encode(), pack(hold), patch.spares, partial)
+    pieces = [(piece.encode(), piece.spares) for piece in patch.pieces]
+    return PatchState(number, patch.encode(), pack(hold), patch.spares, pieces)
 
 
 def _patch(state: PatchState) -> Patch:
@@ -165,19 +181,20 @@ def _patch(state: PatchState) -> Patch:
     if len(holds) not in (1, len(ref)):
         raise ValueError("holds of other rows")
     hold: Hold = int(holds[0]) if len(holds) == 1 else holds
-    patch = Patch(ref, 0, hold, state.nodes, encoded=state.ref)
-    for node, bits in state.partial:
-        patch.partial[node] = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(ref)).astype(np.bool_)
-    return patch
+    pieces = tuple(Patch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
+    if pieces and len(ref) != 1:
+        raise ValueError("pieces of more than one row")
+    return Patch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
 
 
-def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]]) -> None:
-    """Put the rows into empty books, of which `rows.next` is said. Raises ValueError, KeyError or IndexError for what
-    no rows were."""
+def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]]) -> list[Index]:
+    """Put the rows into empty books, of which `rows.next` is said; the patches that are kept. Raises ValueError,
+    KeyError or IndexError for what no rows were."""
     rows = unpack(state.offsets)
     count, tasks = len(rows), len(books.settings.tasks)
     layers = [(layer.names, unpack(layer.patch, count), unpack(layer.index, count)) for layer in state.layers]
-    books.rows.restore(rows, dict(columns), {each.number: _patch(each) for each in state.patches}, layers)
+    kept = [unpack(of) for of in state.kept]
+    books.rows.restore(rows, dict(columns), {each.number: _patch(each) for each in state.patches}, layers, kept)
     places = books.rows.places(rows)
     which, dropped = unpack(state.group, count), unpack(state.dropped, count).astype(np.bool_)
     states = unpack(state.states, tasks * count).reshape(tasks, count)
@@ -197,7 +214,8 @@ def restore_rows(books: Books, state: RowsState, columns: list[tuple[str, Field]
     for at, key in zip(unpack(state.keyed).tolist(), state.keys, strict=True):
         named[at] = key
     books.keys.put_back(named, rows, state.calls)
-    books.nbytes = sum(books.rows.patch(each.number).ref.stored_nbytes for each in state.patches)
+    books.nbytes = sum(books.rows.patch(each.number).nbytes for each in state.patches)
+    return kept
 
 
 def _within(values: Index, least: int, below: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a stream's partition is asked, and what it answers.
+"""What a stream's partition is asked; what it answers is in `results`.
 
 Each request that changes rows names its client and a sequence, from 1, and is done once: sent again, it is answered as
 it was the first time. Those without are the driver's own, and may be repeated. Arrays and references are as in
@@ -8,19 +8,50 @@ it was the first time. Those without are the driver's own, and may be repeated. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch, describe, revive
-from dataplane.stream.block import Value
+from dataplane.errors import Corrupt, ProtocolMismatch
+from dataplane.stream.block import Block, Head, Value
 from dataplane.stream.commands import hook, unhook
 from dataplane.stream.page import Index
+from dataplane.stream.pieces import Piece
 from dataplane.stream.quota import Loan
 from dataplane.stream.sampler import BuiltIn, Fifo
 from dataplane.stream.settings import Settings
+
+# isort: off
+from dataplane.stream.results import (
+    Admitted as Admitted,
+    AnyResult as AnyResult,
+    Appended as Appended,
+    Delivered as Delivered,
+    Done as Done,
+    Figures as Figures,
+    Flags as Flags,
+    Found as Found,
+    GrantGiven as GrantGiven,
+    Held as Held,
+    Lent as Lent,
+    Letters as Letters,
+    LostRows as LostRows,
+    Moved as Moved,
+    Refused as Refused,
+    Result as Result,
+    Shown as Shown,
+    SnapshotRows as SnapshotRows,
+    SnapshotTaken as SnapshotTaken,
+    TicketGiven as TicketGiven,
+    UnfinishedRows as UnfinishedRows,
+    Version as Version,
+    Watched as Watched,
+    decode_result as decode_result,
+    encode_result as encode_result,
+    given as given,
+)
+# isort: on
 
 _NONE: Index = np.empty(0, np.int64)
 
@@ -33,10 +64,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Admit(Request, frozen=True, tag=1, kw_only=True):
-    """Leave to append, in turn: answered by `Admitted`, or by `Waiting` and later by `Served`. `number` is the
-    client's, for the wait."""
+    """Leave to append: answered by `Admitted`, or refused by `Backpressure`."""
 
-    number: int
     rows: int
     nbytes: int
     version: int
@@ -49,7 +78,9 @@ class GiveBack(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Append(Request, frozen=True, tag=3, kw_only=True):
-    """New rows; without a ticket, if they are let in now. Answered by `Appended`."""
+    """New rows; without a ticket, if they are let in now. `table`: the version of the placement table by which they
+    came here, 0 where they do not go by it: rows without group and key, and groups that come whole. `held`: nobody is
+    given them before they are released. Answered by `Appended`, or by `Moved`."""
 
     ref: BatchRef
     versions: Index
@@ -60,6 +91,9 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
     ticket: int = 0
+    table: int = 0
+    held: bool = False
+    begin: tuple[int, float, str] | None = None
 
 
 class Extend(Request, frozen=True, tag=4, kw_only=True):
@@ -75,10 +109,9 @@ class Extend(Request, frozen=True, tag=4, kw_only=True):
 
 
 class Consume(Request, frozen=True, tag=5, kw_only=True):
-    """Rows of a task: answered by `Delivered`, or by `Waiting` and later by `Served`, or refused by `NotReady`.
-    `chosen` and `expired`, without a sampler: what the client's own made of what it was shown."""
+    """Rows of a task. Answered by `Delivered`, or refused by `NotReady`. `chosen` and `expired`, without a sampler:
+    what the client's own made of what it was shown."""
 
-    number: int
     task: str
     columns: tuple[str, ...]
     rows: int
@@ -90,13 +123,14 @@ class Consume(Request, frozen=True, tag=5, kw_only=True):
     member: str = ""
     replica: int | None = None
     replicas: int = 0
-    wait: bool = False
 
 
-class Cancel(Request, frozen=True, tag=6, kw_only=True):
-    """The client no longer waits under this number."""
+class Open(Request, frozen=True, tag=6, kw_only=True):
+    """The first request to a new partition: what the stream was made with, and what the keys begin with that the
+    partition makes. May be repeated."""
 
-    number: int
+    settings: Settings
+    mark: str
 
 
 class Ack(Request, frozen=True, tag=7, kw_only=True):
@@ -147,8 +181,35 @@ class Lose(Request, frozen=True, tag=14, kw_only=True):
     """As the command of this name."""
 
     node: bytes
-    incarnation: int = 0
-    before: int = 1 << 63
+
+
+class Release(Request, frozen=True, tag=48, kw_only=True):
+    """As the command of this name. May be repeated."""
+
+    first: int
+    keep: bool = True
+
+
+class Prepare(Request, frozen=True, tag=49, kw_only=True):
+    """The rows of a grant are done, if those are that other partitions gave with them: a grant of no replica. It is
+    over, and what becomes of its rows is to be said by `Conclude`."""
+
+    grant: int
+
+
+class Conclude(Request, frozen=True, tag=50, kw_only=True):
+    """As the command of this name. Refused by `LeaseExpired` where rows are to be kept that are prepared no more, since
+    the client has ended as far as the partition knows."""
+
+    grant: int
+    keep: bool
+
+
+class Return(Request, frozen=True, tag=42, kw_only=True):
+    """As the command of this name."""
+
+    node: bytes
+    first: int
 
 
 class Configure(Request, frozen=True, tag=15, kw_only=True):
@@ -158,7 +219,8 @@ class Configure(Request, frozen=True, tag=15, kw_only=True):
 
 
 class Borrow(Request, frozen=True, tag=16, kw_only=True):
-    """Another partition asks the first for so much of the limits in all: answered by a `Loan`. `version` as it has."""
+    """Another partition asks the first for so much of the limits in all. Answered by `Lent`, which may be less; refused
+    by `Backpressure` where it can have no more than it has. `version`: that of its loan."""
 
     partition: int
     version: int
@@ -181,7 +243,7 @@ class YieldQuota(Request, frozen=True, tag=18, kw_only=True):
 
 
 class Leave(Request, frozen=True, tag=19, kw_only=True):
-    """The client has gone: what it holds goes to others, and it waits no longer. `ended`: it sends nothing again."""
+    """The client has gone: what it holds goes to others. `ended`: it sends nothing again."""
 
     ended: bool = False
 
@@ -190,13 +252,205 @@ class Tick(Request, frozen=True, tag=20, kw_only=True):
     """Time has passed, or something has changed: see `StreamMachine.deadline`."""
 
 
+class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
+    """All clients have ended whose names begin with this, which is a node's name and, mostly, the number of its life:
+    "NODE/LIFE/"."""
+
+    clients: str
+
+
+class Told(Request, frozen=True, tag=22, kw_only=True):
+    """The node knows the entries of its outbox up to this number."""
+
+    node: bytes
+    last: int
+
+
+class Disown(Request, frozen=True, tag=23, kw_only=True):
+    """A table of this version has these groups or keys elsewhere. Answered by `Flags`, an entry each: whether the
+    partition holds a part of it. From now on it takes the first row of no other by an older version."""
+
+    groups: list[str | int]
+    table: int
+
+
+class Outlive(Request, frozen=True, tag=24, kw_only=True):
+    """Whether no row is left that came by this version of the table or an older one. Answered by `Flags`; if so, none
+    is taken any more."""
+
+    table: int
+
+
+class Retire(Request, frozen=True, tag=25, kw_only=True):
+    """Whether the partition is empty. Answered by `Flags`; if so, it takes no row any more."""
+
+
+class Watch(Request, frozen=True, tag=26, kw_only=True):
+    """How many rows a `Consume` like this would be given, if they are `least` or more, or the stream is closed and it
+    is not known yet (`closed`) that `left` rows are left of it for the task; else refused by `NotReady`. Answered by
+    `Watched`."""
+
+    task: str
+    columns: tuple[str, ...]
+    rows: int
+    sampler: BuiltIn | None = None
+    least: int = 0
+    left: int = -1
+    closed: bool = False
+
+
+class Look(Request, frozen=True, tag=27, kw_only=True):
+    """What a sampler may know of up to `most` rows that are ready, if something changed since `seen` (-1: never), else
+    refused by `NotReady`. Answered by `Shown`, without rows where the replica is to be given what others were."""
+
+    task: str
+    columns: tuple[str, ...]
+    most: int
+    lengths: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    seen: int = -1
+    member: str = ""
+    replica: int | None = None
+    replicas: int = 0
+
+
+class Find(Request, frozen=True, tag=28, kw_only=True):
+    """Which rows have these keys, and which of these groups have rows. With a digest, the keys count together, if their
+    rows came by appends of this digest. Answered by `Found`."""
+
+    keys: list[str] = []
+    groups: list[str | int] = []
+    digest: bytes = b""
+
+
+class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
+    """The first `most` rows that the task gave back too often, with the columns that all of them have. Answered by
+    `Letters`."""
+
+    task: str
+    most: int
+
+
+class Holding(Request, frozen=True, tag=41, kw_only=True):
+    """What rows need of a node, which was started again: by the numbers of what brought it, after this one. Answered by
+    `Held`."""
+
+    node: bytes
+    after: int = -1
+
+
+class Measure(Request, frozen=True, tag=30, kw_only=True):
+    """The figures of the partition. Answered by `Figures`."""
+
+
+class TakeSnapshot(Request, frozen=True, tag=31, kw_only=True):
+    """The partition's rows as they are now, kept for this client until it releases them, goes, or another leads.
+    Meanwhile no node is told of columns that rows need no more since. Answered by `SnapshotTaken`."""
+
+
+class ReadSnapshot(Request, frozen=True, tag=32, kw_only=True):
+    """The rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
+
+    snapshot: int
+    first: int
+    count: int
+
+
+class ReleaseSnapshot(Request, frozen=True, tag=33, kw_only=True):
+    """The snapshot is not needed any more."""
+
+    snapshot: int
+
+
+class Restore(Request, frozen=True, tag=34, kw_only=True):
+    """The partition, which is empty, begins as that of this head; its rows are to be `PutBack`."""
+
+    head: Head
+
+
+class PutBack(Request, frozen=True, tag=35, kw_only=True):
+    """Rows of a snapshot, under their numbers, blocks in the order of their rows."""
+
+    block: Block
+
+
+class PutColumns(Request, frozen=True, tag=36, kw_only=True):
+    """Columns of rows that were put back; `task`: for which they were held by who brought them, -1 for none."""
+
+    rows: Index
+    ref: BatchRef
+    task: int = -1
+    lengths: dict[str, Index] = {}
+    nodes: tuple[bytes, ...] = ()
+
+
+class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
+    """All is put back. Rows that come get numbers that the stream before has not given since the snapshot."""
+
+
+class Reclaim(Request, frozen=True, tag=38, kw_only=True):
+    """These partitions are no more: the first one has what it has lent to them."""
+
+    partitions: tuple[int, ...]
+
+
+class Oldest(Request, frozen=True, tag=39, kw_only=True):
+    """The oldest policy version that a task has rows of to do here. Answered by `Version`."""
+
+
+class Allow(Request, frozen=True, tag=40, kw_only=True):
+    """As far as other partitions go, `max_lag` lets in rows of policy versions up to this."""
+
+    version: int
+
+
+class Grow(Request, frozen=True, tag=43, kw_only=True):
+    """A piece of a row in progress. Answered by `Appended`; not new: it came before."""
+
+    row: int
+    piece: Piece
+    ref: BatchRef
+    lengths: dict[str, Index] = {}
+    nodes: tuple[bytes, ...] = ()
+
+
+class TakeUp(Request, frozen=True, tag=44, kw_only=True):
+    """This client brings a row in progress from now on, or the first that is free (-1). Answered by `UnfinishedRows`,
+    of this one; of none where none is free."""
+
+    row: int
+    token: int
+    lease_s: float
+
+
+class GiveUp(Request, frozen=True, tag=45, kw_only=True):
+    """As the command of this name."""
+
+    row: int
+    token: int
+
+
+class Hear(Request, frozen=True, tag=46, kw_only=True):
+    """The lease of a row in progress begins again or, with `free`, ends."""
+
+    row: int
+    token: int
+    free: bool = False
+
+
+class ListUnfinished(Request, frozen=True, tag=47, kw_only=True):
+    """The first `most` rows in progress. Answered by `UnfinishedRows`."""
+
+    most: int
+
+
 AnyRequest = (
     Admit
     | GiveBack
     | Append
     | Extend
     | Consume
-    | Cancel
+    | Open
     | Ack
     | Nack
     | Renew
@@ -205,89 +459,46 @@ AnyRequest = (
     | Clear
     | TakeLost
     | Lose
+    | Release
+    | Prepare
+    | Conclude
+    | Return
     | Configure
     | Borrow
     | TakeQuota
     | YieldQuota
     | Leave
     | Tick
+    | LeaveAll
+    | Told
+    | Disown
+    | Outlive
+    | Retire
+    | Watch
+    | Look
+    | Find
+    | DeadLetters
+    | Holding
+    | Measure
+    | TakeSnapshot
+    | ReadSnapshot
+    | ReleaseSnapshot
+    | Restore
+    | PutBack
+    | PutColumns
+    | FinishRestore
+    | Reclaim
+    | Oldest
+    | Allow
+    | Grow
+    | TakeUp
+    | GiveUp
+    | Hear
+    | ListUnfinished
 )
 
-
-class Result(msgspec.Struct, frozen=True, array_like=True):
-    """The root of answers."""
-
-
-class Done(Result, frozen=True, tag=1):
-    """It is done."""
-
-
-class Refused(Result, frozen=True, tag=2):
-    """A committed command that could not be done, and changed nothing: the error that it is for who asked."""
-
-    kind: str
-    message: str
-    fields: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: DataplaneError) -> Refused:
-        return cls(*describe(error))
-
-    @property
-    def error(self) -> DataplaneError:
-        return revive(self.kind, self.message, self.fields)
-
-
-class Appended(Result, frozen=True, tag=3):
-    """The offset of the first row. Not `new`: the very same rows came before, and these columns are not needed."""
-
-    first: int
-    rows: int
-    new: bool
-
-
-class Admitted(Result, frozen=True, tag=4):
-    """Leave to append."""
-
-    ticket: int
-
-
-class Waiting(Result, frozen=True, tag=5):
-    """The answer comes later, by `Served`."""
-
-
-class Delivered(Result, frozen=True, tag=6):
-    """Rows that the client holds now, under a grant."""
-
-    grant: int
-    rows: Index
-    ref: BatchRef
-    holds: int
-    keys: list[str]
-    groups: list[str | int | None]
-    versions: list[int]
-    tags: dict[str, list[Value]]
-    lengths: dict[str, Index]
-
-
-class LostRows(Result, frozen=True, tag=7):
-    """Offset, key, group and version of rows that are gone with what stored their columns."""
-
-    rows: list[tuple[int, str, str | int | None, int]]
-
-
-class Lent(Result, frozen=True, tag=8):
-    """The loan of a partition."""
-
-    loan: Loan
-
-
-AnyResult = Done | Refused | Appended | Admitted | Waiting | Delivered | LostRows | Lent
-
 encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
-_results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 
 
 def decode_request(request: bytes) -> AnyRequest:
@@ -297,12 +508,3 @@ def decode_request(request: bytes) -> AnyRequest:
         return found
     except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
         raise ProtocolMismatch(f"this is no request to a stream's partition: {error}") from error
-
-
-def decode_result(result: bytes) -> AnyResult:
-    """Raises ProtocolMismatch for what is no answer."""
-    try:
-        found: AnyResult = _results.decode(result)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
-        raise ProtocolMismatch(f"this is no answer of a stream's partition: {error}") from error

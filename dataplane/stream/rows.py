@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import ne
 from typing import TypeAlias
 
 import numpy as np
@@ -43,10 +44,10 @@ class Rows:
         self.count = 0
         self.schema: dict[str, Field] = {}
         self._bits: dict[str, int] = {}
+        self._came: dict[tuple[str, ...], tuple[tuple[str, ...], np.uint64]] = {}
+        """Columns that rows came with together: their names, sorted, and their bits."""
         self._patches: dict[int, Patch] = {}
         self._next_patch = 0
-        self._past: dict[bytes, set[int]] = {}  # by node: rows of which a column was replaced that it stored
-        self._expected: dict[bytes, set[int]] = {}  # by node: rows of which it may tell of columns
 
     # columns
 
@@ -77,8 +78,9 @@ class Rows:
     def fits(self, ref: BatchRef) -> None:
         """Raises SchemaMismatch where the columns of `ref` can not be those of this stream."""
         for name, found in ref.schema.items():
-            if name in self.schema:
-                merge_fields(name, [self.schema[name], found])
+            known = self.schema.get(name)
+            if known is not None and known != found:
+                merge_fields(name, [known, found])
 
     def _learn(self, ref: BatchRef) -> None:
         for name, found in ref.schema.items():
@@ -91,11 +93,11 @@ class Rows:
     def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
         """New rows with these columns, which these other nodes have too; the number of the first. Raises
         SchemaMismatch, LimitExceeded."""
-        self.fits(ref)
-        need = self._give_bits(ref.columns)
-        self._learn(ref)
-        first, names = self.next, tuple(sorted(ref.columns))
-        number = self._patch(ref, -1, spares)
+        names, need = self._columns(ref)
+        first, number = self.next, self._patch(ref, -1, spares)
+        if len(ref) == 1:
+            self._append_one(names, need, number)
+            return first
         for page, inside, taken in self._stretches(first, len(ref)):
             layer = page.layer(names)
             layer.patch[inside] = number
@@ -107,6 +109,33 @@ class Rows:
         self.next += len(ref)
         self.count += len(ref)
         return first
+
+    def _append_one(self, names: tuple[str, ...], need: np.uint64, number: int) -> None:
+        """A new row, the first and only one of a patch. NumPy takes longer for a slice of one than for a number."""
+        page, inside = self._page(self.next // PAGE), self.next % PAGE
+        page.need(inside + 1)
+        layer = page.layer(names)
+        layer.patch[inside] = number
+        layer.index[inside] = 0
+        page.columns[inside] = need
+        page.count = inside + 1
+        page.left += 1
+        page.changes += 1
+        self.next += 1
+        self.count += 1
+
+    def _columns(self, ref: BatchRef) -> tuple[tuple[str, ...], np.uint64]:
+        """The columns of new rows: their names, sorted, and their bits. Raises SchemaMismatch, LimitExceeded."""
+        columns, schema = ref.columns, ref.schema
+        known = self._came.get(columns)
+        if known is None or any(map(ne, map(self.schema.__getitem__, columns), schema.values())):
+            self.fits(ref)
+            known = tuple(sorted(columns)), self._give_bits(columns)
+            self._learn(ref)
+            if len(self._came) >= MAX_COLUMNS:
+                self._came.clear()
+            self._came[columns] = known
+        return known
 
     def extend(
         self,
@@ -151,35 +180,23 @@ class Rows:
         if not replace:
             return _NONE, []
         before = np.concatenate(over)
-        self._note_past(np.concatenate([rows[chosen] for _, _, chosen in pages]), before)
         kept = np.unique(before[before >= 0]) if keep else _NONE
         for number in kept.tolist():
             self._patches[number].left += 1
         return kept, self._unneeded(before)
 
-    def remember(self, rows: Index, nodes: Iterable[bytes]) -> None:
-        """These nodes keep something of these rows that is not needed: they are told when the rows go."""
-        for node in nodes:
-            self._past.setdefault(node, set()).update(rows.tolist())
-
-    def expect(self, rows: Index, node: bytes, *, still: bool = True) -> None:
-        """Columns of these rows are on this node, which may tell of them, or not `still`."""
-        expected = self._expected.setdefault(node, set())
-        expected.update(rows.tolist()) if still else expected.difference_update(rows.tolist())
-        if not expected:
-            del self._expected[node]
-
-    def expected(self, rows: Index) -> dict[bytes, Index]:
-        """Which of these rows have columns on which node that has not told of them yet."""
-        return _among(self._expected, rows)
-
-    def _note_past(self, rows: Index, patches: Index) -> None:
-        for number in np.unique(patches[patches >= 0]).tolist():
-            self.remember(rows[patches == number], self._patches[number].nodes)
-
     def unkept(self, kept: Index) -> list[Patch]:
         """What was kept is not read any more; those that nothing needs."""
         return self._unneeded(kept)
+
+    def give_bits(self, ref: BatchRef) -> None:
+        """Columns come that a row is to have, which `fits`. Raises LimitExceeded for too many."""
+        self._give_bits(ref.columns)
+        self._learn(ref)
+
+    def change_patch(self, number: int, patch: Patch) -> None:
+        """The patch of this number, of one row, is this one."""
+        self._patches[number] = patch
 
     def _patch(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
         number = self._next_patch
@@ -220,6 +237,10 @@ class Rows:
         return page
 
     # finding
+
+    def place(self, row: int) -> tuple[Page, int]:
+        """The page of a row that is there, and which of its rows it is."""
+        return self.pages[row // PAGE], row % PAGE
 
     def by_page(self, rows: Index) -> Iterator[tuple[Page, Index, Index]]:
         """Rows, none of them gone, by page: the page, which of its rows, and which of these rows they are."""
@@ -281,70 +302,29 @@ class Rows:
             raise Misuse("a delivery has at least one column")
         return made if made.columns == tuple(columns) else made.select(*columns)
 
+    @property
+    def first(self) -> int:
+        """The lowest number of a row that is there, or the next one."""
+        found = [page.first + int(page.present.argmax()) for page in self.pages.values() if page.left]
+        return min(found, default=self.next)
+
     def all(self) -> Index:
         """The numbers of all rows."""
         found = [page.first + np.flatnonzero(page.present) for page in self.pages.values()]
         return np.concatenate(found) if found else _NONE
-
-    def by_node(self, rows: Index) -> dict[bytes, Index]:
-        """Which of these rows have columns stored on which node."""
-        found: dict[bytes, list[Index]] = {}
-        for page, inside, chosen in self.by_page(rows):
-            for layer in page.layers.values():
-                patches, index = layer.patch[inside], layer.index[inside]
-                for number in np.unique(patches[patches >= 0]).tolist():
-                    patch, of = self._patches[number], patches == number
-                    for node in patch.nodes:
-                        found.setdefault(node, []).append(rows[chosen[of]][patch.on(node, index[of])])
-                    for node in patch.spares:
-                        found.setdefault(node, []).append(rows[chosen[of]][patch.spared(node, index[of])])
-        return {node: rows for node, of in found.items() if len(rows := np.unique(np.concatenate(of)))}
-
-    def ever_by_node(self, rows: Index) -> dict[bytes, Index]:
-        """Which of these rows have columns stored on which node, or had some that were replaced."""
-        found = self.by_node(rows)
-        for node, had in self.past(rows).items():
-            found[node] = np.union1d(found.get(node, _NONE), had)
-        return found
-
-    def past(self, rows: Index) -> dict[bytes, Index]:
-        """Of which of these rows which node stored a column that was replaced."""
-        return _among(self._past, rows)
-
-    def past_by_node(self, rows: Index) -> dict[bytes, Index]:
-        """Which of these rows had columns stored on which node, and have none there any more."""
-        there = self.by_node(rows)
-        found = {node: np.setdiff1d(had, there.get(node, _NONE)) for node, had in self.past(rows).items()}
-        return {node: had for node, had in found.items() if len(had)}
-
-    def spares(self, rows: Index) -> list[bytes]:
-        """The nodes that have columns of these rows too, which others store."""
-        found: dict[bytes, None] = {}
-        for page, inside, _ in self.by_page(rows):
-            for layer in page.layers.values():
-                patches = layer.patch[inside]
-                for number in np.unique(patches[patches >= 0]).tolist():
-                    found.update(dict.fromkeys(self._patches[number].spares))
-        return list(found)
-
-    def add_spare(self, rows: Index, node: bytes, columns: Sequence[str]) -> None:
-        """This node has these columns of these rows too."""
-        for page, inside, _ in self.by_page(rows):
-            for names, layer in page.layers.items():
-                if not any(name in names for name in columns):
-                    continue
-                patches, index = layer.patch[inside], layer.index[inside]
-                for number in np.unique(patches[patches >= 0]).tolist():
-                    self._patches[number].add_spare(node, index[patches == number])
 
     def forget_spare(self, node: bytes) -> None:
         """This node does not keep any more what others stored."""
         for patch in self._patches.values():
             patch.forget_spare(node)
 
-    def dead(self, there: There) -> Index:
-        """The rows that have a column which is nowhere any more, given which shards are there."""
-        lost = {number: patch for number, patch in self._patches.items() if not patch.lives(there)}
+    def dead(self, there: There, of: Index | None = None) -> Index:
+        """The rows, of all or of these and of those that came with them, that have a column which is nowhere any more,
+        given which shards are there."""
+        came = self._patches.keys()
+        if of is not None:
+            came &= np.concatenate([_NONE, *(patches for _, patches, _ in self.layers(of))]).tolist()
+        lost = {number: self._patches[number] for number in came if not self._patches[number].lives(there)}
         found = [_NONE]
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
@@ -353,27 +333,6 @@ class Rows:
                     at = np.flatnonzero((patches == number) & page.present)
                     found.append(page.first + at[lost[number].lost(there, index[at])])
         return np.unique(np.concatenate(found))
-
-    def alone_on(self, rows: Index, node: bytes) -> Index:
-        """Which of these rows came with columns that this node stores, and no other does: what came first of each."""
-        first = np.full(len(rows), np.iinfo(np.int64).max)
-        for page, inside, chosen in self.by_page(rows):
-            for layer in page.layers.values():
-                patch = layer.patch[inside]
-                earlier = (patch >= 0) & (patch < first[chosen])
-                first[chosen[earlier]] = patch[earlier]
-        known = {number: self._patches[number] for number in np.unique(first).tolist() if number in self._patches}
-        its = [number for number, patch in known.items() if patch.nodes == (node,) and not patch.spares]
-        return rows[np.isin(first, its)]
-
-    def lack(self, rows: Index, columns: Sequence[str]) -> Flags:
-        """Which of these rows are there and have none of these columns."""
-        lacking = self.there(rows)
-        bits = np.uint64(sum(1 << self._bits[name] for name in columns if name in self._bits))
-        at = np.flatnonzero(lacking)
-        for page, inside, chosen in self.by_page(rows[at]):
-            lacking[at[chosen]] = (page.columns[inside] & bits) == 0
-        return lacking
 
     def have(self, rows: Index, column: str) -> bool:
         """Whether each of these rows has the column."""
@@ -391,6 +350,14 @@ class Rows:
                 found.setdefault((has.tobytes(), under.tobytes()), ([], has, under))[0].append(name)
         return [(tuple(names), has, under) for names, has, under in found.values()]
 
+    def all_patches(self) -> list[Patch]:
+        """All that some row needs, with who has it."""
+        return [each for patch in self._patches.values() for each in patch.each]
+
+    def patches_after(self, number: int) -> Iterator[tuple[int, Patch]]:
+        """As `all_patches`, by the numbers that they were given, those after this one; ascending."""
+        return ((n, each) for n in sorted(self._patches) if n > number for each in self._patches[n].each)
+
     # a copy, and from one
 
     def copy(self) -> Rows:
@@ -405,7 +372,7 @@ class Rows:
     @property
     def patches(self) -> list[BatchRef]:
         """All that some row needs."""
-        return [patch.ref for patch in self._patches.values()]
+        return [patch.ref for patch in self.all_patches()]
 
     def put_back(self, rows: Index) -> None:
         """These rows, ascending and not there, are there, without columns, even where they have been there before with
@@ -457,9 +424,10 @@ class Rows:
         schema: Mapping[str, Field],
         patches: Mapping[int, Patch],
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
+        kept: Iterable[Index] = (),
     ) -> None:
-        """New rows with these layers, in a stream of which `next` is said and that had these columns. Raises ValueError
-        where rows, patches and layers do not fit together."""
+        """New rows with these layers, in a stream of which `next` is said and that had these columns; patches that were
+        replaced are `kept`. Raises ValueError where rows, patches and layers do not fit together."""
         ascending = len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
         if not ascending or (len(rows) and not 0 <= rows[0] <= rows[-1] < self.next) or len(schema) > MAX_COLUMNS:
             raise ValueError("rows that are not in order, or none of the stream's")
@@ -478,7 +446,9 @@ class Rows:
             need = self._give_bits(names)
             for number, at in _by_number(of).items():
                 patch = self._patches[number]
-                if set(patch.ref.columns) != set(names) or not 0 <= index[at].min() <= index[at].max() < len(patch.ref):
+                if (names and set(patch.ref.columns) != set(names)) or not 0 <= index[at].min() <= index[
+                    at
+                ].max() < len(patch.ref):
                     raise ValueError("a row of no patch")
                 patch.left += len(at)
             for page, inside, chosen in self.by_page(rows):
@@ -486,6 +456,8 @@ class Rows:
                 layer.patch[inside], layer.index[inside] = of[chosen], index[chosen]
                 page.columns[inside] |= np.where(of[chosen] >= 0, need, np.uint64(0))
                 page.changes += 1
+        for number in (number for numbers in kept for number in numbers.tolist()):
+            self._patches[number].left += 1
         if not all(patch.left for patch in patches.values()):
             raise ValueError("a patch that no row needs")
 
@@ -505,11 +477,6 @@ class Rows:
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
-        for noted in (self._past, self._expected):
-            for node, of in list(noted.items()):
-                of.difference_update(rows.tolist())
-                if not of:
-                    del noted[node]
         return self._unneeded(np.concatenate(over)) if over else []
 
     def _unneeded(self, patches: Index) -> list[Patch]:
@@ -527,8 +494,6 @@ class Rows:
         """All rows are gone; all patches."""
         patches = list(self._patches.values())
         self._patches.clear()
-        self._past.clear()
-        self._expected.clear()
         self.pages.clear()
         self.count = 0
         return patches
@@ -555,12 +520,6 @@ def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: 
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return together[back]
-
-
-def _among(noted: dict[bytes, set[int]], rows: Index) -> dict[bytes, Index]:
-    """Which of these rows are noted for which node."""
-    found = {node: [row for row in rows.tolist() if row in of] for node, of in noted.items()}
-    return {node: np.array(of, np.int64) for node, of in found.items() if of}
 
 
 def _by_number(numbers: Index) -> dict[int, Index]:

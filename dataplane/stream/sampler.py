@@ -168,13 +168,22 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
 class Freshest(_BuiltIn, frozen=True, tag="freshest"):
     """The rows of the newest policy version, then those of the next; in a version, those appended first.
 
-    Rows more than `max_lag` versions behind the newest that was appended expire.
+    Rows more than `max_lag` versions behind the newest that was appended expire. With `max_age`, rows that came more
+    than so many seconds ago are delivered before all others, the oldest first: those of slow prompts, of versions that
+    others have passed, do not wait until they expire.
     """
 
     max_lag: int
+    max_age: float | None = None
 
     def __post_init__(self) -> None:
         _whole_number("Freshest: max_lag", self.max_lag, least=0)
+        if self.max_age is not None:
+            _amount("Freshest: max_age", self.max_age)
+
+    @property
+    def judges_age(self) -> bool:
+        return self.max_age is not None
 
     @property
     def sees_all(self) -> bool:
@@ -184,6 +193,11 @@ class Freshest(_BuiltIn, frozen=True, tag="freshest"):
         stale = candidates.version < candidates.latest - self.max_lag
         fresh = np.flatnonzero(~stale)
         newest_first = np.argsort(-candidates.version[fresh], kind="stable")
+        if self.max_age is not None:
+            age_s = candidates.age_s[fresh][newest_first]
+            waited = np.flatnonzero(age_s > self.max_age)
+            waited = waited[np.argsort(-age_s[waited], kind="stable")]
+            newest_first = newest_first[np.concatenate((waited, np.flatnonzero(age_s <= self.max_age)))]
         return Choice(fresh[newest_first[:want]], np.flatnonzero(stale))
 
 

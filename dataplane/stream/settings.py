@@ -19,6 +19,10 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     max_lag: int = -1
     max_deliveries: int = 5
     replicas: int = 1
+    group_size: int = 0
+    """Rows of a group; with so many in one append it is whole. 0: that is not known."""
+    durable: bool = False
+    """Whether what was answered outlives the processes."""
 
     def __post_init__(self) -> None:
         if not self.tasks or len(set(self.tasks)) != len(self.tasks) or not all(self.tasks):
@@ -27,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
             raise Misuse(f"a stream has at most {MAX_TASKS} tasks, not {len(self.tasks)}")
         if not 1 <= self.replicas <= MAX_REPLICAS:
             raise Misuse(f"rows are on 1 to {MAX_REPLICAS} hosts, not on {self.replicas}")
+        if self.group_size < 0:
+            raise Misuse(f"a group has a row or more, not {self.group_size}")
         if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
             raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
 

@@ -10,8 +10,8 @@ dropped are not there. Times are told as ages, since no clock outlives its proce
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence, Sized
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,22 +26,13 @@ from dataplane.stream.keys import Keys
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, REDELIVERED, Progress
 from dataplane.stream.rows import Rows
-from dataplane.stream.settings import MAX_TASKS, Settings
+from dataplane.stream.settings import MAX_TASKS
+from dataplane.stream.unfinished import Unfinished
 
 _COUNTS = (LEASED, ACKED, EXPIRED, DEAD, REDELIVERED)
 _MOST_ROWS = 1 << 46  # and so many numbers at most
 _MOST_EVER = 1 << 62  # so that adding to it gives a number that a message holds
 _GAP = PAGE << 20  # numbers, of rows that may have been appended after a snapshot
-
-
-class Holder(Protocol):
-    """What blocks are put back into: a home, for one."""
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def books(self) -> Books: ...
 
 
 class Copy(NamedTuple):
@@ -52,6 +43,7 @@ class Copy(NamedTuple):
     progress: Progress
     keys: Keys
     groups: Groups
+    unfinished: Unfinished
 
 
 class Snapshot:
@@ -61,7 +53,12 @@ class Snapshot:
         self._now = now
         books, rows = home.books, home.books.rows.copy()
         self._books = Copy(
-            rows, books.facts.copy(rows), books.progress.copy(rows), books.keys.copy(), books.groups.copy()
+            rows,
+            books.facts.copy(rows),
+            books.progress.copy(rows),
+            books.keys.copy(),
+            books.groups.copy(),
+            books.unfinished.copy(rows),
         )
         counts = [[of[what] for what in _COUNTS] for of in books.progress.counts]
         pages = [number for number, page in rows.pages.items() if page.left]
@@ -93,7 +90,7 @@ class Snapshot:
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
         """The columns of the same rows: which rows, for which task they were held by who brought them (-1: none), and a
         reference to them."""
-        return columns_of(self._books.rows, self._there(first, count))
+        return columns_of(self._books, self._there(first, count))
 
 
 def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
@@ -115,12 +112,14 @@ def block_of(books: Books | Copy, rows: Index, now: float) -> Block:
         states=states.tobytes(),
         tries=tries.tobytes(),
         dropped=books.groups.dropped(groups),
+        begun=books.unfinished.told(rows),
     )
 
 
-def columns_of(stored: Rows, rows: Index) -> list[tuple[Index, int, BatchRef]]:
+def columns_of(books: Books | Copy, rows: Index) -> list[tuple[Index, int, BatchRef]]:
     """The columns of these rows, as `Snapshot.columns`."""
-    found = []
+    stored, begun = books.rows, books.unfinished
+    found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
     for names, having, holds in stored.by_columns(rows):
         tasks = np.where(holds < 0, -1, holds % MAX_TASKS)
         for task in np.unique(tasks).tolist():
@@ -146,14 +145,8 @@ def begin(home: Home, head: Head) -> None:
             counts[what] = count
 
 
-def block_rows(block: Block) -> Index:
-    """The numbers of the rows of a block. Raises Corrupt."""
-    return _array("rows", block.rows, "<i8", len(block.keys))
-
-
-def put_back(home: Holder, block: Block, now: float, *, anew: bool = False) -> None:
-    """The rows of a block are there again, without columns; with `anew`, under numbers that were not given yet. Raises
-    Corrupt, LimitExceeded.
+def put_back(home: Home, block: Block, now: float) -> None:
+    """The rows of a block are there again, without columns. Raises Corrupt, LimitExceeded.
 
     Blocks come in the order of their rows.
     """
@@ -161,10 +154,8 @@ def put_back(home: Holder, block: Block, now: float, *, anew: bool = False) -> N
     count = len(rows)
     if not count:
         return
-    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < _MOST_ROWS
-    if not anew:
-        in_order = in_order and max(home.books.rows.pages, default=0) * PAGE <= rows[0]
-        in_order = in_order and rows[-1] < home.books.rows.next
+    in_order = bool((rows[1:] > rows[:-1]).all()) and 0 <= rows[0] <= rows[-1] < home.books.rows.next
+    in_order = in_order and max(home.books.rows.pages, default=0) * PAGE <= rows[0]
     if not in_order or home.books.rows.there(rows).any():
         raise Corrupt("a block of rows that are not in order, there, or none of the stream's")
     versions, ages = _array("versions", block.versions, "<i8", count), _array("ages", block.ages_s, "<f8", count)
@@ -189,24 +180,39 @@ def put_back(home: Holder, block: Block, now: float, *, anew: bool = False) -> N
     groups = home.books.groups.put_back(block.groups, rows, block.dropped)
     home.books.facts.enter(places, groups, versions, now - ages, block.tags)
     home.books.progress.enter(versions)
+    home.books.unfinished.put_back(block.begun, rows)
     home.books.progress.put_back(places, versions, states, tries)
     for task, of in enumerate(states):
         home.books.groups.done(task, groups[(of == ACKED) | (of == EXPIRED)])
         home.books.groups.dead(task, groups[of == DEAD])
 
 
-def put_columns(home: Holder, rows: Index, task: int, ref: BatchRef, lengths: Mapping[str, Index]) -> None:
-    """Rows that were put back have these columns, brought by who held them for the task. Raises Corrupt,
-    SchemaMismatch, LimitExceeded."""
+def put_columns(
+    home: Home,
+    rows: Index,
+    task: int,
+    ref: BatchRef,
+    lengths: Mapping[str, Index],
+    spares: Sequence[bytes] = (),
+) -> None:
+    """Rows that were put back have these columns, brought by who held them for the task; other nodes, `spares`, have
+    them too. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(home.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     try:
         home.books.require(rows)
-        home.books.rows.extend(rows, ref, replace=False, hold=task)  # of no grant: their numbers begin with 1
+        home.books.rows.extend(
+            rows, ref, replace=False, hold=task, spares=spares
+        )  # of no grant: their numbers begin with 1
     except SchemaMismatch:
         raise
     except Misuse as error:
         raise Corrupt(str(error)) from None
+    for row in rows.tolist() if len(home.books.unfinished) else ():
+        if row in home.books.unfinished.begun:
+            if len(rows) > 1:
+                raise Corrupt("columns of a row in progress together with those of others")
+            home.books.unfinished.hide(row)
     home.books.nbytes += ref.stored_nbytes
     home.books.facts.measure(home.books.rows.places(rows), lengths)
 

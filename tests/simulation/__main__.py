@@ -3,7 +3,8 @@
 python -m tests.simulation --seeds 10000 --first 0
 python -m tests.simulation --seed 17 [--keep 2,5]
 
-With --stream the runs are those of the stream's own partitions (`tests.simulation.stream`).
+With --stream the runs are those of the stream's own partitions (`tests.simulation.stream`), with --table those of a
+table's (`tests.simulation.table`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.simulation.faults import Plan
 from tests.simulation.run import Outcome
 from tests.simulation.shrink import Runner, only, report
 from tests.simulation.stream import run as stream
+from tests.simulation.table import run as table
 
 CHUNK = 100
 
@@ -36,6 +38,8 @@ class Kind(NamedTuple):
 
 PROTOCOL = Kind(faults.plan, run.run, run.run_seed, "make simulate")
 STREAM = Kind(stream.plan, stream.run, stream.run_seed, "make simulate STREAM=1")
+
+TABLE = Kind(table.plan, table.run, table.run_seed, "make simulate TABLE=1")
 
 
 def say(text: str) -> None:
@@ -89,8 +93,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--keep", help="with --seed: the numbers of the faults to keep, or none")
     parser.add_argument("--stream", action="store_true", help="run the stream's own partitions")
+    parser.add_argument("--table", action="store_true", help="run a table's own partition")
     given = parser.parse_args()
-    kind = STREAM if given.stream else PROTOCOL
+    kind = STREAM if given.stream else TABLE if given.table else PROTOCOL
     if given.seed is not None:
         return again(given.seed, given.keep, kind)
     return campaign(given.first, given.seeds, given.jobs, kind) > 0

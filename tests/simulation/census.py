@@ -18,6 +18,8 @@ class Census:
         self._coordinator = coordinator
         self.nodes: list[Node] = []
         self._durable = durable
+        self._led: list[Node] = []
+        self._lives: list[int] = []
 
     def members(self) -> list[Node]:
         """Those that the configuration names, and that run."""
@@ -30,4 +32,16 @@ class Census:
 
     def lost(self) -> bool:
         """Whether nobody has it: a replica that died had asked, before, that the others be dropped."""
-        return not self._durable and not self.members()
+        return not self._durable and (not self.members() or self._unknown())
+
+    def wiped(self) -> None:
+        """The coordinator forgets everything now."""
+        leader = self._coordinator.configuration.leader
+        self._led = [node for node in self.nodes if node.up and node.me == leader and node.replica.serves(node.clock())]
+        self._lives = [node.life for node in self._led]
+
+    def _unknown(self) -> bool:
+        """Whether a coordinator that was wiped is told of it by nobody, and nobody's fault: nobody led it then, or who
+        did has died, and no follower knows for certain that it is one still."""
+        lives = [node.life for node in self._led if node.up]
+        return self._coordinator.forgotten and (not lives or lives != self._lives)

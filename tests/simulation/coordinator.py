@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dataplane.coordinator.registry import Registry
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
@@ -20,22 +21,34 @@ class SimulatedCoordinator:
         self._registry = Registry()
         self._registry.swap(KEY, None, encode(first))
         self.configuration = first
+        """The last that there was."""
         self._changed = changed
         self.watches: dict[int, Callable[[Configuration], None]] = {}
         self.away = 0
         self.slow = 0
         self.mute = 0.0
         self.late = 0.0
+        self._generation = 0
+
+    def wipe(self) -> None:
+        """Be another, that knows nothing; what was on its way to the one before never arrives."""
+        self._generation += 1
+        self._registry = Registry()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nobody has told it of the partition since it was wiped."""
+        return self._registry.read(KEY) is None
 
     def swap(
-        self, node: int, expected: Configuration, wanted: Configuration, told: Callable[[Configuration], None]
+        self, node: int, expected: Configuration | None, wanted: Configuration, told: Callable[[Any], None]
     ) -> None:
         self._ask(node, self._swap, node, expected, wanted, told)
 
     def check_in(
-        self, node: int, replica: ReplicaId, told: Callable[[Configuration, Mapping[str, bytes]], None]
+        self, node: int, replica: ReplicaId, told: Callable[[Configuration | None, Mapping[str, bytes]], None]
     ) -> None:
-        """Be a member for a while, and read the configuration and the members."""
+        """Be a member for a while, and read the configuration, if there is one, and the members."""
         self._ask(node, self._check_in, node, replica, told)
 
     def _ask(self, node: int, call: Callable[..., None], *arguments: object) -> None:
@@ -47,17 +60,19 @@ class SimulatedCoordinator:
             delay += 0.3 * world.rng.random()
         if self.late and world.rng.random() < self.late:
             delay += 1.5 * world.rng.random()  # asked again meanwhile, and nobody expects it any more
-        world.after(delay, self._arrive, call, arguments)
+        world.after(delay, self._arrive, self._generation, call, arguments)
 
-    def _arrive(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
-        if not self.away:
+    def _arrive(self, generation: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if not self.away and generation == self._generation:
             call(*arguments)
 
     def _swap(
-        self, node: int, expected: Configuration, wanted: Configuration, told: Callable[[Configuration], None]
+        self, node: int, expected: Configuration | None, wanted: Configuration, told: Callable[[Any], None]
     ) -> None:
-        value = self._registry.swap(KEY, encode(expected), encode(wanted))
-        assert value is not None
+        value = self._registry.swap(KEY, None if expected is None else encode(expected), encode(wanted))
+        if value is None:
+            self._answer(node, told, None)
+            return
         now = decode(value)
         if now != self.configuration:
             self.configuration = now
@@ -67,11 +82,11 @@ class SimulatedCoordinator:
         self._answer(node, told, now)
 
     def _check_in(
-        self, node: int, replica: ReplicaId, told: Callable[[Configuration, Mapping[str, bytes]], None]
+        self, node: int, replica: ReplicaId, told: Callable[[Configuration | None, Mapping[str, bytes]], None]
     ) -> None:
         self._registry.register(replica[0], str(replica[1]).encode(), MEMBER_LEASE_S, self._world.now)
         members = self._registry.members(self._world.now)
-        self._answer(node, told, self.configuration, members)
+        self._answer(node, told, None if self.forgotten else self.configuration, members)
 
     def _answer(self, node: int, told: Callable[..., None], *arguments: object) -> None:
         if self.away or (self.mute and self._world.rng.random() < self.mute):

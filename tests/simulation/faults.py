@@ -82,6 +82,13 @@ def plan(seed: int, length: float = 1.0) -> Plan:
         b = rng.choice((FOLLOWER, rng.randrange(nodes), rng.randrange(nodes)))
         faults.append(Fault(round(rng.uniform(0.2, duration_s), 3), round(length, 3), kind, a, b, rng.random()))
     followers, newer = rng.choice((1, 2)), seed % 4 < 2
+    if newer and not durable and rng.random() < 0.5:  # who keeps nothing hears that a leader has ended
+        at, away_s = rng.uniform(1.0, duration_s), rng.uniform(0.05, 1.0)
+        faults.append(Fault(round(at, 3), round(away_s, 3), "coordinator_wiped", amount=rng.random()))
+        if rng.random() < 0.6:  # somebody knows less than the coordinator did
+            before_s = rng.uniform(0.35, 0.9)
+            a, cut_s = rng.choice((LEADER, FOLLOWER)), before_s + rng.uniform(0.0, 1.0)
+            faults.append(Fault(round(at - before_s, 3), round(cut_s, 3), "isolate", a, amount=0.39 * rng.random()))
     return Plan(
         seed,
         nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,7 @@ class Node:
         self.others: list[Node] = []
         """This node in other partitions, which crash with it."""
         self.slow_disk = 0
+        self.over_s = math.inf  # when the coordinator before had ended, as this life heard
         self.told_s = 0.0  # others are told, within so long, when this process has ended; 0: they are not
         self._disk = Disk()
         self.replica: Replica
@@ -82,6 +84,7 @@ class Node:
             return
         self.up = True
         self.life += 1
+        self.over_s = math.inf
         if not self._settings.durable:
             self._disk = Disk()
             self.incarnation = self.life
@@ -146,8 +149,10 @@ class Node:
         self._requests[self._request] = call
         self._perform(self.replica.request(self._request, call.encoded, self.clock()))
 
-    def _configured(self, configuration: Configuration) -> None:
-        if self.replica.configuration.epoch:  # until it has read for itself, others' changes say too little
+    def _configured(self, configuration: Configuration | None) -> None:
+        if configuration is None:
+            self._forgotten()
+        elif self.replica.configuration.epoch:  # until it has read for itself, others' changes say too little
             self._perform(self.replica.configured(configuration, self.clock()))
 
     def _check_in(self, life: int) -> None:
@@ -155,7 +160,18 @@ class Node:
             self._coordinator.check_in(self.number, self.me, self._when_alive(self._checked_in))
             self._world.after(CHECK_IN_S, self._check_in, life)
 
-    def _checked_in(self, configuration: Configuration, members: Mapping[str, bytes]) -> None:
+    def _forgotten(self) -> None:
+        self._perform(self.replica.forgotten(self.over_s, self.clock()))
+
+    def over(self) -> None:
+        """The coordinator's processes have ended, as those hear that find nobody where they listened."""
+        if self.up:
+            self.over_s = self.clock()
+
+    def _checked_in(self, configuration: Configuration | None, members: Mapping[str, bytes]) -> None:
+        if configuration is None:
+            self._forgotten()
+            return
         self._perform(self.replica.configured(configuration, self.clock()))
         if self.replica.serves(self.clock()):
             candidates = [(name, int(incarnation)) for name, incarnation in members.items()]

@@ -13,16 +13,20 @@ SEEDS = 1000
 
 #: Where to begin looking, for those that few seeds find.
 NEAR = {
-    "a_grace_that_forgets_drift": 60,
-    "a_recruit_is_promoted_that_was_not_in_sync": 55,
-    "a_restarted_leader_keeps_its_epoch": 50,
-    "a_sync_is_skipped": 50,
-    "a_follower_acks_more_than_it_compared": 250,
-    "a_new_leader_does_not_keep_its_promise": 380,
-    "a_change_that_may_have_happened_is_not_counted": 240,
-    "an_old_epoch_is_accepted": 300,
-    "reconciliation_is_skipped": 570,
-    "a_late_word_of_a_death_counts_for_the_process_after_it": 330,
+    "a_grace_that_forgets_drift": 35,
+    "a_recruit_is_promoted_that_was_not_in_sync": 65,
+    "a_restarted_leader_keeps_its_epoch": 20,
+    "a_sync_is_skipped": 15,
+    "a_leader_does_not_wait_for_its_own_disk": 50,
+    "a_follower_acks_more_than_it_compared": 95,
+    "a_new_leader_does_not_keep_its_promise": 375,
+    "a_change_that_may_have_happened_is_not_counted": 10,
+    "an_old_epoch_is_accepted": 10,
+    "reconciliation_is_skipped": 885,
+    "a_late_word_of_a_death_counts_for_the_process_after_it": 335,
+    "a_leader_without_its_lease_tells_a_coordinator_that_was_wiped": 240,
+    "a_follower_tells_a_coordinator_that_outlived_its_leader": 200,
+    "a_follower_tells_a_coordinator_that_was_wiped_though_its_leader_may_live": 20,
 }
 
 

@@ -32,10 +32,26 @@ def test_a_follower_that_restarts_keeps_what_it_has_beyond_a_snapshot(seed: int)
     assert run_seed(seed).broken is None
 
 
+@pytest.mark.parametrize("seed", [26412, 26661])
+def test_who_may_have_become_a_follower_unheard_may_lead(seed: int) -> None:
+    """A leader whose recruit had followed and taken its place told a wiped coordinator that it led, alone."""
+    assert run_seed(seed).broken is None
+
+
+def test_a_message_that_was_heard_late_says_little_of_when_its_leader_lived() -> None:
+    """A follower that was stopped heard what its leader had sent before, which had dropped it since."""
+    assert run_seed(45316).broken is None
+
+
 def test_runs_are_dense() -> None:
-    """Most seeds change leaders and fill logs; few lose a partition in memory with all its replicas."""
+    """Most seeds change leaders and fill logs; few lose a partition in memory with all its replicas, and of those whose
+    coordinator forgets everything, few are left with nobody who may tell it."""
     outcomes = [run_seed(seed) for seed in range(CHUNK)]
     assert sum(outcome.epochs for outcome in outcomes) > 4 * CHUNK
     assert sum(outcome.commands for outcome in outcomes) > 50 * CHUNK
-    assert sum(outcome.lost for outcome in outcomes) < 0.05 * CHUNK
+    wiped = [outcome for outcome in outcomes if any(f.kind == "coordinator_wiped" for f in outcome.plan.faults)]
+    others = [outcome for outcome in outcomes if outcome not in wiped]
+    assert sum(outcome.lost for outcome in others) < 0.05 * len(others)
+    # 5 of these 14; of the first 1,000 seeds, 27 of 128, and 2 of the 872 others
+    assert sum(outcome.lost for outcome in wiped) < 0.4 * len(wiped)
     assert {outcome.plan.durable for outcome in outcomes} == {True, False}

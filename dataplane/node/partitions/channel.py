@@ -1,9 +1,10 @@
 """Frames between this node and the others: what gathers for one of them in a turn of the loop goes out together.
 
-Also questions with a deadline, and the news that a peer's process has ended. A connection that closes is a reason to
-look: who refuses connections where it listened has ended, as its host says. Everything else, silence too, may pass.
+Also questions with a deadline.
 
-What always holds: a question ends by its deadline, or when who was asked has ended; nothing here waits for a peer.
+What always holds: a question ends by its deadline, or when who was asked has ended; nothing here waits for a peer. An
+answer that nobody waits for any more goes to the `late` of the question, if it has one, whenever it comes: also between
+a cancellation and its being noticed. One that was lost on the way is told to who gave it (`deliveries`).
 """
 
 from __future__ import annotations
@@ -11,44 +12,59 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, describe, revive
 from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.members import Members
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_LOOKS_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)  # between looks at whether a process has ended whose connection closed
-_LOOK_S = 1.0  # that one of them takes at most
-
 Heard = Callable[[str, m.Item], None]
+
+Late = Callable[[bytes], None]
+"""Called with the result of a question whose asker waits no more."""
+
+_NOT_LEADER = NotLeader.__name__
+_MAX_ABANDONED = 1 << 16  # questions whose answers may still come
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    """A question that was not answered yet. `late`: who takes an answer that nobody waits for."""
+
+    node: str
+    future: asyncio.Future[Any]
+    late: Late | None
 
 
 class Channel:
-    """One node's end. `heard(node, item)` is called for what is no answer; `ended(node, before_s)` when the process
-    that a node was by then has ended."""
+    """One node's end. `heard(node, item)` is called for what is no answer."""
 
-    def __init__(self, peers: Peers, members: Members, life: int) -> None:
+    def __init__(self, peers: Peers, members: Membership, life: int) -> None:
         self.heard: Heard = lambda node, item: None
-        self.ended: Callable[[str, float], None] = lambda node, before_s: None
         self._peers = peers
         self._members = members
         self._me = members.me
         self._life = life
         self._out: dict[str, list[bytes]] = {}
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, tuple[str, asyncio.Future[Any]]] = {}
+        self._numbers = itertools.count(secrets.randbits(48))
+        self._questions: dict[int, _Question] = {}
+        """Those that were not answered."""
+        self._abandoned: OrderedDict[int, None] = OrderedDict()  # those of them that nobody waits for
         self._ended: set[str] = set()
         self._lives: dict[str, int] = {}  # of nodes that were heard
-        self._watched: dict[str, tuple[int, str]] = {}  # node -> its life and address
+        self._known = members.current
         self._background = Background()
         members.watch(self._changed)
+        members.watch_ended(self._over)
 
     # Saying
 
@@ -65,7 +81,6 @@ class Channel:
             if address is None:
                 continue
             try:
-                self._watch(node, address)
                 self._post(node, address, items)
             except PeerUnavailable as error:
                 log.debug("nothing reaches node %s: %s", node, error)
@@ -81,21 +96,29 @@ class Channel:
         self._peers.post(address, m.pack(self._me, self._life, node, items[first:]))
 
     async def ask(
-        self, node: str, make: Callable[[int], m.Item], timeout_s: float, withdrawn: asyncio.Event | None = None
+        self,
+        node: str,
+        make: Callable[[int], m.Item],
+        timeout_s: float,
+        withdrawn: asyncio.Event | None = None,
+        late: Late | None = None,
     ) -> Any:
         """Ask another node; `make(number)` is the question. What it answers: the result, or a replica's incarnation.
         Raises what it refuses with, and PeerUnavailable: then it may have done what was asked. Once `withdrawn` is
-        set the other is told that it need not wait, and soon answers."""
+        set the other is told that it need not wait, and soon answers. `late` is called with a result that came too late
+        to be returned, as it may after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending[number] = node, future
+        question = self._questions[number] = _Question(node, asyncio.get_running_loop().create_future(), late)
         telling = None if withdrawn is None else self._background.spawn(self._withdraw(node, number, withdrawn))
+        returned = False
         try:
             self.say(node, make(number))
             async with asyncio.timeout(timeout_s):
-                return await future
+                result = await question.future
+            returned = True
+            return result
         except TimeoutError:
             self.say(node, m.Withdrawn(number))
             raise PeerUnavailable(f"node {node} has not answered for {timeout_s:.1f} s") from None
@@ -103,27 +126,41 @@ class Channel:
             self.say(node, m.Withdrawn(number))
             raise
         finally:
-            del self._pending[number]
+            if not returned:
+                self._abandon(number, question)
             if telling is not None:
                 telling.cancel()
+
+    def _abandon(self, number: int, question: _Question) -> None:
+        """The asker waits no more, though the answer may come, or is there."""
+        future, late = question.future, question.late
+        if number in self._questions and late is None:
+            del self._questions[number]
+        elif number in self._questions:
+            self._abandoned[number] = None
+            if len(self._abandoned) > _MAX_ABANDONED:
+                del self._questions[self._abandoned.popitem(last=False)[0]]
+        elif late is not None and future.done() and not future.cancelled() and future.exception() is None:
+            late(future.result())
 
     async def _withdraw(self, node: str, number: int, withdrawn: asyncio.Event) -> None:
         await withdrawn.wait()
         self.say(node, m.Withdrawn(number))
 
+    @staticmethod
+    def check(result: bytes) -> None:
+        """Raises LimitExceeded for a result that fits no frame."""
+        if len(result) > m.FRAME_BYTES:
+            what = f"an answer of {len(result)} bytes; ask for fewer rows at once"
+            raise LimitExceeded(what, what="answer", asked=len(result), limit=m.FRAME_BYTES)
+
     def answer(self, node: str, number: int, outcome: bytes | DataplaneError) -> None:
         """Answer a question of another node."""
-        if isinstance(outcome, bytes) and len(outcome) > m.FRAME_BYTES:
-            outcome = LimitExceeded(
-                f"an answer of {len(outcome)} bytes; ask for fewer rows at once",
-                what="answer",
-                asked=len(outcome),
-                limit=m.FRAME_BYTES,
-            )
         if isinstance(outcome, bytes):
             self.say(node, m.Answered(number, outcome))
         else:
-            self.say(node, m.Refused(number, *describe(outcome)))
+            name, text, fields = describe(outcome)
+            self.say(node, m.Refused(number, _NOT_LEADER if isinstance(outcome, NotLeader) else name, text, fields))
 
     # Hearing
 
@@ -142,76 +179,65 @@ class Channel:
                 case m.Hosted(number, incarnation):
                     self._settle(node, number, incarnation)
                 case m.Refused(number, name, text, fields):
-                    error = NotLeader(text, **fields) if name == "NotLeader" else revive(name, text, fields)
+                    error = NotLeader(text, **fields) if name == _NOT_LEADER else revive(name, text, fields)
                     self._settle(node, number, error)
+                case m.Given(numbers):
+                    self._confirm(node, numbers)
                 case _:
                     self.heard(node, item)
 
     def _settle(self, node: str, number: int, outcome: Any) -> None:
-        asked, future = self._pending.get(number, ("", None))
-        if future is None or asked != node or future.done():
+        question = self._questions.get(number)
+        if question is None or question.node != node:
             return
-        if isinstance(outcome, DataplaneError):
-            future.set_exception(outcome)
+        self._forget(number)
+        if question.future.done():  # its asker is being cancelled, or waits no more
+            if question.late is not None and isinstance(outcome, bytes):
+                question.late(outcome)
+        elif isinstance(outcome, DataplaneError):
+            question.future.set_exception(outcome)
         else:
-            future.set_result(outcome)
+            question.future.set_result(outcome)
+
+    def _forget(self, number: int) -> _Question:
+        self._abandoned.pop(number, None)
+        return self._questions.pop(number)
+
+    def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
+        """The other node has answered these questions; answers come in order, so those that have not come were lost."""
+        missing = tuple(number for number in numbers if number in self._questions)
+        for number in missing:
+            question = self._forget(number)
+            if not question.future.done():
+                question.future.set_exception(PeerUnavailable(f"an answer of node {node} was lost"))
+        self.say(node, m.Received(tuple(number for number in numbers if number not in missing), missing))
 
     # Who has ended
 
-    def _watch(self, node: str, address: str) -> None:
-        life = self._members.current[node].life
-        if self._watched.get(node) != (life, address):
-            self._watched[node] = life, address
+    def _over(self, node: str, before_s: float) -> None:
+        """The process has ended: no answer of it comes."""
+        self._fail(node)
+        for number in [number for number, question in self._questions.items() if question.node == node]:
+            self._forget(number)
 
-            def closed() -> None:
-                self._background.spawn(self._closed(node, life, address))
-
-            self._peers.watch(address, closed)
-
-    async def _closed(self, node: str, life: int, address: str) -> None:
-        """A connection to a node was closed: look whether its process has ended."""
-        for pause_s in _LOOKS_S:
-            await asyncio.sleep(pause_s)
-            before_s = monotonic()
-            if await refused(address):
-                if self._lives.get(node, life) == life:
-                    self._over(node)
-                    self._members.ended(node)
-                    self.ended(node, before_s)
-                return
-
-    def _over(self, node: str) -> None:
+    def _fail(self, node: str) -> None:
+        """Who waits for an answer of this node need not, though it may come still."""
         self._ended.add(node)
-        for asked, future in self._pending.values():
-            if asked == node and not future.done():
-                future.set_exception(PeerUnavailable(f"node {node} has ended"))
+        for question in self._questions.values():
+            if question.node == node and not question.future.done():
+                question.future.set_exception(PeerUnavailable(f"node {node} has ended"))
 
     def _changed(self) -> None:
-        members = self._members.current
-        for node, (life, address) in [*self._watched.items()]:
-            now = members.get(node)
-            if now is None or (now.life, now.address) != (life, address):
-                del self._watched[node]
-                self._peers.forget(address)
-                self._over(node)
-            if now is not None:
-                self._ended.discard(node)
+        before, self._known = self._known, self._members.current
+        for node, member in before.items():
+            now = self._known.get(node)
+            if now is None:
+                self._fail(node)
+            elif now.life != member.life:
+                self._over(node, 0.0)
+        self._ended -= self._known.keys()
 
     async def aclose(self) -> None:
         """Say nothing more. The sockets are others' to close."""
         self._flush()
         await self._background.aclose()
-
-
-async def refused(address: str) -> bool:
-    """Whether the host at tcp://HOST:PORT says that nobody listens there."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    try:
-        async with asyncio.timeout(_LOOK_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.transport.abort()
-    return False

@@ -1,9 +1,10 @@
 """Columns of rows lie in the stores of nodes; the leaders of the rows' partitions say what becomes of them.
 
 When a node has gone, the leader of each partition that names it decides a command by which the rows whose bytes it
-alone held are lost: so `lost()` outlives the node, and the leader. And nodes are told which rows no longer need their
-columns (or need them still): a partition's outbox is part of its state, so that a new leader tells again what may not
-have been told; to be told twice changes nothing.
+alone held are lost: so `lost()` outlives the node, and the leader. When the node is a member again, another command
+lets rows have columns there again. And nodes are told which rows no longer need their columns: a partition's outbox is
+part of its state, so that a new leader tells again what may not have been told. A node's entries are numbered, so it
+knows what it was told before. The leader's own node is told at once, others soon.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.partitions.members import Members
 from dataplane.node.partitions.replicas import Replicas
+from dataplane.replication.lost_nodes import LostNodes
 from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,13 @@ class HasColumns(Protocol):
     def losing(self, node: str) -> bytes:
         """The request by which what this node alone held is lost. May be repeated."""
 
+    @property
+    def lost_nodes(self) -> LostNodes:
+        """Those that were lost."""
+
+    def returning(self, node: str, first: int) -> bytes:
+        """The request by which a lost node is there again, with the shards that it stores from this one on."""
+
     def waiting(self) -> Iterable[str]:
         """The nodes that there is something to tell."""
 
@@ -49,23 +58,40 @@ class HasColumns(Protocol):
         """The request by which the entries up to this number leave the node's outbox. May be repeated."""
 
 
-Settled = Callable[[str, tuple[bytes, ...]], None]
+_kinds: dict[type, bool] = {}
+"""Which kinds of state machines have columns: to look takes as long as to decide a command."""
+
+
+def _columns_of(hosted: Hosted) -> HasColumns | None:
+    machine: Any = hosted.machine
+    kind = type(machine)
+    has = _kinds.get(kind)
+    if has is None:
+        has = _kinds[kind] = isinstance(machine, HasColumns)
+    return machine if has else None
+
+
+Settled = Callable[[str, int, tuple[bytes, ...]], None]
 
 
 class Columns:
-    """The columns of this node, and of the partitions that it leads. `settled(partition, entries)` is called with what
-    a leader tells this node."""
+    """The columns of this node, and of the partitions that it leads. `settled(partition, last, entries)` is called with
+    what a leader tells this node; `last` is the number of the last entry, and entries may come again."""
 
-    def __init__(self, members: Members, replicas: Replicas, channel: Channel, settled: Settled) -> None:
+    def __init__(self, members: Membership, replicas: Replicas, channel: Channel, settled: Settled) -> None:
         self._me = members.me
         self._members = members
         self._replicas = replicas
         self._channel = channel
         self._settled = settled
-        self._losing: set[tuple[str, str]] = set()
+        self._changing: set[tuple[str, str]] = set()  # that are being lost, or come back
         self._telling: set[tuple[str, str]] = set()
+        self._seen: dict[str, int] = {}  # partition led here -> the epoch in which it was looked at
+        self._told: dict[str, int] = {}  # partition led here -> number of the last entry that this node was told
         self._background = Background()
         replicas.settle = self._settle
+        replicas.performed = self._performed
+        members.watch(self.look)
 
     async def run(self) -> None:
         """Tell nodes, and lose what is lost, until cancelled."""
@@ -75,28 +101,63 @@ class Columns:
 
     def look(self) -> None:
         """Begin what is due."""
-        now = monotonic()
         for hosted in self._replicas:
-            machine = hosted.machine
-            if not isinstance(machine, HasColumns) or not hosted.replica.serves(now):
-                continue
-            for node in machine.holders():
-                if self._members.gone(node) and (hosted.partition, node) not in self._losing:
-                    self._losing.add((hosted.partition, node))
-                    self._background.spawn(self._lose(hosted, machine, node))
-            for node in machine.waiting():
-                if (hosted.partition, node) not in self._telling:
-                    self._telling.add((hosted.partition, node))
-                    self._background.spawn(self._tell(hosted, machine, node))
+            self._look_at(hosted)
+        for partition in [each for each in {**self._told, **self._seen} if self._replicas.find(each) is None]:
+            self.forget(partition)
 
-    async def _lose(self, hosted: Hosted, machine: HasColumns, node: str) -> None:
-        try:
-            await self._replicas.request(hosted.partition, machine.losing(node), _ASK_S)
-            log.info("what node %s alone held of %s is lost", node, hosted.partition)
-        except DataplaneError as error:
-            log.info("what node %s held of %s is looked after later: %s", node, hosted.partition, error)
-        finally:
-            self._losing.discard((hosted.partition, node))
+    def forget(self, partition: str) -> None:
+        """The partition is gone, or not here any more."""
+        self._told.pop(partition, None)
+        self._seen.pop(partition, None)
+
+    def _look_at(self, hosted: Hosted) -> None:
+        machine = _columns_of(hosted)
+        if machine is None or not hosted.replica.serves(monotonic()):
+            return
+        for node in machine.holders():
+            if self._members.gone(node, durable=hosted.durable) and (hosted.partition, node) not in self._changing:
+                what = "what node %s alone held of %s is lost"
+                self._change(hosted, node, machine.losing(node), what)
+        for node in [each.hex() for each in machine.lost_nodes.away]:
+            member = self._members.current.get(node)
+            if member is not None and (hosted.partition, node) not in self._changing:
+                returning = machine.returning(node, member.first)
+                self._change(hosted, node, returning, "node %s, which was lost, stores columns of %s again")
+        for node in machine.waiting():
+            if (hosted.partition, node) not in self._telling:
+                self._telling.add((hosted.partition, node))
+                self._background.spawn(self._tell(hosted, machine, node))
+
+    def _performed(self, hosted: Hosted) -> None:
+        """A partition has applied something: tell this node, if its leader is here, and look at what is new there."""
+        machine = _columns_of(hosted)
+        if machine is None or not hosted.replica.serves(monotonic()):
+            return
+        if self._me in machine.waiting():
+            self._tell_here(hosted, machine)
+        epoch = hosted.configuration.epoch
+        if self._seen.get(hosted.partition) != epoch:  # it may lead since now, and nothing is to be given that is lost
+            self._seen[hosted.partition] = epoch
+            asyncio.get_running_loop().call_soon(self._look_at, hosted)
+
+    def _tell_here(self, hosted: Hosted, machine: HasColumns) -> None:
+        entries, last = machine.outbox(self._me, _ENTRIES)
+        before = self._told.get(hosted.partition, 0)
+        if last > before or not before:
+            self._told[hosted.partition] = last
+            self._settled(hosted.partition, last, entries)
+
+    def _change(self, hosted: Hosted, node: str, request: bytes, what: str) -> None:
+        def done(outcome: bytes | DataplaneError) -> None:
+            self._changing.discard((hosted.partition, node))
+            if isinstance(outcome, bytes):
+                log.info(what, node, hosted.partition)
+            else:
+                log.info("what node %s held of %s is looked after later: %s", node, hosted.partition, outcome)
+
+        self._changing.add((hosted.partition, node))
+        hosted.request(request, done)
 
     async def _tell(self, hosted: Hosted, machine: HasColumns, node: str) -> None:
         """Tell a node all there is, one message at a time."""
@@ -106,9 +167,13 @@ class Columns:
                 if not entries:
                     return
                 if node == self._me:
-                    self._settled(hosted.partition, entries)
-                elif not self._members.gone(node):
-                    await self._channel.ask(node, lambda number: m.Settle(number, hosted.partition, entries), _ASK_S)  # noqa: B023
+                    self._tell_here(hosted, machine)
+                elif not self._members.gone(node, durable=hosted.durable):
+
+                    def settle(number: int, last: int = last, entries: tuple[bytes, ...] = entries) -> m.Item:
+                        return m.Settle(number, hosted.partition, last, entries)
+
+                    await self._channel.ask(node, settle, _ASK_S)
                 await self._replicas.request(hosted.partition, machine.telling(node, last), _ASK_S)
         except DataplaneError as error:
             log.debug("node %s is told of %s later: %s", node, hosted.partition, error)
@@ -118,7 +183,7 @@ class Columns:
     def _settle(self, node: str, told: m.Settle) -> None:
         """A leader tells this node."""
         try:
-            self._settled(told.partition, told.entries)
+            self._settled(told.partition, told.last, told.entries)
         except DataplaneError as error:
             self._channel.answer(node, told.number, error)
         else:

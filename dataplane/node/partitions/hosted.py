@@ -1,7 +1,8 @@
 """One replica on this node: its events in, its effects carried out in order.
 
-Operations of a durable log go to a thread, one write and one sync at a time: what comes meanwhile is the next (group
-commit). A compare-and-set is tried once; the replica asks again when that is due.
+Operations of a durable log are saved one batch at a time: what comes meanwhile is the next (group commit). While the
+disk is full requests are refused. A compare-and-set is tried once; the replica asks again when that is due. A read goes
+before: a host that can send and hears nothing would else make itself the only replica, and answer nobody.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
 from dataplane.clock import monotonic
 from dataplane.coordinator.base import DELETED, Unavailable
-from dataplane.errors import Backpressure, Corrupt, DataplaneError, OutcomeUnknown
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, OutcomeUnknown
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Answer, Effect, Fault, Refuse, Send, Store, Swap
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Message
+from dataplane.replication.messages import Append, Install, Message, Outdated, Release
 from dataplane.replication.replica import Replica
 from dataplane.replication.storage import Operation, Storage
 from dataplane.wire import partition_messages as m
@@ -32,11 +33,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 0.5
+_TICK_S = 0.01  # between ticks of a state machine that has always something to do
+EARLY_S = 0.1
+"""By which a tick may come before it is due, to fall together with others."""
+
+
+@runtime_checkable
+class DurableLog(Protocol):
+    """A `Storage` that outlives the process."""
+
+    @property
+    def refusal(self) -> Backpressure | None:
+        """Why nothing is saved now, if the disk is full."""
+
+    def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
+        """Write operations after those before; done once they are on disk."""
+
+    def remove(self) -> None:
+        """Have no log of this partition here any more."""
 
 
 class Hosted:
-    """See the module. Its owner ticks it at `deadline`."""
+    """See the module. Its owner ticks it at `deadline`, and so is told of what the state machine has to do by then."""
 
     def __init__(
         self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine, new: ReplicaId
@@ -46,13 +64,14 @@ class Hosted:
         self.partition = partition
         self.machine = machine
         self.waiters = Waiters(machine)
+        machine.waits = self.waiters.requests
         self.distrusted: set[ReplicaId] = set()
         self.recruited: dict[str, float] = {}  # node -> when it was asked
         self.refused: dict[str, float] = {}  # node -> when it could not
         self.heard_s = monotonic()
         self._owner = owner
         self._storage = storage
-        self._durable = owner.settings.durable
+        self._disk = storage if isinstance(storage, DurableLog) else None
         self._numbers = itertools.count(1)
         self._requests: dict[int, Done] = {}
         self._asked: Swap | None = None
@@ -60,17 +79,27 @@ class Hosted:
         self._ticket = 0  # of the last of them
         self._writing = False
         self._serving = False
+        self._ticking = False
+        self._machine_due_s = math.inf
         self.closed = False
-        self.replica = Replica(self.me, owner.settings, machine, stored, monotonic(), fresh=self.me == new)
+        settings = msgspec.structs.replace(owner.settings, durable=storage.durable)
+        self.replica = Replica(self.me, settings, machine, stored, monotonic(), fresh=self.me == new, alone=owner.alone)
 
     @property
     def deadline(self) -> float:
         """When `tick` is due; never before it has read the configuration."""
-        return self.replica.deadline if self.replica.configuration.epoch else math.inf
+        if not self.replica.configuration.epoch:
+            return math.inf
+        return min(self.replica.deadline, self._machine_due_s)
 
     @property
     def configuration(self) -> Configuration:
         return self.replica.configuration
+
+    @property
+    def durable(self) -> bool:
+        """Whether its log outlives the process."""
+        return self._disk is not None
 
     # Events
 
@@ -79,7 +108,28 @@ class Hosted:
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """A message of another replica. A log that is not of this partition ends the replica."""
-        self.heard_s = now = monotonic()
+        self.heard_s = monotonic()
+        if isinstance(message, Append | Install | Outdated | Release):
+            self._noted(message.configuration, lambda: self._receive(sender, message))
+        else:
+            self._receive(sender, message)
+
+    def _noted(self, configuration: Configuration, then: Callable[[], None]) -> None:
+        """Go on once it is on disk that this configuration is known, where that has to be remembered."""
+        remembered = self._owner.remembered
+        if remembered is None or self._disk is None or remembered.has(self.partition, configuration.epoch):
+            then()
+            return
+
+        async def note() -> None:
+            await remembered.know(self.partition, configuration)
+            if not self.closed:
+                then()
+
+        self._owner.background.spawn(note())
+
+    def _receive(self, sender: ReplicaId, message: Message) -> None:
+        now = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
         except Corrupt as error:
@@ -92,30 +142,53 @@ class Hosted:
 
     def request(self, request: bytes, done: Done) -> None:
         """Decide a request; `done` is called with its result or error, now or later, once."""
+        if self._disk is not None and self._disk.refusal is not None and self.replica.leads:
+            done(Backpressure(str(self._disk.refusal), **self._disk.refusal.fields))
+            return
         number = next(self._numbers)
         self._requests[number] = done
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: Waiting, *, first: bool = False) -> None:
-        """Decide a request; where there is nothing for it, let it wait in its queue."""
+        """Decide a request; where there is nothing for it, let it wait in its queue. What may not wait and is refused
+        by Backpressure is told so: that says which limit is in the way."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
-            now = monotonic()
+            now, refused = monotonic(), outcome
+            if isinstance(outcome, NotReady | Backpressure):
+                outcome = NOTHING
             if outcome == NOTHING and not waiting.withdrawn and waiting.until_s > now:
                 try:
                     self.waiters.add(waiting, now, first=first)
+                    if not first:
+                        self._owner.waited(self)
                 except Backpressure as error:
                     waiting.done(error)
                 return
             if outcome == NOTHING:
                 self.waiters.remember(waiting.queue, waiting.node, waiting.request)
-            waiting.done(outcome)
+            waiting.done(refused if isinstance(refused, Backpressure) else outcome)
 
         self.request(waiting.request, decided)
 
     def tick(self, now: float) -> None:
-        self._perform(self.replica.tick(now))
-        self.serve()
+        if now >= self.replica.deadline - EARLY_S:
+            self._perform(self.replica.tick(now))
+            self.serve()
+        self._tick_machine()
+
+    def _tick_machine(self) -> None:
+        """Have the state machine do what is due; where it can not, again soon."""
+        self._ticking = False
+        now = monotonic()
+        if self.closed or not self.replica.serves(now):
+            self._machine_due_s = math.inf
+            return
+        if self.machine.deadline(now) <= now:
+            self.request(self.machine.tick(), lambda outcome: None)
+            now = monotonic()
+        self._machine_due_s = max(self.machine.deadline(now), now + _TICK_S)
+        self._owner.due(self.deadline)
 
     def gone(self, node: str, before_s: float) -> None:
         """The process that the node was by then has ended."""
@@ -142,7 +215,7 @@ class Hosted:
                 case Swap():
                     if effect != self._asked:
                         self._asked = effect
-                        self._owner.background.spawn(self._swap(effect.expected, effect.wanted, effect))
+                        self._owner.background.spawn(self._swap(effect))
                 case Store(ticket, operation):
                     self._writes.append(operation)
                     self._ticket = ticket
@@ -151,16 +224,30 @@ class Hosted:
                     log.error("replica %s of %s is dropped: %s", peer, self.partition, error)
         if self._writes and not self._writing:
             self._write()
-        if self.waiters and effects and not self._serving:
+        if self.waiters and (effects or not self.replica.leads) and not self._serving:
             self._serving = True
             asyncio.get_running_loop().call_soon(self.serve)
+        if effects and not self._ticking and self.replica.leads:
+            now = monotonic()
+            due_s = self.machine.deadline(now)
+            if due_s <= now:
+                self._ticking = True
+                asyncio.get_running_loop().call_soon(self._tick_machine)
+            elif due_s < self._machine_due_s:
+                self._machine_due_s = due_s
         self._owner.due(self.deadline)
+        if effects:
+            self._owner.performed(self)
 
-    async def _swap(self, expected: Configuration | None, wanted: Configuration, swap: Swap | None = None) -> None:
+    async def _swap(self, swap: Swap) -> None:
         try:
+            if self._disk is not None and self._owner.remembered is not None:
+                await self._owner.remembered.ask(self.partition, swap.wanted)
             key = self._owner.key(self.partition)
-            before = None if expected is None else encode(expected)
-            value = await self._owner.coordinator.swap(key, before, encode(wanted))
+            before = None if swap.expected is None else encode(swap.expected)
+            value = await self._owner.coordinator.read(key)  # who does not hear changes nothing, though it is heard
+            if value == before:
+                value = await self._owner.coordinator.swap(key, before, encode(swap.wanted))
         except (Unavailable, OutcomeUnknown) as error:
             log.debug("the coordinator did not answer for %s: %s", self.partition, error)
             return
@@ -174,59 +261,45 @@ class Hosted:
         if self.closed:
             return
         if value == DELETED:
-            self._owner.end(self)
+            self._owner.end(self, deleted=True)
             return
         if value is None:
-            self._restore()
+            log.warning("the coordinator has forgotten %s", self.partition)
+            self._perform(self.replica.forgotten(self._owner.coordinator.over_s, monotonic()))
             return
         try:
             configuration = decode(value)
-        except msgspec.MsgspecError:
-            log.error("the coordinator's value for %s is no configuration; it is left as it is", self.partition)
+        except Corrupt as error:
+            log.error("%s: %s", self._owner.key(self.partition), error)
             return
-        if configuration.epoch < self.configuration.epoch and self.replica.leads:
-            # Either it is newer by now, and this does nothing; or one who was deposed has told a wiped coordinator.
-            self._owner.background.spawn(self._swap(configuration, self.configuration))
+        self._noted(configuration, lambda: self._configured(configuration))
+
+    def _configured(self, configuration: Configuration) -> None:
+        if self._owner.remembered is not None:
+            self._owner.remembered.seen(self.partition)
         self.configured(configuration)
         self._owner.configured(self)
-
-    def _restore(self) -> None:
-        """The coordinator has forgotten the partition: who leads it says what it knows."""
-        configuration = self.configuration
-        if self.replica.leads:
-            log.warning("the coordinator has forgotten %s; this node leads it, and says so", self.partition)
-            self._owner.background.spawn(self._swap(None, configuration))
 
     # The disk
 
     def _write(self) -> None:
         writes, self._writes, self._writing = self._writes, [], True
         ticket = self._ticket
-        if not self._durable:
+        if self._disk is None:
             self._storage.write(writes)
             self._stored(ticket)
             return
-        loop = asyncio.get_running_loop()
-        self._owner.pool.submit(self._write_through, writes).add_done_callback(
-            lambda future: _call_soon(loop, self._written, future.exception(), writes, ticket)
-        )
+        self._disk.save(writes).add_done_callback(lambda saved: self._saved(saved, ticket))
 
-    def _write_through(self, writes: list[Operation]) -> None:
-        self._storage.write(writes)
-        self._storage.sync()
-
-    def _written(self, error: BaseException | None, writes: list[Operation], ticket: int) -> None:
-        if self.closed:
+    def _saved(self, saved: asyncio.Future[None], ticket: int) -> None:
+        error = None if saved.cancelled() else saved.exception()
+        if self.closed or saved.cancelled():
             return
-        if isinstance(error, Backpressure | OSError):  # a full disk may have room again; nothing is acknowledged before
-            log.error("the log of %s can not be written: %s", self.partition, error)
-            self._writes[:0] = writes
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._write)
-        elif error is not None:
+        if error is None:
+            self._stored(ticket)
+        else:
             log.error("replica %s of %s ends: its log can not be written: %s", self.me, self.partition, error)
             self._owner.end(self)
-        else:
-            self._stored(ticket)
 
     def _stored(self, ticket: int) -> None:
         self._writing = False
@@ -259,7 +332,7 @@ class Hosted:
         for done in requests.values():
             done(gone)
 
-
-def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call, *arguments)
+    def remove(self) -> None:
+        """Have no log of it here any more, once it is closed."""
+        if self._disk is not None:
+            self._disk.remove()

@@ -3,15 +3,18 @@ configuration names any more are dropped."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
 from dataplane.errors import Corrupt, PeerUnavailable, Rejected
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.table import is_durable
+from dataplane.replication.configuration import Configuration
 from dataplane.replication.recruitment import choose
 from dataplane.wire import partition_messages as m
 
@@ -27,7 +30,7 @@ _FORGET_S = 60.0  # after which a replica that is none of the configuration's, a
 class Recruiting:
     """The recruits of all partitions that are led here."""
 
-    def __init__(self, replicas: Replicas, members: Members, channel: Channel) -> None:
+    def __init__(self, replicas: Replicas, members: Membership, channel: Channel) -> None:
         self.wanted: Callable[[str], int] = lambda partition: 1
         """How many followers a partition should have."""
         self._replicas = replicas
@@ -41,8 +44,13 @@ class Recruiting:
                 for node in self._candidates(hosted, now):
                     hosted.recruited[node] = now
                     self._replicas.background.spawn(self._recruit(hosted, node))
-            elif not hosted.configuration.holds(hosted.me) and now - hosted.heard_s > _FORGET_S:
-                self._replicas.end(hosted)
+            elif self._unneeded(hosted) and now - hosted.heard_s > _FORGET_S:
+                self._replicas.end(hosted, forget=True)
+
+    def _unneeded(self, hosted: Hosted) -> bool:
+        """Whether no configuration names it; of a durable one, that was seen."""
+        configuration = hosted.configuration
+        return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
     def _candidates(self, hosted: Hosted, now: float) -> list[str]:
         """The nodes to ask: of other hosts first, and none again that was asked just now."""
@@ -56,16 +64,38 @@ class Recruiting:
         taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
         unfit = taken | {replica[0] for replica in hosted.distrusted} | hosted.refused.keys()
         free = [name for name in members if name not in unfit and not self._members.away(name)]
+        if hosted.durable:
+            free = [name for name in free if members[name].keeps]
         hosts = {members[name].host for name in taken if name in members}
         apart = [name for name in free if members[name].host not in hosts]
         wanted -= sum(node in free for node in hosted.recruited)
         chosen = choose(hosted.partition, configuration, [(name, 0) for name in apart or free], wanted)
         return [name for name, _ in chosen if name not in hosted.recruited]
 
+    def others(self, partition: str, leader: str, wanted: int) -> list[str]:
+        """The nodes that are to follow in a new partition: of other hosts first."""
+        members = self._members.current
+        host = members[leader].host if leader in members else ""
+        free = [name for name in members if name != leader and not self._members.away(name)]
+        if is_durable(partition):
+            free = [name for name in free if members[name].keeps]
+        apart = [name for name in free if members[name].host != host]
+        chosen = choose(partition, Configuration(0, (leader, 0)), [(name, 0) for name in apart or free], wanted)
+        return [name for name, _ in chosen]
+
     async def ask(self, node: str, partition: str) -> int:
         """Have another node make a replica, if it has none; its incarnation. Raises PeerUnavailable, Corrupt."""
         incarnation: int = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
         return incarnation
+
+    async def nowhere(self, partition: str) -> bool:
+        """Whether no node has a replica of a partition that may tell of it, as all say that may live."""
+        if self._members.missing or self._replicas.incarnation(partition):
+            return False
+        others = [node for node in self._members.current if node != self._members.me]
+        asks = [self._channel.ask(node, lambda number: m.Recall(number, partition, True), _ASK_S) for node in others]
+        found = await asyncio.gather(*asks, return_exceptions=True)
+        return not any(found)  # an error too is no "no"
 
     async def _recruit(self, hosted: Hosted, node: str) -> None:
         try:

@@ -10,25 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
-from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
 from dataplane.node.partitions.background import Background
-from dataplane.node.partitions.channel import Channel
-from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.channel import Channel, Late
+from dataplane.node.partitions.deliveries import Deliveries
+from dataplane.node.partitions.hosted import EARLY_S, Hosted
 from dataplane.node.partitions.recruiting import Recruiting
-from dataplane.node.partitions.waiters import Done, Waiting
+from dataplane.node.partitions.remembered import Remembered
+from dataplane.node.partitions.table import is_durable
+from dataplane.node.partitions.waiters import NOTHING, Done, Waiting
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import MemoryStorage, Storage
-from dataplane.threads import Pool
 from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
@@ -37,8 +40,8 @@ SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.
 """A leader that falls silent is followed by another within 5 s: `grace_s`, a beat, and the coordinator's answer. A node
 that gets a ninth of a core is heard every second at the latest; one whose process has ended is not waited for."""
 
-_EARLY_S = 0.1  # by which a tick may come before it is due, to fall together with others
-_AGAIN_S = 0.5
+_LEAST_S = 0.02  # between ticks
+_AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
 _DELETED_S = 60.0
 _INCARNATIONS = 48  # bits
 
@@ -47,36 +50,47 @@ Logs = Callable[[str, ReplicaId], Storage]
 
 
 def in_memory(partition: str, replica: ReplicaId) -> Storage:
-    """A log for as long as the process lives."""
+    """A log for as long as the process lives. Raises Misuse for one that is to outlive it."""
+    if is_durable(partition):
+        raise Misuse(f"no log of {partition} can be kept here: start the node with --data-dir DIR")
     return MemoryStorage(replica)
 
 
 class Replicas:
     """See the module. `machines(partition)` makes a state machine. `logs(partition, replica)`: the log of a partition
-    on this node, or a new one, which is of that replica then."""
+    on this node, or a new one, which is of that replica then. `alone`: no other node ever has a replica.
+    `remembered`: what is noted of durable partitions."""
 
     def __init__(
         self,
         me: str,
-        members: Members,
+        members: Membership,
         channel: Channel,
         coordinator: Coordinator,
         machines: Machines,
         *,
         settings: Settings = SETTINGS,
         logs: Logs = in_memory,
-        pool: Pool | None = None,
         prefix: str = "partitions/",
+        alone: bool = False,
+        remembered: Remembered | None = None,
     ) -> None:
         self.me = me
         self.settings = settings
+        self.alone = alone
+        self.remembered = remembered
         self.coordinator = coordinator
         self.background = Background()
-        self.pool = pool if pool is not None else Pool(4, "dataplane-log")
         self.hint: Callable[[str, str], None] = lambda partition, queue: None
         """Called when there may be something in a queue where this node waited in vain."""
         self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
         """Called with what a leader tells this node of its columns."""
+        self.performed: Callable[[Hosted], None] = lambda hosted: None
+        """Called when a replica here has applied something, perhaps."""
+        self.census: Callable[[m.Census], None] = lambda census: None
+        """Called with what a leader says of its partition."""
+        self.waited: Callable[[Hosted], None] = lambda hosted: None
+        """Called when a request begins to wait at a partition that is led here."""
         self.hosting: Callable[[str], None] = lambda partition: None
         """Called when this node begins to have a replica of a partition."""
         self._members = members
@@ -86,13 +100,14 @@ class Replicas:
         self._prefix = prefix
         self._hosted: dict[str, Hosted] = {}
         self._asked: dict[tuple[str, int], tuple[Hosted, Waiting]] = {}  # others' questions that wait
+        self._deliveries = Deliveries(channel)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
         self.recruiting = Recruiting(self, members, channel)
         self._recruit_s = 0.0
         self._configured: dict[str, asyncio.Event] = {}
         channel.heard = self._heard
-        channel.ended = self.gone
+        members.watch_ended(self.gone)
 
     def key(self, partition: str) -> str:
         """Of the partition's configuration, at the coordinator."""
@@ -106,6 +121,11 @@ class Replicas:
 
     # Which there are
 
+    def incarnation(self, partition: str) -> int:
+        """That of the replica here; 0 for none, and for one in memory that can not say who leads."""
+        hosted = self._hosted.get(partition)
+        return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
+
     def host(self, partition: str) -> Hosted:
         """The replica of a partition here; a new one, empty, if there is none. Raises Corrupt."""
         hosted = self._hosted.get(partition)
@@ -117,16 +137,26 @@ class Replicas:
             self.hosting(partition)
         return hosted
 
-    async def create(self, partition: str, node: str) -> Configuration:
-        """Have a partition, led by this node at first; if there is one, as it is. Raises Unavailable, OutcomeUnknown,
-        PeerUnavailable."""
-        if node == self.me:
-            incarnation = self.host(partition).me[1]
-        else:
-            incarnation = await self.recruiting.ask(node, partition)
-        first = Configuration(1, (node, incarnation))
+    async def create(self, partition: str, node: str, followers: int = 0) -> Configuration:
+        """Have a partition, led by this node at first, and followed by so many others from its first command on, as far
+        as they answer; if there is one, as it is. Raises Unavailable, OutcomeUnknown, PeerUnavailable."""
+        others = self.recruiting.others(partition, node, followers)
+        there = await asyncio.gather(*(self._follower(partition, each) for each in others))
+        first = Configuration(1, await self._new(partition, node), tuple(each for each in there if each is not None))
         value = await self.coordinator.swap(self.key(partition), None, encode(first))
         return decode(value) if value is not None else first
+
+    async def _new(self, partition: str, node: str) -> ReplicaId:
+        if node == self.me:
+            return self.host(partition).me
+        return node, await self.recruiting.ask(node, partition)
+
+    async def _follower(self, partition: str, node: str) -> ReplicaId | None:
+        try:
+            return await self._new(partition, node)
+        except (PeerUnavailable, Corrupt, Rejected) as error:
+            log.info("node %s can not follow in %s: %s", node, partition, error)
+            return None
 
     async def delete(self, partition: str) -> None:
         """Have it no more, whoever leads it. Raises Unavailable, OutcomeUnknown."""
@@ -135,19 +165,27 @@ class Replicas:
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
-    def end(self, hosted: Hosted) -> None:
-        """Have this replica no more. If the partition still needs one here, it will be another."""
+    def end(self, hosted: Hosted, *, forget: bool = False, deleted: bool = False) -> None:
+        """Have this replica no more. If the partition still needs one here, it will be another; of a durable one the
+        same, unless its log is to be forgotten, as it is where the partition was `deleted`."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
             hosted.close()
+            if forget or deleted:
+                hosted.remove()
+            if deleted and hosted.durable and self.remembered is not None:
+                self.remembered.delete(hosted.partition)
+            elif forget and self.remembered is not None:
+                self.remembered.forget(hosted.partition)
 
     async def _watch(self, hosted: Hosted) -> None:
         """What the coordinator has. The first value is read after the replica was made."""
-        missing = True  # it is created soon
+        missing, pause_s = True, _AGAIN_S  # it is created soon
         while not hosted.closed:
             try:
                 async for value in self.coordinator.watch(self.key(hosted.partition)):
+                    pause_s = _AGAIN_S
                     if value is not None or not missing:
                         hosted.changed(value)
                     missing = missing and value is None
@@ -155,7 +193,12 @@ class Replicas:
                         return
             except Unavailable as error:
                 log.debug("the coordinator does not answer for %s: %s", hosted.partition, error)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _AGAIN_MOST_S)
+
+    def missing(self, partition: str) -> bool:
+        """Whether a partition that the coordinator does not have may be found again."""
+        return self.remembered is not None and self.remembered.missing(partition)
 
     def configured(self, hosted: Hosted) -> None:
         """Another configuration was seen here."""
@@ -184,14 +227,17 @@ class Replicas:
         queue: str = "",
         wait_s: float = 0.0,
         withdrawn: asyncio.Event | None = None,
+        late: Late | None = None,
     ) -> bytes:
         """As `Channel.ask`, of this node."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        returned = False
 
         def done(outcome: bytes | DataplaneError) -> None:
             if future.done():
-                return
-            if isinstance(outcome, bytes):
+                if late is not None and isinstance(outcome, bytes):
+                    late(outcome)
+            elif isinstance(outcome, bytes):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
@@ -203,14 +249,19 @@ class Replicas:
             telling = self.background.spawn(_withdraw(hosted, waiting, withdrawn))
         try:
             async with asyncio.timeout(timeout_s):
-                return await future
+                result = await future
+            returned = True
+            return result
         except TimeoutError:
             raise PeerUnavailable(f"{partition} has not answered for {timeout_s:.1f} s") from None
         finally:
             if telling is not None:
                 telling.cancel()
-            if waiting is not None and hosted is not None and not future.done():
+            if waiting is not None and hosted is not None:
                 hosted.waiters.withdraw(waiting)
+            heard = future.done() and not future.cancelled() and future.exception() is None
+            if late is not None and heard and not returned:
+                late(future.result())
 
     # What others say
 
@@ -233,14 +284,31 @@ class Replicas:
                     self._channel.answer(node, number, error)
             case m.Settle():
                 self.settle(node, item)
+            case m.Census():
+                self.census(item)
             case m.Ready(partition, queue):
                 self.hint(partition, queue)
+            case m.Recall():
+                self._recall(node, item)
+            case m.Received():
+                self._deliveries.received(node, item)
             case _:
                 log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
+
+    def _recall(self, node: str, asked: m.Recall) -> None:
+        if asked.replica:
+            self._channel.say(node, m.Hosted(asked.number, self.incarnation(asked.name)))
+        else:
+            told = b"" if self.remembered is None else self.remembered.told(asked.name)
+            self._channel.answer(node, asked.number, told)
 
     def _ask_of(self, node: str, asked: m.Ask) -> None:
         def done(outcome: bytes | DataplaneError) -> None:
             self._asked.pop((node, asked.number), None)
+            if isinstance(outcome, bytes):
+                outcome = self._fitting(asked, outcome)
+            if asked.gives and outcome != NOTHING and isinstance(outcome, bytes):
+                self._gave(node, asked, outcome)
             self._channel.answer(node, asked.number, outcome)
 
         if not asked.queue:
@@ -252,8 +320,34 @@ class Replicas:
             self._asked[node, asked.number] = hosted, waiting
         self.ask(asked.partition, asked.request, done, waiting)
 
+    def _gave(self, node: str, asked: m.Ask, result: bytes) -> None:
+        hosted = self._hosted.get(asked.partition)
+        undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
+        if hosted is not None and undoing:
+            self._deliveries.gave(node, asked.number, hosted, undoing)
+
+    def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
+        """The result, or the refusal of one that fits no frame: then what it gives is taken back."""
+        try:
+            self._channel.check(result)
+        except LimitExceeded as error:
+            hosted = self._hosted.get(asked.partition)
+            undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
+            if hosted is not None and undoing:
+                asyncio.get_running_loop().call_soon(hosted.request, undoing, lambda outcome: None)
+            return error
+        return result
+
     def send(self, node: str, item: m.Replicate) -> None:
         self._channel.say(node, item)
+
+    def count(self, nodes: Iterable[str], census: m.Census) -> None:
+        """Say this to these nodes."""
+        for node in nodes:
+            if node == self.me:
+                self.census(census)
+            else:
+                self._channel.say(node, census)
 
     def ready(self, node: str, partition: str, queue: str) -> None:
         """Tell a node that there is something in a queue."""
@@ -265,6 +359,7 @@ class Replicas:
     def gone(self, node: str, before_s: float) -> None:
         """The process that a node was by then has ended."""
         log.info("node %s has ended", node)
+        self._deliveries.gone(node)
         for hosted in self:
             hosted.gone(node, before_s)
 
@@ -286,10 +381,10 @@ class Replicas:
         now = monotonic()
         self._due_s, self._timer = math.inf, None
         for hosted in self:
-            if hosted.deadline <= now + _EARLY_S:
+            if hosted.deadline <= now + EARLY_S:
                 hosted.tick(now)
             if not hosted.closed:
-                self.due(max(hosted.deadline, now + _EARLY_S))
+                self.due(max(hosted.deadline, now + _LEAST_S))
         if now >= self._recruit_s:
             self._recruit_s = now + self.settings.beat_s
             self.recruiting.look(now)
@@ -301,7 +396,7 @@ class Replicas:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    led = [hosted for hosted in self if hosted.replica.leads]
+                    led = [hosted for hosted in self if hosted.replica.leads and hosted.configuration.followers]
                     if not led:
                         return []
                     changed = []
@@ -320,12 +415,12 @@ class Replicas:
 
     async def aclose(self) -> None:
         """End all replicas, without a word. Idempotent."""
+        self._deliveries.close()
         if self._timer is not None:
             self._timer.cancel()
         for hosted in self:
             self.end(hosted)
         await self.background.aclose()
-        await self.pool.aclose()
 
 
 async def forget(coordinator: Coordinator, key: str) -> None:

@@ -12,11 +12,12 @@ import random
 from collections.abc import Callable
 
 from dataplane.clock import Deadline
+from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
-from dataplane.node.partitions.channel import Channel
-from dataplane.node.partitions.members import Members
+from dataplane.node.partitions.channel import Channel, Late
 from dataplane.node.partitions.replicas import Replicas
+from dataplane.node.partitions.table import is_durable
 from dataplane.replication.configuration import Configuration, decode
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
@@ -30,13 +31,16 @@ _SHORT_S, _LONG_S = 0.01, 0.5  # between tries
 class Router:
     """One node's way to all partitions."""
 
-    def __init__(self, replicas: Replicas, members: Members, channel: Channel, coordinator: Coordinator) -> None:
+    def __init__(self, replicas: Replicas, members: Membership, channel: Channel, coordinator: Coordinator) -> None:
         self._replicas = replicas
         self._members = members
         self._channel = channel
         self._coordinator = coordinator
         self._leaders: dict[str, str] = {}
-        self._configurations: dict[str, Configuration] = {}  # as last read
+        self.configurations: dict[str, Configuration] = {}
+        """As last read."""
+        self.named: Callable[[str], bool] = lambda partition: False
+        """Whether a table that is known here names the partition."""
 
     async def ask(
         self,
@@ -48,10 +52,14 @@ class Router:
         wait_s: float = 0.0,
         withdrawn: asyncio.Event | None = None,
         again: Callable[[], bool] = lambda: True,
+        late: Late | None = None,
+        patient: bool = True,
     ) -> bytes:
         """The answer of the partition's leader, whoever that is by then. `queue`, `wait_s`: see `waiters`; the request
-        waits again at the next leader. `again`: whether to ask again what may have been done. Raises what the partition
-        refuses with, Lost where no replica is left for certain; PeerUnavailable, OutcomeUnknown."""
+        waits again at the next leader. `again`: whether to ask again what may have been done. `late` is called with
+        each result that came too late to be returned. `patient`: also where a limit of the partition is in the way, ask
+        until that is gone. Raises what the partition refuses with, Lost where no replica is left for certain;
+        PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
         pause_s = _SHORT_S
@@ -62,7 +70,7 @@ class Router:
                 node = await self._leader(partition, silent)
                 wait = min(wait_s, deadline.remaining_s)
                 most = min(TRY_S if unknown is None else TRY_S / 2, deadline.remaining_s) + wait
-                return await self._once(node, partition, request, most, queue, wait, withdrawn)
+                return await self._once(node, partition, request, most, queue, wait, withdrawn, late)
             except NotLeader as error:
                 kept = error
                 self._leaders.pop(partition, None)
@@ -76,10 +84,14 @@ class Router:
                 if not again():
                     raise
             except (Unavailable, Backpressure) as error:
+                if isinstance(error, Backpressure) and (queue or not (patient or error.spill_error)):
+                    raise
                 kept = error
             if deadline.remaining_s <= pause_s:
                 if unknown is not None:
                     raise OutcomeUnknown(f"{partition} has not answered in time: {unknown}") from unknown
+                if isinstance(kept, Backpressure):
+                    raise kept
                 raise PeerUnavailable(f"{partition} has not answered in time: {kept}") from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
@@ -93,14 +105,15 @@ class Router:
         queue: str,
         wait_s: float,
         withdrawn: asyncio.Event | None,
+        late: Late | None,
     ) -> bytes:
         if node == self._replicas.me:
-            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, withdrawn)
+            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, withdrawn, late)
 
         def asked(number: int) -> m.Ask:
-            return m.Ask(number, partition, request, queue, wait_s)
+            return m.Ask(number, partition, request, queue, wait_s, late is not None)
 
-        result: bytes = await self._channel.ask(node, asked, timeout_s, withdrawn)
+        result: bytes = await self._channel.ask(node, asked, timeout_s, withdrawn, late)
         return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
@@ -129,17 +142,31 @@ class Router:
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:
-            if partition in self._configurations:
-                return self._configurations[partition]
-            raise
-        if value is None and partition in self._configurations:
-            return self._configurations[partition]  # a coordinator that was wiped is told again
-        if not value:
+            return self._remembered(partition)
+        if value is None and (
+            self.named(partition) or partition in self.configurations or self._replicas.missing(partition)
+        ):
+            configuration = self._remembered(partition)  # a coordinator that was wiped is told again
+        elif not value:
+            self.forget(partition)
             raise Lost(f"there is no partition {partition}")
-        configuration = self._configurations[partition] = decode(value)
-        if all(self._members.gone(node) for node, _ in (configuration.leader, *configuration.followers)):
+        else:
+            configuration = self.configurations[partition] = decode(value)
+        replicas = (configuration.leader, *configuration.followers)
+        if all(self._members.gone(node, durable=is_durable(partition)) for node, _ in replicas):
             raise Lost(f"every replica of {partition} has died")
         return configuration
+
+    def _remembered(self, partition: str) -> Configuration:
+        """As it was when it was seen last. Raises Unavailable."""
+        hosted = self._replicas.find(partition)
+        if hosted is not None and hosted.configuration.epoch:
+            return hosted.configuration
+        if partition in self.configurations:
+            return self.configurations[partition]
+        if self._replicas.missing(partition):
+            raise Unavailable(f"{partition} is not found again yet: `dataplane members` says what it waits for")
+        raise Unavailable(f"the coordinator has forgotten {partition}, and was not told of it yet")
 
     def _there(self, node: str) -> bool:
         return node in self._members.current
@@ -147,4 +174,4 @@ class Router:
     def forget(self, partition: str) -> None:
         """There is no such partition any more."""
         self._leaders.pop(partition, None)
-        self._configurations.pop(partition, None)
+        self.configurations.pop(partition, None)

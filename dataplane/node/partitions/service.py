@@ -2,73 +2,99 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-
+from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.node.partitions.background import Background
 from dataplane.node.partitions.channel import Channel
 from dataplane.node.partitions.columns import Columns, Settled
 from dataplane.node.partitions.consuming import Consuming
-from dataplane.node.partitions.directory import Directory, Requests
-from dataplane.node.partitions.members import LEASE_S, LOST_S, Member, Members
+from dataplane.node.partitions.departed import Departed
+from dataplane.node.partitions.directory import Directory
+from dataplane.node.partitions.finding import Finding
+from dataplane.node.partitions.quotas import Quotas
+from dataplane.node.partitions.remembered import Remembered
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
+from dataplane.node.partitions.requests import Requests
 from dataplane.node.partitions.router import Router
+from dataplane.replication.configuration import Configuration
 from dataplane.replication.settings import Settings
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
 
 
 class Partitions:
-    """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. The coordinator and
-    the sockets are their maker's to close."""
+    """The partitions of one node, whose control channel is `peers`: it hands frames to `receive`. The
+    membership, the coordinator and the sockets are their maker's. `alone`: there is no other node.
+    `remembered`: what is noted of durable partitions, in case that the coordinator is wiped."""
 
     def __init__(
         self,
-        me: str,
-        member: Member,
+        members: Membership,
         coordinator: Coordinator,
         peers: Peers,
         machines: Machines,
         requests: Requests,
         *,
-        settled: Settled = lambda partition, entries: None,
-        give_back: Callable[[str, bytes], Awaitable[object]],
+        settled: Settled = lambda partition, last, entries: None,
         settings: Settings = SETTINGS,
         logs: Logs = in_memory,
-        lease_s: float = LEASE_S,
-        lost_s: float = LOST_S,
+        alone: bool = False,
+        remembered: Remembered | None = None,
     ) -> None:
-        self.members = Members(coordinator, me, member, lease_s=lease_s, lost_s=lost_s)
-        self.channel = Channel(peers, self.members, member.life)
-        self.replicas = Replicas(me, self.members, self.channel, coordinator, machines, settings=settings, logs=logs)
-        self.router = Router(self.replicas, self.members, self.channel, coordinator)
-        self.directory = Directory(coordinator, self.members, self.replicas, self.router, requests)
-        self.consuming = Consuming(self.members, self.replicas, self.router, give_back)
-        self.columns = Columns(self.members, self.replicas, self.channel, settled)
+        me = members.me
+        self.members = members
+        self.channel = Channel(peers, members, members.current[me].life)
+        self.replicas = Replicas(
+            me,
+            members,
+            self.channel,
+            coordinator,
+            machines,
+            settings=settings,
+            logs=logs,
+            alone=alone,
+            remembered=remembered,
+        )
+        self._remembered = remembered
+        self.finding = None if remembered is None else Finding(self.replicas, members, self.channel, remembered)
+        self.router = Router(self.replicas, members, self.channel, coordinator)
+        self.directory = Directory(coordinator, members, self.replicas, self.router, requests)
+        self.consuming = Consuming(members, self.replicas, self.router)
+        self.columns = Columns(members, self.replicas, self.channel, settled)
+        self.departed = Departed(members, self.replicas)
+        self.quotas = Quotas(self.replicas, self.router, self.directory)
         self._background = Background()
 
     def receive(self, frame: Frame) -> None:
         """A frame of another node has come."""
         self.channel.receive(frame)
 
-    async def start(self, timeout_s: float) -> None:
-        """Be a member. Raises TimeoutError where the coordinator does not answer."""
-        for work in (self.members.run, self.directory.run, self.columns.run):
+    def start(self) -> None:
+        """Take care of partitions. The membership is its maker's to run."""
+        for work in (self.directory.run, self.columns.run, self.departed.run, self.quotas.run):
             self._background.spawn(work())
-        async with asyncio.timeout(timeout_s):
-            await self.members.joined()
+        if self._remembered is not None and self.finding is not None:
+            self._background.spawn(self._remembered.run())
+            self._background.spawn(self.finding.run())
+
+    def configurations(self) -> dict[str, Configuration]:
+        """Who leads and follows in which partition, as last seen here."""
+        hosted = {hosted.partition: hosted.configuration for hosted in self.replicas}
+        return {**self.router.configurations, **hosted}
 
     async def leave(self, timeout_s: float) -> None:
-        """Pass on what this node leads, and be no member any more; what is not done in time, others do."""
+        """Pass on what this node leads; what is not done in time, others do."""
         await self.directory.leave(timeout_s)
-        await self.members.leave()
 
     async def aclose(self) -> None:
         """End, without a word to others. Idempotent."""
         await self._background.aclose()
+        if self._remembered is not None:
+            await self._remembered.aclose()
         await self.consuming.aclose()
         await self.columns.aclose()
+        await self.quotas.aclose()
+        await self.departed.aclose()
         await self.directory.aclose()
         await self.replicas.aclose()
         await self.channel.aclose()

@@ -63,6 +63,10 @@ class Waiters:
         """Whether anybody waits, or is to be told."""
         return bool(self._queues)
 
+    def requests(self) -> list[bytes]:
+        """Those that wait."""
+        return [waiting.request for queue in self._queues.values() for waiting in queue.waiting]
+
     def add(self, waiting: Waiting, now: float, *, first: bool = False) -> None:
         """Wait; in the end it is answered by nothing. Raises Backpressure where too many wait."""
         if self._count >= MAX_WAITING:
@@ -75,6 +79,8 @@ class Waiters:
 
     def remember(self, queue: str, node: str, request: bytes) -> None:
         """Tell this node when there is something for such a request, and nobody waits."""
+        if not self._machine.tells:
+            return
         in_vain = self._queues.setdefault(queue, _Queue()).in_vain
         in_vain[node] = request
         in_vain.move_to_end(node)
@@ -98,9 +104,12 @@ class Waiters:
 
     def served(self, now: float) -> Iterator[Waiting]:
         """The requests that there is something for, one after the other: each has to be decided before the next is
-        asked for. They do not wait any more."""
+        asked for. They do not wait any more; where one waits again after all, nobody after it is served."""
         for queue in [*self._queues.values()]:
-            while queue.waiting and self._machine.serves(queue.waiting[0].request, now):
+            waiting = None
+            while queue.waiting and queue.waiting[0] is not waiting:
+                if not self._machine.serves(queue.waiting[0].request, now):
+                    break
                 waiting = queue.waiting.popleft()
                 self._left(waiting)
                 yield waiting

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -21,9 +21,10 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.errors import DataplaneError, Freed, OwnerDied, ProtocolMismatch
+from dataplane.errors import DataplaneError, ProtocolMismatch
+from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import Reading, member_of
-from dataplane.node.shards.remote import Remote, Want
+from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.replicas import Part, Replicas
 from dataplane.store.live import Live
 from dataplane.store.store import Store, check_described
@@ -46,16 +47,17 @@ class Fetcher:
         self._store = store
         self._peers = peers
         self._membership = membership
-        self._reading = Reading(node, peers, membership, choice)
+        self.reading = Reading(node, peers, membership, choice)
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
-        self.replicas = Replicas(node, store, peers, membership, self._reading)
+        self.replicas = Replicas(node, store, peers, membership, self.reading)
+        self.patching = Patching(node, store, self)
 
     @property
     def fetched_bytes(self) -> int:
         """What has come from other nodes, ever."""
-        return self._inline_bytes + self._reading.fetched_bytes
+        return self._inline_bytes + self.reading.fetched_bytes
 
     @property
     def copies(self) -> int:
@@ -106,27 +108,15 @@ class Fetcher:
         returned, so that the others are learnt of too."""
         try:
             member = self._membership.members.get(owner)
-            if member is not None and all(map(member.stores, shards)):
+            if member is not None:
                 await self._learn_all(owner, {owner: [(shard, shard) for shard in shards]}, deadline)
-            elif member is None:
+            else:
                 await self._learn_all(owner, await self.replicas.locate(owner, shards), deadline)
-            else:  # it has begun anew: what streams had of it may be elsewhere alone
-                await asyncio.gather(*(self._describe_old(owner, shard, deadline) for shard in shards))
         except DataplaneError as error:
             return error
         while len(self._copies) > MAX_COPIES:
             self._forget(next(iter(self._copies)))
         return None
-
-    async def _describe_old(self, owner: bytes, shard: int, deadline: Deadline) -> None:
-        try:
-            await self._learn(owner, owner, [(shard, shard)], deadline)
-        except Freed as freed:
-            try:
-                places = await self.replicas.locate(owner, [shard])
-            except OwnerDied:
-                raise freed from None
-            await self._learn_all(owner, places, deadline)
 
     async def _learn_all(self, owner: bytes, places: dict[bytes, list[tuple[int, int]]], deadline: Deadline) -> None:
         for source, numbered in places.items():
@@ -153,7 +143,7 @@ class Fetcher:
             if copy is not None:
                 self._forget(key)
             size, rows, columns, layout, live, payload = described
-            backing = Remote(self._reading, source, there, layout, size, whole=bool(payload))
+            backing = Remote(self.reading, source, there, layout, size, whole=bool(payload))
             number = self._store.adopt(
                 size,
                 rows,
@@ -230,6 +220,24 @@ class Fetcher:
             raise ProtocolMismatch(f"node {owner.hex()} made {len(linked.links)} links to {len(shards)} shards")
         return linked.links
 
+    def patch(self, number: int, patch: Patch) -> Callable[[], None]:
+        """Have the copy of this number here made by that, if it is read; until what this returns is called."""
+        remote = self._remotes.get(number)
+        if remote is None:  # a replica, or forgotten meanwhile
+            return lambda: None
+        remote.patch = patch
+
+        def undo() -> None:
+            if remote.patch is patch:
+                remote.patch = None
+
+        return undo
+
+    def forget(self, key: ShardKey) -> None:
+        """Nobody here asks for this shard of another node soon."""
+        if key in self._copies:
+            self._forget(key)
+
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The number here of a shard of which all is here in memory, for others to read."""
         number = self._copies.get((owner, shard))
@@ -238,4 +246,5 @@ class Fetcher:
 
     async def aclose(self) -> None:
         """Wait for what has begun."""
-        await self._reading.aclose()
+        await self.patching.aclose()
+        await self.reading.aclose()

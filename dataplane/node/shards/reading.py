@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -32,17 +34,29 @@ log = logging.getLogger(__name__)
 
 _LEAST_RATE = 10e6  # bytes/s that a read is given time for
 _LEAST_S = 20.0
+_SILENT_S = 3.0  # after which a node that is being read from is taken not to answer now
 _AT_ONCE, _FROM_ONE = 256, 16  # reads at a time, and of these from one node
 _COPIES_TRIED = 4
 _PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long, and how soon, who has too much to do is asked again
 
 
 def member_of(membership: Membership, node: bytes) -> Member:
-    """Raises OwnerDied where the node is no member."""
+    """Raises OwnerDied where the node has died, PeerUnavailable where it is away."""
     member = membership.members.get(node)
     if member is None:
-        raise OwnerDied(f"node {node.hex()} is not in the cluster: it has died, or was never", node=node.hex())
+        raise absent(membership, node)
     return member
+
+
+def absent(membership: Membership, node: bytes) -> DataplaneError:
+    """What to raise about a node that is no member."""
+    name = node.hex()
+    if membership.gone(name) or not membership.known(name):
+        return OwnerDied(
+            f"node {name} is not in the cluster: it has died, or was never; what it held is lost: put it again",
+            node=name,
+        )
+    return PeerUnavailable(f"node {name} is away from the cluster, and may come back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +91,53 @@ class Reading:
         self._peers = peers
         self._membership = membership
         self._choice = choice
-        self._running = Running(membership)
+        self._running = Running(membership, self._answers)
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._checking = Pool(2, "dataplane-check")
         self._closed = False
         self.fetched_bytes = 0
+        self._under_way, self._since, self._under_way_s = 0, 0.0, 0.0
+        self.timed: Callable[[str, int, int], None] = lambda operation, began, nbytes: None
+        """Called with each read, "fetch", that succeeded: when it began, in nanoseconds of the monotonic clock, and its
+        bytes."""
+
+    @property
+    def under_way_s(self) -> float:
+        """For how many seconds one read or more was under way, ever."""
+        return self._under_way_s + (time.monotonic() - self._since if self._under_way else 0.0)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        """A read is under way."""
+        if not self._under_way:
+            self._since = time.monotonic()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._under_way_s += time.monotonic() - self._since
+
+    async def _answers(self, node: bytes) -> bool:
+        """Whether a member answers, as far as that is known after `_SILENT_S`."""
+        member = self._membership.members.get(node)
+        if member is None:
+            return False
+        try:
+            await self._peers.request(member.address, pm.Describe(self._peers.next_id(), []), pm.Described, _SILENT_S)
+        except PeerUnavailable:
+            return False
+        except DataplaneError:  # it has much to do
+            return True
+        return True
 
     async def read(self, wanted: Wanted) -> Stretches:
         """Fill what is wanted of the memory, by the best transport that both have and that works; which stretches have
         come, if not more. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         async with self._turns.turn(wanted.owner):
-            return await self._read(wanted)
+            with self._one_more():
+                return await self._read(wanted)
 
     async def _read(self, wanted: Wanted) -> Stretches:
         owner, why = wanted.owner, "no transport is on both sides"
@@ -100,6 +150,8 @@ class Reading:
                 member_of(self._membership, owner)  # whether it is the owner that has gone
                 if isinstance(error, PeerUnavailable):
                     raise
+                if isinstance(error, TimeoutError):
+                    raise PeerUnavailable(f"node {owner.hex()} does not answer", address=member.address) from None
                 why = str(error)
                 self._choice.failed(owner, transport, error)
                 continue
@@ -126,7 +178,7 @@ class Reading:
             except (_Damaged, TransportError) as error:
                 if not offered.chunk or not wanted.fresh:
                     raise
-                log.warning("a shard did not come from the disk of %s: %s", member.node.hex(), error)
+                log.warning("a shard did not come from the disk of %s: %s", wanted.owner.hex(), error)
                 wanted = replace(wanted, fresh=False)
             finally:
                 self._withdraw(member, offered, wanted, came)
@@ -137,7 +189,7 @@ class Reading:
 
     async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: Wanted) -> Stretches:
         """Read what is offered at that address, and check it if it comes from a disk; which stretches."""
-        stretches = wanted.stretches
+        stretches, began = wanted.stretches, time.monotonic_ns()
         if offered.chunk:
             size = len(wanted.memory)
             if not wanted.fresh or offered.chunk < 0 or len(offered.sums) != 8 * -(-size // offered.chunk):
@@ -158,6 +210,7 @@ class Reading:
             finally:
                 await stopped([checking])
         self.fetched_bytes += total(stretches)
+        self.timed("fetch", began, total(stretches))
         return stretches
 
     async def _read_copy(self, transport: Transport, holder: bytes, wanted: Wanted) -> Stretches:

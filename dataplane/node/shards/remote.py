@@ -7,23 +7,53 @@ the values of the rows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
+from dataplane.batch import cuts
 from dataplane.batch.alike import one
-from dataplane.batch.layout import check_contents
+from dataplane.batch.layout import Bytes, check_contents
 from dataplane.batch.rows import Rows
-from dataplane.batch.stretches import Stretches, merged, tables, total, values, without
+from dataplane.batch.stretches import Stretches, is_sliceable, merged, tables, total, values, without
 from dataplane.errors import Misuse
 from dataplane.node.shards.reading import Reading, Wanted
+from dataplane.wire import messages as m
 
-Want = tuple[Sequence[int], Rows]
-"""Rows, ascending, of columns by their ordinals."""
+Want: TypeAlias = tuple[Sequence[int], Rows, m.EncodedCut] | bytes
+"""Rows, ascending, of columns by their ordinals, and what of each row; or bytes of the values of the only column, as
+`Pin.chunks` has them."""
+
+Patch: TypeAlias = Callable[[bytes, memoryview], Awaitable[bool]]
+"""Makes a shard of this encoded layout in memory; whether it could."""
 
 _WORTH = 256 << 10  # bytes of a shard from which on less than all of it is fetched
 _NAMING = 1 << 10  # bytes that could come in the time that it takes to plan, name and gather a stretch
 _MOST_WANTS, _MOST_STRETCHES = 64, 1 << 16
+
+
+def wanted_of(
+    shards: Sequence[m.Wanted], parts: Sequence[m.RowParts], chunks: Sequence[m.ChunkPart] = ()
+) -> list[tuple[bytes, int, list[Want]]]:
+    """What a message wants of shards of other nodes: rows, `parts` of rows, or bytes of `chunks`. Raises ValueError
+    where that is none."""
+    for told in (parts, chunks):
+        if told and len(told) != len(shards):
+            raise ValueError(f"parts of {len(told)} shards where {len(shards)} are wanted")
+    found: list[tuple[bytes, int, list[Want]]] = []
+    for number, (node, shard, wants) in enumerate(shards):
+        several: list[Want] = []
+        if chunks and chunks[number][0]:
+            found.append((node, shard, [chunks[number][0]]))
+            continue
+        for ordinals, encoded, *cut in parts[number] if parts else wants:
+            rows = Rows.decode(encoded)
+            encoded_cut: m.EncodedCut = cut[0] if cut else []
+            cuts.decode(encoded_cut, len(rows))
+            several.append((tuple(ordinals), rows, encoded_cut))
+        found.append((node, shard, several))
+    return found
 
 
 class Remote:
@@ -36,33 +66,56 @@ class Remote:
         self._reading = reading
         self._owner = owner
         self._shard = shard
+        self._encoded = encoded
         self._layout = one(encoded, size).layout
         self._size = size
         self._whole = size < _WORTH
         self._wants: list[Want] = []
         self._there: Stretches = [(0, size)] if whole else []
         self._turn = asyncio.Lock()
+        self.patch: Patch | None = None
+        """By which it is made, rather than fetched."""
 
     def want(self, wants: Iterable[Want]) -> bool:
         """Somebody reads these rows of these columns. Whether that was not wanted before. Raises Misuse."""
         new = [want for want in wants if want not in self._wants]
-        for ordinals, rows in new:
-            columns = self._layout.columns
-            if not all(0 <= o < len(columns) for o in ordinals) or rows.stop > columns[0][1].rows:
+        columns = self._layout.columns
+        for want in new:
+            if isinstance(want, bytes):
+                self._stretches(want)
+                continue
+            ordinals, rows, cut = want
+            there = all(0 <= o < len(columns) for o in ordinals) and rows.stop <= columns[0][1].rows
+            if not there or not all(is_sliceable(columns[o][1].field, cut) for o in ordinals):
                 raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these columns or rows")
         if self._whole or not new:
             return False
         self._wants += new
-        self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(*want) for want in new)
+        self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(want) for want in new)
         return True
 
     def covers(self, wants: Iterable[Want]) -> bool:
         """Whether these rows of these columns are there, if any of it is in memory."""
         return self.complete or all(want in self._wants for want in wants)
 
-    def _everything(self, ordinals: Sequence[int], rows: Rows) -> bool:
+    def _stretches(self, want: bytes) -> Stretches:
+        """Where these bytes of the only column are. Raises Misuse."""
         columns = self._layout.columns
-        return len(set(ordinals)) == len(columns) and rows.slice == slice(0, columns[0][1].rows)
+        found = np.frombuffer(want[: len(want) // 16 * 16], "<i8").reshape(-1, 2)
+        if len(columns) != 1 or columns[0][1].field.kind != "ragged" or 16 * len(found) != len(want):
+            raise Misuse(f"shard {self._shard} of node {self._owner.hex()} is no row of bytes")
+        offset, size = columns[0][1].buffers[1]
+        flat = np.concatenate([[0], found.reshape(-1), [size]])
+        if (np.diff(flat) < 0).any():
+            raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these bytes")
+        return [(start, stop) for start, stop in (found + offset).tolist()]
+
+    def _everything(self, want: Want) -> bool:
+        if isinstance(want, bytes):
+            return False
+        ordinals, rows, cut = want
+        columns = self._layout.columns
+        return not cut and len(set(ordinals)) == len(columns) and rows.slice == slice(0, columns[0][1].rows)
 
     @property
     def source(self) -> bytes:
@@ -77,7 +130,11 @@ class Remote:
     async def read(self, memory: memoryview) -> None:
         async with self._turn:
             self._there = []
-            await self._complete(memory, fresh=True)
+            if self._whole and self.patch is not None and await self.patch(self._encoded, memory):
+                check_contents(self._layout, np.frombuffer(memory, np.uint8))
+                self._there = [(0, self._size)]
+            else:
+                await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
         """Fetch what is wanted and not there. Raises as `Reading.read`."""
@@ -91,12 +148,21 @@ class Remote:
             if not self._there:
                 await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
-            wanted = merged(s for ordinals, rows in self._wants for s in values(self._layout, ordinals, rows, array))
-            if 2 * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_STRETCHES:
+            wanted = merged(stretch for want in self._wants for stretch in self._wanted(want, array))
+            # Bytes are asked for by who will not ask for the others: all of them are worth fetching only if they cost
+            # less. Of rows others follow.
+            worth = 1 if all(isinstance(want, bytes) for want in self._wants) else 2
+            if worth * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_STRETCHES:
                 await self._fetch(memory, wanted, fresh=fresh)
                 return
         await self._fetch(memory, everything, fresh=fresh)
         check_contents(self._layout, array)
+
+    def _wanted(self, want: Want, memory: Bytes) -> Stretches:
+        if isinstance(want, bytes):
+            return self._stretches(want)
+        ordinals, rows, cut = want
+        return values(self._layout, ordinals, rows, memory, cuts.decode(cut, len(rows)))
 
     async def _fetch(self, memory: memoryview, wanted: Stretches, *, fresh: bool) -> None:
         missing = without(wanted, self._there)

@@ -19,8 +19,8 @@ from dataplane.batch.rows import Rows
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement
-from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, ProtocolMismatch
-from dataplane.node.shards.reading import Reading, Wanted, member_of
+from dataplane.errors import DataplaneError, LimitExceeded, ProtocolMismatch
+from dataplane.node.shards.reading import Reading, Wanted, absent, member_of
 from dataplane.node.shards.retaining import links_of, selection_of
 from dataplane.store.links import Selected
 from dataplane.store.store import Store
@@ -43,9 +43,12 @@ class Replicas:
         self._membership = membership
         self._reading = reading
         self._here: dict[ShardKey, int] = {}
+        self._keys: dict[int, ShardKey] = {}  # of those here, by number
         self._elsewhere: dict[int, list[bytes]] = {}
         self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
+        self.forgotten: Callable[[ShardKey], None] = lambda key: None
+        """Called when a replica is not here any more."""
         store.freed = self._freed
         store.retained = self._retained
 
@@ -58,6 +61,9 @@ class Replicas:
         """Have these shards on so many nodes, this one among them; which others. Raises LimitExceeded where there are
         fewer, Backpressure, PeerUnavailable, Freed."""
         others = [node for node in self._membership.members if node != self._node]
+        keeping = [node for node in others if self._membership.keeps(node.hex())]
+        if len(keeping) >= replicas - 1:  # what is durable has to be on their disks, and who puts does not know yet
+            others = keeping
         if len(others) < replicas - 1:
             what = "nodes of the cluster"
             raise LimitExceeded(
@@ -69,7 +75,7 @@ class Replicas:
         chosen: list[bytes] = []
         for _ in range(replicas - 1):
             left = [node for node in others if node not in chosen]
-            chosen.append(Placement(left).home(self._node.hex(), min(shards)))
+            chosen.append(Placement(left).winner(self._node.hex(), min(shards)))
         for shard in shards:
             self._elsewhere[shard] = chosen
         timeout_s = deadline.remaining_s
@@ -88,6 +94,10 @@ class Replicas:
 
     def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
         """Some of a shard of this node was freed, or of what a link to one has; without rows, all of it."""
+        if shard_of(number) in self._keys and self._store.put_by(shard_of(number)) is None:
+            key = self._keys.pop(shard_of(number))
+            del self._here[key]
+            self.forgotten(key)
         nodes = self._elsewhere.get(shard_of(number))
         if nodes is None:
             return
@@ -102,15 +112,10 @@ class Replicas:
     # of others' shards
 
     def gone(self, node: bytes) -> None:
-        """This node has died, or took this one for dead: what it keeps is its own now."""
+        """This node's process has ended: it keeps nothing any more."""
         for shard, nodes in list(self._elsewhere.items()):
             if node in nodes:
                 self._elsewhere[shard] = [other for other in nodes if other != node]
-
-    def begin_anew(self) -> None:
-        """Others took this node for dead, and count no more on what it keeps for them."""
-        here, self._here = self._here, {}
-        self._store.free(list(here.values()))
 
     def here(self, key: ShardKey) -> int | None:
         """The number here of another node's shard that is kept here, or of the same link to it; None for one that is
@@ -118,6 +123,11 @@ class Replicas:
         node, number = key
         here = self._here.get((node, shard_of(number)))
         return None if here is None else linked(here, link_of(number))
+
+    def restored(self, key: ShardKey, number: int) -> None:
+        """Another node's shard is kept here, under this number."""
+        self._here[key] = number
+        self._keys[number] = key
 
     async def take(self, request: pm.TakeReplicas) -> Done:
         """Keep shards of another node. Raises Backpressure, LimitExceeded, OwnerDied, PeerUnavailable, Freed."""
@@ -132,7 +142,7 @@ class Replicas:
         for shard, (size, _, _, layout, _, payload) in zip(request.shards, reply.shards, strict=True):
             if (request.node, shard) not in self._here:
                 number = await self._keep(request.node, shard, size, layout, payload, deadline)
-                self._here[request.node, shard] = number
+                self.restored((request.node, shard), number)
         return Done(request.id)
 
     async def _keep(
@@ -179,8 +189,6 @@ class Replicas:
                 self.freeing((owner, named), tuple(columns), Rows.decode(rows) if columns else None)
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
-            if not self._store.mend(number):
-                del self._here[key]
 
     def retain(self, request: pm.RetainReplicas) -> None:
         """Links were made to another node's shards. Those that are not here are passed over. Raises ProtocolMismatch,
@@ -199,21 +207,19 @@ class Replicas:
     async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
         """By node, which of these shards of a node that has gone are there, and under which numbers. Raises OwnerDied
         where one is nowhere."""
-        others = [member for node, member in self._membership.members.items() if node != self._node]
+        others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
             left = dict.fromkeys(shards[first : first + pm.MAX_SHARDS])
             asked = pm.FindReplicas(self._peers.next_id(), owner, list(left))
-            replies = await asyncio.gather(*(self._ask(member.address, asked) for member in others))
-            for member, numbers in zip(others, replies, strict=True):
+            replies = await asyncio.gather(*(self._ask(member.address, asked) for _, member in others))
+            for (node, _), numbers in zip(others, replies, strict=True):
                 for shard, number in zip(asked.shards, numbers, strict=False):
                     if number and shard in left:
                         del left[shard]
-                        found.setdefault(member.node, []).append((shard, number))
+                        found.setdefault(node, []).append((shard, number))
             if left:
-                raise OwnerDied(
-                    f"node {owner.hex()} is not in the cluster: it has died, or was never", node=owner.hex()
-                )
+                raise absent(self._membership, owner)
         return found
 
     async def _ask(self, address: str, asked: pm.FindReplicas) -> list[int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from dataplane.batch.alike import one
+from dataplane.batch.form import Outline
+from dataplane.batch.frame import Place
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import ProtocolMismatch
 from dataplane.store.carried import rounded
@@ -12,10 +16,13 @@ from dataplane.wire import messages as m
 def stored(node: bytes, columns: m.Inline, shard: int) -> BatchRef:
     """All of a shard of this node's. Raises ProtocolMismatch where what was said with its columns is false."""
     laid = one(columns.layout, rounded(len(columns.payload)))
-    named = laid.outline.columns
+    named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:
         raise ProtocolMismatch(f"{laid.rows} rows of {len(named)} columns, and the bytes of {len(columns.nbytes)}")
-    sizes = zip(named, columns.nbytes, strict=True)
-    return BatchRef.of(
-        node, laid.rows, [(name, form.field, size, shard, i) for i, ((name, form), size) in enumerate(sizes)]
-    )
+    return BatchRef.whole(node, laid.rows, named, columns.nbytes, shard)
+
+
+@lru_cache(maxsize=256)
+def _named(outline: Outline) -> dict[str, Place]:
+    """Where each column of a shard of this outline is in a reference to all of it."""
+    return {name: Place(form.field.declared, 0, slot) for slot, (name, form) in enumerate(outline.columns)}

@@ -12,20 +12,19 @@ from contextlib import suppress
 
 import numpy as np
 
+from dataplane import waiting
 from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, NotReady
 from dataplane.node.streams.homes import Homes, Stream
 from dataplane.node.streams.packed import bound, int64
-from dataplane.stream.choosing import Demand, candidates, choose, needed
+from dataplane.stream.choosing import Demand, Wants, candidates, needed
 from dataplane.stream.lease import Grant, Who
 from dataplane.stream.progress import DEAD
-from dataplane.stream.sampler import Fifo, TokenBalanced
+from dataplane.stream.sampler import TokenBalanced
 from dataplane.wire import messages as m
 
 Room = Callable[[], Awaitable[bool]]
 """Waits until a client can take a large reply; whether that took time."""
-
-_NONE = np.empty(0, np.int64)
 
 MAX_LEASE_S = 7 * 86400.0
 _BYTES, _ROW, _TAG = m.MAX_FRAME // 2, 48, 64  # what is shown of rows, and about how much of it a row and a tag are
@@ -106,44 +105,14 @@ class Delivering:
             sampler=request.sampler,
             who=Who(self._client, request.member, request.replica, request.replicas),
             lease_s=request.lease_s,
-            serve=served.set_result,
+            serve=waiting.turn("rows", stream.name).noting(served.set_result),
             fail=served.set_exception,
         )
         return demand, served
 
-    async def watch(self, request: m.Watch, stream: Stream, deadline: Deadline) -> m.Reply:
-        """How many rows there are to be given, once there are so many or the stream is at its end. Raises Misuse,
-        Closed."""
-        home, ready = stream.home, _NONE
-        probe = self._probe(request, stream)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline.remaining_s):
-                while True:
-                    ready = choose(home.books, probe, stream.clock(), closed=home.ending)
-                    left = home.books.progress.is_left(probe.task)
-                    if len(ready) >= request.least or (home.ending and (left != request.left or not request.closed)):
-                        break
-                    await stream.changed()
-                    self._homes.find(stream.token)
-        version, age_s = 0, 0.0
-        if len(ready):
-            places = home.books.rows.places(ready)
-            version = int(home.books.facts.versions(places).min())
-            age_s = stream.clock() - float(home.books.facts.arrived(places).min())
-        left = home.books.progress.is_left(probe.task)
-        return m.Watched(request.id, len(ready), version, age_s, left, home.ending)
-
-    def _probe(self, request: m.Watch, stream: Stream) -> Demand:
-        """A demand that is never served, to see what it would be given."""
-        bound("rows of a delivery", m.MAX_ROWS, request.rows)
-        task, columns = stream.home.settings.task(request.task), tuple(request.columns)
-        return Demand(
-            task, request.rows, 1, columns, request.sampler or Fifo(), Who(self._client), 1.0, _unserved, _unserved
-        )
-
     async def look(self, request: m.Look, stream: Stream, deadline: Deadline) -> m.Reply:
         """What there is to choose from, once there is something new. Raises NotReady, Closed, Misuse."""
-        home, wants = stream.home, _Wants(tuple(request.lengths), tuple(request.tags))
+        home, wants = stream.home, Wants(tuple(request.lengths), tuple(request.tags))
         task, columns = home.settings.task(request.task), tuple(request.columns)
         who = Who(self._client, request.member, request.replica, request.replicas)
         most = min(request.most, _BYTES // (_ROW + 8 * len(wants.needs) + _TAG * len(wants.tags_read)))
@@ -160,7 +129,7 @@ class Delivering:
                     self._homes.find(stream.token)
         except TimeoutError:
             raise not_ready(stream.name, request.task, deadline) from None
-        shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.ending, whole=len(rows) < most)
+        shown = candidates(home.books, task, rows, wants, stream.clock(), closed=home.closed, whole=len(rows) < most)
         return m.Shown(
             id=request.id,
             changes=home.changes,
@@ -177,18 +146,6 @@ class Delivering:
             whole=shown.whole,
             left=home.books.progress.is_left(task),
         )
-
-
-def _unserved(_: object) -> None:
-    raise AssertionError("nobody waits")
-
-
-class _Wants:
-    """What somebody's sampler reads."""
-
-    def __init__(self, needs: tuple[str, ...], tags_read: tuple[str, ...]) -> None:
-        self.needs = needs
-        self.tags_read = tags_read
 
 
 def dead_letters(request: m.Dead, stream: Stream) -> m.Delivered:

@@ -88,6 +88,10 @@ class Inlining:
         versions = packed.int64("versions", request.versions)
         if isinstance(self._streams, Streaming):
             version = int(versions.max()) if len(versions) else 0
+            if self._streams.fits(request, version, len(versions)):
+                shard = self._put_now(request.columns)
+                if shard is not None:
+                    return self._append_new(request, versions, shard, self._streams)
             ticket = self._streams.ticket_now(request, version, len(versions))
             if ticket is not None:
                 return self._append_now(request, ticket, self._streams, deadline)
@@ -100,10 +104,19 @@ class Inlining:
             request.keys[0] if request.keys else "",
             request.digest,
             deadline.remaining_s,
-            (request.groups or [*request.keys, ""])[0],
+            request.groups,
+            whole=request.whole,
+            keys=[] if request.groups else request.keys,
         )
         admitted = self._streams.answer(admit, deadline)
         return partial(self._append_later, request, admitted, deadline)
+
+    def _append_new(self, request: m.AppendInline, versions: packed.Index, shard: int, streams: Streaming) -> m.Reply:
+        try:
+            return streams.append_new(request, versions, stored(self._node, request.columns, shard), shard)
+        except BaseException:
+            self._store.free([shard])
+            raise
 
     def _append_now(
         self, request: m.AppendInline, ticket: int, streams: Streaming, deadline: Deadline
@@ -168,6 +181,8 @@ class Inlining:
                 request.versions,
                 request.tags,
                 request.lengths,
+                whole=request.whole,
+                begin=request.begin,
             )
             return await self._done(append, deadline)
         except BaseException:
@@ -181,7 +196,7 @@ class Inlining:
     # extending
 
     def _extend(self, request: m.ExtendInline, deadline: Deadline) -> m.Reply | Waiting:
-        if isinstance(self._streams, Streaming) and self._streams.settled(request):
+        if isinstance(self._streams, Streaming):
             shard = self._put_now(request.columns)
             if shard is not None:
                 try:
@@ -208,6 +223,7 @@ class Inlining:
                 request.lengths,
                 request.replace,
                 request.origins,
+                piece=request.piece,
             )
             return await self._done(extend, deadline)
         except BaseException:

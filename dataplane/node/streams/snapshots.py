@@ -7,7 +7,6 @@ restored is opened by nobody, and goes with its client unless it was finished.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
@@ -27,21 +26,8 @@ class Snapshots:
     def __init__(self, homes: Homes) -> None:
         self._homes = homes
         self._taken: dict[int, Snapshot] = {}
-        self._kept: dict[int, Callable[[], None]] = {}  # by snapshot: how to let go what other nodes hold of it
         self._numbers = itertools.count(1)
         self._restoring: dict[bytes, Stream] = {}
-
-    async def take_whole(self, request: m.TakeSnapshot, stream: Stream) -> m.SnapshotTaken:
-        """As `take`, of a stream whose columns other nodes may store. Raises also Freed, Corrupt, PeerUnavailable."""
-        taken = self.take(request, stream)
-        try:
-            if self._homes.keep_elsewhere is not None:
-                refs = self._taken[taken.snapshot].refs
-                self._kept[taken.snapshot] = await self._homes.keep_elsewhere(refs)
-        except BaseException:
-            self.release(taken.snapshot)
-            raise
-        return taken
 
     def take(self, request: m.TakeSnapshot, stream: Stream) -> m.SnapshotTaken:
         """The stream as it is now. Raises LimitExceeded."""
@@ -65,7 +51,6 @@ class Snapshots:
 
     def release(self, number: int) -> None:
         """Nobody reads the snapshot any more."""
-        self._kept.pop(number, lambda: None)()
         snapshot = self._taken.pop(number, None)
         for ref in snapshot.refs if snapshot is not None else ():
             self._homes.forget(ref)

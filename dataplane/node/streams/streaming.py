@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from dataplane import waiting
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Closed, LeaseExpired, PeerUnavailable, ProtocolMismatch
-from dataplane.node.streams import packed
+from dataplane.errors import Backpressure, Closed, LeaseExpired, ProtocolMismatch
+from dataplane.node.streams import packed, unfinished
 from dataplane.node.streams.delivering import Delivering, Room, dead_letters, no_wait
 from dataplane.node.streams.homes import Homes, Stream
 from dataplane.node.streams.snapshots import Snapshots
@@ -25,6 +26,7 @@ from dataplane.stream.admission import Entry
 from dataplane.stream.facts import Arrival
 from dataplane.stream.figures import figures
 from dataplane.stream.page import Index
+from dataplane.stream.pieces import Begin
 from dataplane.wire import messages as m
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
@@ -39,10 +41,10 @@ StreamRequest = (
     | m.GiveBack
     | m.Append
     | m.Extend
+    | m.TendRow
+    | m.ListUnfinished
     | m.Consume
     | m.Look
-    | m.Watch
-    | m.Where
     | m.Ack
     | m.Renew
     | m.DropRows
@@ -130,37 +132,22 @@ class Streaming:
             case m.Append():
                 return self._append(request, stream)
             case m.Extend():
-                if stream.has_moved and not request.keys:
-                    return partial(self._when_still, request, stream, self._extend)
                 return self._extend(request, stream)
+            case m.TendRow() | m.ListUnfinished():
+                return unfinished.answer(request, stream, self._client)
             case m.Consume():
                 return partial(self._delivering.consume, request, stream, deadline)
             case m.Look():
                 return partial(self._delivering.look, request, stream, deadline)
-            case m.Watch():
-                return partial(self._delivering.watch, request, stream, deadline)
-            case m.Where():
-                keys = stream.home.books.keys
-                if request.digest:
-                    known = [keys.known(key, request.digest) for key in request.keys]
-                    found = np.array([-1 if row is None else row for row in known], np.int64)
-                else:
-                    found = keys.known_rows(request.keys)
-                return m.Placed(request.id, np.where(stream.home.books.rows.there(found), found, -1).tobytes())
             case m.Ack():
-                noted, since = self._homes.noted, self._homes.since
                 if request.done:
                     stream.home.ack(request.grant, self._client, request.replica, now)
                 else:
                     stream.home.nack(request.grant, self._client, request.replica, now, seen=request.seen)
-                if self._homes.noted != noted:
-                    return partial(self._told, request, since)
             case m.Renew():
                 stream.home.leases.renew(request.grant, self._client, request.replica, now)
                 stream.schedule()
             case m.DropRows():
-                if stream.has_moved and not request.keys:
-                    return partial(self._when_still, request, stream, self._drop_rows)
                 return self._drop_rows(request, stream)
             case m.End():
                 if request.drop:
@@ -173,8 +160,6 @@ class Streaming:
                 return m.LostRows(request.id, stream.home.take_lost(_LOST))
             case m.Measure():
                 return m.Figures(request.id, figures(stream.home, now))
-            case m.TakeSnapshot() if self._homes.keep_elsewhere is not None:
-                return partial(self._snapshots.take_whole, request, stream)
             case m.TakeSnapshot():
                 return self._snapshots.take(request, stream)
             case m.PutBack():
@@ -191,20 +176,6 @@ class Streaming:
         stream.home.drop_rows(np.concatenate((rows, of_groups)), stream.clock())
         return m.Done(request.id)
 
-    async def _when_still(self, request: Any, stream: Stream, do: Callable[[Any, Stream], m.Reply]) -> m.Reply:
-        """Do it to rows that are here, once none of them is on its way; or say where they are."""
-        rows = packed.int64("rows", request.rows)
-        await stream.still(rows)
-        return stream.elsewhere(request.id, rows) or do(request, self._homes.find(stream.token))
-
-    async def _told(self, request: m.Ack, since: int) -> m.Reply:
-        """An ack is answered once those know of it who could deliver the rows again, were this node to die. Raises
-        PeerUnavailable where it has begun anew meanwhile."""
-        await self._homes.told()
-        if self._homes.since != since:
-            raise PeerUnavailable("others took this node for dead as they were told of this: it may count, or not")
-        return m.Done(request.id)
-
     # appending
 
     def _admit_now(self, request: m.Admit, stream: Stream) -> m.Admitted | None:
@@ -219,10 +190,30 @@ class Streaming:
         key, nbytes = request.keys[0] if request.keys else "", sum(request.columns.nbytes)
         return self._ticket_now(rows, nbytes, version, key, request.digest, self._homes.find(request.stream))
 
+    def fits(self, request: m.AppendInline, version: int, rows: int) -> bool:
+        """Whether rows without keys, which come in the same moment, need no ticket. Raises as `ticket_now`."""
+        nbytes = sum(request.columns.nbytes)
+        _check_amount(rows, nbytes)
+        entry = Entry(self._client, rows, nbytes, version, _nobody, _nobody)
+        return not request.keys and self._homes.find(request.stream).home.fits(entry)
+
+    def append_new(self, request: m.AppendInline, versions: Index, ref: BatchRef, shard: int) -> m.Appended:
+        """Rows come that `fits` let in, of which `ref` means all of a shard that was stored just now. Raises as
+        `Home.append`; no row needs the shard then."""
+        stream = self._homes.find(request.stream)
+        packed.exactly("versions", versions, len(ref))
+        arrival = _arrival(request, versions, ref, ())
+        self._homes.keep_stored(shard, sum(request.columns.nbytes))
+        try:
+            first, _ = stream.home.appended(ref, (), b"", arrival, stream.clock())
+            unfinished.begun(request, stream, first, self._client)
+        except BaseException:
+            self._homes.forget(ref)
+            raise
+        return m.Appended(request.id, first, True)
+
     def _ticket_now(self, rows: int, nbytes: int, version: int, key: str, digest: bytes, stream: Stream) -> int | None:
-        packed.bound("rows of an append", m.MAX_ROWS, rows)
-        if rows < 1 or nbytes < 0:
-            raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
+        _check_amount(rows, nbytes)
         if key and stream.home.books.keys.known(key, digest) is not None:
             return 0
         return self._ticket(rows, nbytes, version, stream)[0] or None
@@ -239,16 +230,19 @@ class Streaming:
 
     async def _admit(self, request: m.Admit, stream: Stream, deadline: Deadline) -> m.Reply:
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        entry = Entry(
-            self._client, request.rows, request.nbytes, request.version, admitted.set_result, admitted.set_exception
-        )
+        wait = waiting.turn("permits", stream.name)
+        admit = wait.noting(admitted.set_result)
+        entry = Entry(self._client, request.rows, request.nbytes, request.version, admit, admitted.set_exception)
         stream.home.admit(entry)
+        if not admitted.done():
+            wait.turn(stream.home.admission.full(entry) or "permits", stream.name)
         try:
             if not admitted.done():
                 async with asyncio.timeout(deadline.remaining_s):
                     # The home may answer between a cancellation and the moment it is noticed here.
                     await asyncio.shield(admitted)
             ticket = admitted.result()
+            wait.turn("")
             self._tickets.add((stream.token, ticket))
             return m.Admitted(request.id, stream.token, ticket)
         except BaseException as error:
@@ -300,9 +294,8 @@ class Streaming:
 
     def _append(self, request: m.Append, stream: Stream) -> m.Reply:
         ref = BatchRef.decode(request.ref)
-        ticket = self._let_in(request, ref, stream) if request.ticket == m.LET_IN else request.ticket
         staged = request.staged if request.staged in self._staged else ""
-        reply = self._come(request, ref, ticket, stream, request.spares)
+        reply = self._come(request, ref, request.ticket, stream, request.spares)
         if not reply.new:
             self._homes.free_scope(staged)
         self.kept(staged, ref)
@@ -326,13 +319,7 @@ class Streaming:
         if not self._owns(stream.token, ticket):
             raise LeaseExpired("this append was not admitted, or was given up since its process was silent for long")
         try:
-            arrival = Arrival(
-                packed.one_a_row("groups", request.groups, len(ref)) or None,
-                packed.numbers("versions", request.versions, len(ref)),
-                packed.tags(request.tags, len(ref)),
-                packed.lengths(request.lengths, ref),
-                spares,
-            )
+            arrival = _arrival(request, packed.numbers("versions", request.versions, len(ref)), ref, spares)
             packed.one_a_row("keys", request.keys, len(ref))
             if stored is not None and isinstance(request, m.AppendInline):
                 self._homes.keep_stored(stored, sum(request.columns.nbytes))
@@ -340,6 +327,7 @@ class Streaming:
                 self._homes.keep(ref)
             kept = True
             first, new = home.append(ticket, ref, request.keys, request.digest, arrival, stream.clock())
+            unfinished.begun(request, stream, first, self._client)
         except BaseException:
             home.admission.give_back(ticket)
             if kept:
@@ -347,16 +335,7 @@ class Streaming:
             raise
         if not new:
             self._homes.forget(ref)
-        return m.Appended(request.id, first, new, changes=home.changes)
-
-    def _let_in(self, request: m.Append, ref: BatchRef, stream: Stream) -> int:
-        """A ticket for an append that nobody asked leave for, as no limit holds it back, or does now. Raises
-        Backpressure."""
-        version = int(packed.int64("versions", request.versions).max(initial=0))
-        ticket, why = self._ticket(len(ref), ref.stored_nbytes, version, stream)
-        if not ticket:
-            raise Backpressure(f"the stream {stream.name!r} is full ({why})", needed=ref.stored_nbytes)
-        return ticket
+        return m.Appended(request.id, first, new)
 
     def _extend(self, request: m.Extend, stream: Stream) -> m.Reply:
         ref = BatchRef.decode(request.ref)
@@ -364,16 +343,15 @@ class Streaming:
         self.kept(request.staged, ref)
         return m.Done(request.id)
 
-    def settled(self, request: m.ExtendInline) -> bool:
-        """Whether the rows that the request extends can be extended at once. Raises Closed."""
-        return bool(request.keys) or not self._homes.find(request.stream).has_moved
-
     def extend_stored(self, request: m.ExtendInline, ref: BatchRef) -> None:
         """The columns of the request come, of which `ref` says where they were stored. Where they do not, no row needs
         what `ref` means. Raises as `Home.extend`."""
         self._more(request, ref, self._homes.find(request.stream), ())
 
     def _more(self, request: m.Extend | m.ExtendInline, ref: BatchRef, stream: Stream, spares: Sequence[bytes]) -> None:
+        if request.piece is not None:
+            unfinished.grow(self._homes, request, request.piece, ref, stream, spares)
+            return
         rows = packed.rows_named(stream.home, request.rows, request.keys)
         self._homes.keep(ref)
         try:
@@ -391,3 +369,26 @@ class Streaming:
             self.free_scope(staged)
             for rows in again:
                 self._homes.free(ref[rows])
+
+
+def _check_amount(rows: int, nbytes: int) -> None:
+    """Raises LimitExceeded, ProtocolMismatch where no append has so many rows or bytes."""
+    packed.bound("rows of an append", m.MAX_ROWS, rows)
+    if rows < 1 or nbytes < 0:
+        raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")
+
+
+def _arrival(request: m.Append | m.AppendInline, versions: Index, ref: BatchRef, spares: Sequence[bytes]) -> Arrival:
+    """What a request says of the rows of `ref`. Raises ProtocolMismatch, LimitExceeded."""
+    return Arrival(
+        packed.one_a_row("groups", request.groups, len(ref)) or None,
+        versions,
+        packed.tags(request.tags, len(ref)),
+        packed.lengths(request.lengths, ref),
+        spares,
+        None if request.begin is None else Begin(*request.begin),
+    )
+
+
+def _nobody(answer: object) -> None:
+    """Nobody waits for it."""

@@ -1,1 +1,1 @@
-"""Tables: those of this node, and on several hosts the one home that each has."""
+"""Tables of a node that is in no cluster, and what clients ask of tables anywhere."""

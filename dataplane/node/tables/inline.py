@@ -20,27 +20,25 @@ import msgspec
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import ProtocolMismatch
 from dataplane.node.streams import packed
 from dataplane.node.streams.arrived import stored
 from dataplane.node.streams.inline import Streams
 from dataplane.node.streams.streaming import Waiting
-from dataplane.node.tables.tables import TableRequest, Tabling
 from dataplane.store.store import Store
 from dataplane.wire import messages as m
 
 
-class _Answers(Protocol):
+class _Writes(Protocol):
     """The tables as one client uses them."""
 
-    def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting | None:
-        """As `Tabling.answer`."""
+    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+        """As `Tabling.write`."""
 
 
 class WritingInline:
     """What one client sends so."""
 
-    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams, tables: _Answers) -> None:
+    def __init__(self, client: Hashable, node: bytes, store: Store, streams: Streams, tables: _Writes) -> None:
         self._client = client
         self._node = node
         self._store = store
@@ -50,7 +48,7 @@ class WritingInline:
         self._numbers = itertools.count(1)
 
     def answer(self, request: m.WriteInline, deadline: Deadline) -> m.Reply | Waiting:
-        """The reply, or what has to be called and awaited for it. Raises as `Store.put` and `Tabling.answer`; nothing
+        """The reply, or what has to be called and awaited for it. Raises as `Store.put` and `Tabling.write`; nothing
         stays of the request then."""
         columns = request.columns
         packed.bound("payload in a message", m.MAX_INLINE, len(columns.payload))
@@ -93,10 +91,5 @@ class WritingInline:
         ref = stored(self._node, request.columns, shard)
         if request.write.ref:
             ref = ref.union(BatchRef.decode(request.write.ref))
-        write = msgspec.structs.replace(request.write, id=request.id, staged=scope, held=[])
-        if isinstance(self._tables, Tabling):
-            return self._tables.write(write, ref)
-        answer = self._tables.answer(msgspec.structs.replace(write, ref=ref.encode()), deadline)
-        if answer is None:
-            raise ProtocolMismatch("a request without an answer")
-        return answer
+        write = msgspec.structs.replace(request.write, id=request.id, staged=scope)
+        return self._tables.write(write, ref, deadline)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+from dataplane.batch.ref import BatchRef
 from dataplane.replication.configuration import Configuration
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
@@ -13,7 +14,7 @@ from dataplane.stream.progress import PENDING
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import MAX_TASKS
 from tests.simulation.checker import Violation
-from tests.simulation.stream.columns import Columns
+from tests.simulation.stream.columns import Columns, Shard
 from tests.simulation.stream.machine import LABEL, TASKS, decoded, decoded_result
 from tests.simulation.stream.model import Model
 from tests.simulation.world import World
@@ -35,6 +36,12 @@ class Limits:
         if self.max_rows and sum(self.rows.values()) > self.max_rows:
             raise Violation(f"6: partitions have {self.rows} rows, of {self.max_rows} that may be there")
 
+    def share(self, partition: int, rows: int) -> None:
+        """6: no part of a limit is lost: by the books of the first partition. What another has yielded and not given
+        back, or was lent and has not taken, it finds there when it asks next."""
+        if not partition and rows != self.max_rows:
+            raise Violation(f"6: the first partition has and has lent {rows} rows, of {self.max_rows}")
+
 
 class Checker:
     """What was told to clients, the one log that all replicas have to have, and what it makes (`model`)."""
@@ -51,14 +58,16 @@ class Checker:
         self._newest = 0  # the newest epoch that answered a question
         self._granted: dict[tuple[int, int], tuple[int, float]] = {}  # (task, row) -> (grant, true time it ends)
         self._grants: dict[int, tuple[int, list[int]]] = {}  # -> task and rows
+        self._reading: dict[int, set[Shard]] = {}  # by grant
         self._done: dict[tuple[str, int], tuple[bytes, int]] = {}  # sequences -> result and command
         self.acked: set[tuple[int, int]] = set()
         self.labels: dict[int, str] = {}  # of rows whose append was answered
+        self._released: set[int] = set()  # rows that were held back, whose release was asked for
         self._named: set[int] = set()  # lost rows that somebody was told of
 
     # Called by machines and nodes
 
-    def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
+    def applied(self, count: int, command: bytes, result: bytes, rows: int, shares: int) -> None:
         """4: committed logs are prefixes of each other, and mean the same everywhere."""
         if count < len(self.log):
             if self.log[count] != (command, result):
@@ -69,6 +78,7 @@ class Checker:
         if count > len(self.log):
             raise Violation(f"4: command {count} was applied, and nobody has applied {len(self.log)}")
         self.log.append((command, result))
+        self._limits.share(self._partition, shares)
         made = decoded(command)
         key = made.client, made.sequence
         if made.sequence:
@@ -99,7 +109,27 @@ class Checker:
                     continue  # the task is done with it: nobody's columns are in the way
                 if held is None or held[0] != hold // MAX_TASKS:
                     raise Violation(f"3: {command.client} extends row {offset} under {hold // MAX_TASKS} after {held}")
-        for offset in model.applied(command, result):
+        if isinstance(command, c.Grow) and isinstance(result, r.Appended) and result.new:
+            row, piece = model.rows.get(command.row), command.piece
+            if row is None or row.dropped or row.token != piece.token or len(row.pieces) != piece.number:
+                raise Violation(
+                    f"7: {command.client} brings {piece} of row {command.row}, which another brings, or has"
+                )
+        if isinstance(command, c.TakeUp) and isinstance(result, r.UnfinishedRows):
+            told = BatchRef.decode(result.rows[0].columns)
+            pieces = model.rows[command.row].pieces
+            if pieces and told.select("y").shards() != tuple(pieces):
+                raise Violation(f"7: row {command.row} has the pieces {pieces}, and {told.shards()} are told")
+        if isinstance(command, c.Prepare) and isinstance(result, r.Done):
+            for offset in command.rows.tolist():
+                held = self._granted.get((command.task, offset))
+                if held is None or held[0] != command.grant:
+                    raise Violation(f"3: row {offset} is prepared under {command.grant} after {held}")
+        before = dict(model.prepared)
+        lost = model.applied(command, result)
+        for grant in before.keys() - model.prepared.keys():
+            self._give_up(*before[grant][1:], grant)
+        for offset in lost:
             over = {self._granted.get((task, offset), (0, 0.0))[0] for task in range(len(TASKS))} - {0}
             for grant in over:  # all of its rows go to others
                 self._give_up(*self._grants[grant], grant)
@@ -116,9 +146,11 @@ class Checker:
                 del self._granted[task, offset]
 
     def _tell_lost(self, told: r.LostRows) -> None:
-        for offset, key, _, _ in told.rows:
+        for offset, key, _, _, acked in told.rows:
             if self.model.lost.get(offset) not in (key, "") or offset in self._named:
                 raise Violation(f"1: row {offset} is told lost, and it is not, or was told before")
+            if acked != sum(1 << task for task in range(len(TASKS)) if (task, offset) in self.model.acked):
+                raise Violation(f"2: row {offset} is told lost, and other tasks had acked it than is said")
             self._named.add(offset)
 
     def leading(self, nodes: Sequence[Node]) -> None:
@@ -137,8 +169,9 @@ class Checker:
             self.delivering(request, result, node, epoch, rate)
         elif isinstance(request, r.Append) and isinstance(result, r.Appended):
             self._appended(request, result)
-        elif isinstance(request, r.Ack) and isinstance(result, r.Done):
-            self._acked(request)
+        elif isinstance(request, r.Ack | r.Conclude) and isinstance(result, r.Done):
+            if isinstance(request, r.Ack) or request.keep:
+                self._acked(request.grant)
         elif isinstance(result, r.Refused) and isinstance(request, r.TakeLost | r.Close | r.Drop | r.Lose):
             raise Violation(f"6: {request} is refused: {result}")
 
@@ -155,6 +188,12 @@ class Checker:
                 raise Violation(f"2: {node} delivers {key} in epoch {epoch}, and it was acked")
             if row is None or row.dropped or task in row.done or model.dead(offset, task):
                 raise Violation(f"2: {node} delivers {key}, which is gone, done, dropped or dead")
+            if task in row.prepared:
+                raise Violation(f"3: {node} delivers {key}, which is prepared")
+            if row.held and offset not in self._released:
+                raise Violation(f"5: {node} delivers {key}, which is held back")
+            if row.token:
+                raise Violation(f"7: {node} delivers {key}, which is in progress")
             before, until_s = self._granted.get(key, (0, 0.0))
             if before > given.grant or (before >> 32 == given.grant >> 32 and now < until_s - 1e-6):
                 raise Violation(f"3: {node} leases {key} as {given.grant} while {before} lives until {until_s:.3f}")
@@ -164,6 +203,7 @@ class Checker:
                 raise Violation(f"1: row {offset} has another reward than its holder brought last")
             self._granted[key] = given.grant, now + request.lease_s / rate
         self._grants[given.grant] = task, offsets
+        self._reading[given.grant] = set(given.ref.shards())
         if isinstance(request.sampler, CompleteGroups):
             self._whole(task, offsets)
 
@@ -182,13 +222,34 @@ class Checker:
             if self.labels.setdefault(result.first + at, str(label)) != label:
                 raise Violation(f"1: {label} and {self.labels[result.first + at]} were both answered as one row")
 
-    def _acked(self, request: r.Ack) -> None:
-        task, offsets = self._grants[request.grant]
+    def _acked(self, grant: int) -> None:
+        task, offsets = self._grants[grant]
         for offset in offsets:
             held = self._granted.get((task, offset))
-            if held is None or held[0] != request.grant:
-                raise Violation(f"3: the ack of {(task, offset)} by {request.grant} was taken, and {held} came after")
+            if held is None or held[0] != grant:
+                raise Violation(f"3: the ack of {(task, offset)} by {grant} was taken, and {held} came after")
             self.acked.add((task, offset))
+
+    def freeing(self, shard: Shard) -> None:
+        """1: a node is about to free a shard, which no row needs, and no holder of one."""
+        for offset, row in self.model.rows.items():
+            if shard in row.shards.values():
+                raise Violation(f"1: {shard} is freed, and row {offset} needs it")
+        for (task, offset), (grant, until_s) in self._granted.items():
+            live = grant >> 32 == self._term and self._world.now < until_s and (task, offset) not in self.model.acked
+            if live and shard in self._reading.get(grant, ()):
+                raise Violation(f"1: {shard} is freed, and {grant} of row {offset} lives until {until_s:.3f}")
+
+    @property
+    def _term(self) -> int:
+        """The epoch in which who leads began."""
+        last = self.configurations[-1]
+        term = last.epoch
+        for each in reversed(self.configurations):
+            if each.leader != last.leader:
+                break
+            term = each.epoch
+        return term
 
     # For clients
 
@@ -198,6 +259,10 @@ class Checker:
         return [
             o for o, row in self.model.rows.items() if not row.dropped and any(self.model.dead(o, t) for t in tasks)
         ]
+
+    def releasing(self, first: int, count: int) -> None:
+        """These rows are to be held back no longer."""
+        self._released.update(range(first, first + count))
 
     def some(self, rng: Random) -> list[int]:
         """A row that is there, if there are any."""

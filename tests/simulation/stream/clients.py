@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dataplane.errors import (
+    Backpressure,
     Closed,
     DataplaneError,
     Lost,
@@ -27,7 +28,11 @@ from tests.simulation.world import World
 if TYPE_CHECKING:
     from tests.simulation.stream.checker import Checker
 
-WAIT_S = 0.6
+ASK_S = 0.2
+"""A broker asks this often, about."""
+TOGETHER = 0.5
+"""So often in the moment when others do, if there are any."""
+
 _FINAL = (Expired, Rejected, Misuse, Lost)
 
 Answer = r.AnyResult | DataplaneError | None
@@ -44,7 +49,7 @@ class Call(clients.Call):
 
     @property
     def timeout_s(self) -> float:
-        return WAIT_S if isinstance(self.request, r.Consume) and self.request.wait else clients.TIMEOUT_S
+        return clients.TIMEOUT_S
 
     def _again(self) -> None:
         if isinstance(self.request, r.Consume):
@@ -60,7 +65,7 @@ class Call(clients.Call):
             answer = answer.error
         if not isinstance(answer, DataplaneError) or isinstance(answer, _FINAL):
             self._end(answer)
-        elif isinstance(answer, NotReady):
+        elif isinstance(answer, NotReady) or (isinstance(answer, Backpressure) and isinstance(self.request, r.Borrow)):
             self._end(None)
         else:
             self._refused(answer)
@@ -74,12 +79,30 @@ class Client(clients.Client):
 
 class Producer(Client):
     """Appends a few rows at a time: rows of groups, in one append or in two; now and then one with a key that another
-    producer uses too."""
+    producer uses too. In some runs half of the appends are held back, and then released or dropped, as those that
+    go to several partitions are."""
 
-    def __init__(self, world: World, name: str, nodes: int, ask: Callable[[int, Call], None], stored: Columns) -> None:
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        nodes: int,
+        ask: Callable[[int, Call], None],
+        stored: Columns,
+        partition: int,
+    ) -> None:
         super().__init__(world, name, nodes, ask)
         self._stored = stored
+        self._partition = partition
         self._open = ""  # the group that lacks a row
+        self.releasing: Callable[[int, int], None] | None = None
+        """Called with the first of rows that are about to be released, and how many; None: nothing is held back."""
+        self._holds = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has something to append, or may have."""
+        return bool(self.calls or self._open or self._holds) or not self.ending
 
     def run(self) -> None:
         if self.ending and not self._open:
@@ -96,7 +119,7 @@ class Producer(Client):
             count, keys = 1, [f"k{rng.randrange(30)}"]
             digest = keys[0].encode()
         labels = keys or [f"{self.name}-{sequence}-{i}" for i in range(count)]
-        node, shard, copies = self._stored.store(rng)
+        node, shard, copies = self._stored.store(rng, self._partition)
         request = r.Append(
             client=self.name,
             sequence=sequence,
@@ -107,14 +130,32 @@ class Producer(Client):
             digest=digest,
             tags={LABEL: labels},
             nodes=copies,
+            held=self.releasing is not None and rng.random() < 0.5,
         )
-        self.call(request, self._appended)
+        self.call(request, lambda answer: self._appended(request, answer))
 
-    def _appended(self, answer: Answer) -> None:
+    def _appended(self, request: r.Append, answer: Answer) -> None:
+        if not isinstance(answer, r.Appended) or not answer.new:
+            self._stored.forget(self._partition, request.ref, request.nodes)
         if not isinstance(answer, r.Appended | Lost | Closed):
             raise AssertionError(f"an append was answered by {answer!r}")
-        if not isinstance(answer, Closed):
-            self.world.after(0.005 + 0.07 * self.world.rng.random(), self.run)
+        if isinstance(answer, Closed):
+            self._open = ""
+        elif isinstance(answer, r.Appended) and answer.new and request.held:
+            self._holds = True
+            self.world.after(0.1 * self.world.rng.random(), self._release, answer.first, len(request.ref))
+        else:
+            self._next()
+
+    def _release(self, first: int, count: int) -> None:
+        keep = bool(self._open) or self.world.rng.random() < 0.7  # of a group in two appends, both
+        if keep and self.releasing is not None:
+            self.releasing(first, count)
+        self._holds = False
+        self.call(r.Release(client=self.name, first=first, keep=keep), lambda answer: self._next())
+
+    def _next(self) -> None:
+        self.world.after(0.005 + 0.07 * self.world.rng.random(), self.run)
 
 
 class Consumer(Client):
@@ -122,28 +163,32 @@ class Consumer(Client):
     them."""
 
     def __init__(
-        self, world: World, name: str, nodes: int, ask: Callable[[int, Call], None], stored: Columns, task: str
+        self,
+        world: World,
+        name: str,
+        nodes: int,
+        ask: Callable[[int, Call], None],
+        stored: Columns,
+        partition: int,
+        task: str,
     ) -> None:
         super().__init__(world, name, nodes, ask)
         self._stored = stored
+        self._partition = partition
         self.task = task
-        self._number = 0
 
     def run(self) -> None:
         rng = self.world.rng
-        self._number += 1
         train = self.task == TASKS[0]
         what = 1.0 if self.ending else rng.random()
         sampler = CompleteGroups(GROUP) if what < (0.2 if train else 0.5) else Freshest(1) if what < 0.6 else Fifo()
         request = r.Consume(
             client=self.name,
-            number=self._number,
             task=self.task,
             columns=("x", "reward") if not train and what < 0.2 else ("x",),
             rows=16 if self.ending else 5,
             sampler=sampler,
             lease_s=clients.ROW_LEASE_S,
-            wait=rng.random() < 0.8,
         )
         self.call(request, self._given)
 
@@ -161,7 +206,7 @@ class Consumer(Client):
             self._settle(answer, what)
 
     def _extend(self, given: r.Delivered, what: float) -> None:
-        node, shard, copies = self._stored.store(self.world.rng)
+        node, shard, copies = self._stored.store(self.world.rng, self._partition)
         request = r.Extend(
             client=self.name,
             sequence=self.next_sequence(),
@@ -171,7 +216,12 @@ class Consumer(Client):
             nodes=copies,
         )
         late_s = clients.ROW_LEASE_S * self.world.rng.uniform(0.7, 1.4) if what > 0.88 else 0.0
-        self.world.after(late_s, self.call, request, lambda answer: self._settle(given, what))
+        self.world.after(late_s, self.call, request, lambda answer: self._extended(request, given, what, answer))
+
+    def _extended(self, request: r.Extend, given: r.Delivered, what: float, answer: Answer) -> None:
+        if not isinstance(answer, r.Done):
+            self._stored.forget(self._partition, request.ref, request.nodes)
+        self._settle(given, what)
 
     def _settle(self, given: r.Delivered, what: float) -> None:
         rng = self.world.rng
@@ -221,20 +271,30 @@ class Mourner(Client):
 
 
 class Broker(Client):
-    """Borrows for the second partition what it lacks, and gives back what it can spare."""
+    """Borrows for a partition what it lacks, and gives back what it can spare."""
 
     def __init__(
         self,
         world: World,
         nodes: int,
         ask_first: Callable[[int, Call], None],
-        ask_second: Callable[[int, Call], None],
+        ask: Callable[[int, Call], None],
+        partition: int,
     ) -> None:
-        super().__init__(world, "broker", nodes, ask_second)
+        super().__init__(world, "broker", nodes, ask)
         self._first = Client(world, "broker", nodes, ask_first)
+        self._partition = partition
+        self.others = False
+        """Whether the stream has other brokers."""
+        self.needed: Callable[[], bool] = lambda: True
+        self.idle = False
+        """Whether nothing that was borrowed is on its way, and nothing more will be."""
 
     def run(self) -> None:
         """Ask for what there is, or for less."""
+        if not self.needed():
+            self.idle = True
+            return
         self._less = self.world.rng.random() < 0.4
         self.call(r.YieldQuota(rows=0 if self._less else 1 << 40, nbytes=0), self._left)
 
@@ -242,12 +302,19 @@ class Broker(Client):
         assert isinstance(answer, r.Lent)
         loan = answer.loan
         more = 0 if self._less else self.world.rng.randint(1, 6)
-        request = r.Borrow(partition=1, version=loan.version, rows=loan.rows + more, nbytes=0)
+        request = r.Borrow(partition=self._partition, version=loan.version, rows=loan.rows + more, nbytes=0)
         self._first.call(request, self._lent)
 
     def _lent(self, answer: Answer) -> None:
+        if answer is None:  # there is nothing to be had
+            self._taken(answer)
+            return
         assert isinstance(answer, r.Lent)
         self.call(r.TakeQuota(loan=answer.loan), self._taken)
 
     def _taken(self, answer: Answer) -> None:
-        self.world.after(0.2 * self.world.rng.uniform(0.5, 1.5), self.run)
+        """Ask again after a while, or in the moment when other brokers do: loans are decided while others are done."""
+        wait_s = ASK_S * self.world.rng.uniform(0.5, 1.5)
+        if self.others and self.world.rng.random() < TOGETHER:
+            wait_s = ASK_S - self.world.now % ASK_S
+        self.world.after(wait_s, self.run)

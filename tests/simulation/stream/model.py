@@ -3,6 +3,8 @@ own state machine, with its pages and arrays, has to agree with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.progress import ACKED, PENDING
@@ -10,11 +12,28 @@ from tests.simulation.stream.machine import LABEL, MAX_DELIVERIES, TASKS
 
 
 class Row:
-    """A row that is there. `holders`: by column, the nodes' lives that have it."""
+    """A row that is there. `holders`: by column, the nodes' lives that have it; `shards`: where it is stored."""
 
-    __slots__ = ("done", "dropped", "group", "holders", "key", "label", "nacks", "reward")
+    __slots__ = (
+        "done",
+        "dropped",
+        "group",
+        "held",
+        "holders",
+        "key",
+        "label",
+        "nacks",
+        "pieces",
+        "prepared",
+        "reward",
+        "shards",
+        "token",
+    )
 
-    def __init__(self, label: str, group: str | int | None, key: str, holders: frozenset[bytes]) -> None:
+    def __init__(
+        self, label: str, group: str | int | None, key: str, holders: frozenset[bytes], shard: tuple[bytes, int]
+    ) -> None:
+        self.shards = {"x": shard}
         self.label = label
         self.group = group
         self.key = key
@@ -23,6 +42,12 @@ class Row:
         self.done: set[int] = set()
         self.nacks = [0] * len(TASKS)
         self.dropped = False
+        self.held = False
+        self.prepared: set[int] = set()
+        """The tasks for which it is."""
+        self.token = 0
+        """Of a row in progress, who brings it."""
+        self.pieces: list[tuple[bytes, int]] = []
 
 
 class Model:
@@ -37,6 +62,8 @@ class Model:
         self.expired: set[int] = set()
         self.lost: dict[int, str] = {}  # -> key
         self.gone: set[bytes] = set()
+        self.held: dict[int, int] = {}  # by first row, how many
+        self.prepared: dict[int, tuple[str, int, list[int]]] = {}  # by grant, whose, for which task, and the rows
         self.closed = False
 
     def groups(self) -> dict[str | int, list[int]]:
@@ -60,7 +87,16 @@ class Model:
             holders = frozenset((command.ref.shards()[0][0], *command.nodes))
             for offset in command.rows.tolist():
                 self.rows[offset].holders["reward"] = holders
+                self.rows[offset].shards["reward"] = command.ref.shards()[0]
                 self.rows[offset].reward = command.ref.shards()[0][1]
+        elif isinstance(command, c.Grow):
+            self._grow(command, result)
+        elif isinstance(command, c.TakeUp):
+            self.rows[command.row].token = command.token
+        elif isinstance(command, c.GiveUp):
+            if command.row in self.rows and self.rows[command.row].token == command.token:
+                self.rows[command.row].dropped = True
+                self.dropped.add(command.row)
         elif isinstance(command, c.Settle):
             self._settle(command)
         elif isinstance(command, c.Drop):
@@ -68,12 +104,22 @@ class Model:
                 if offset in self.rows:
                     self.rows[offset].dropped = True
                     self.dropped.add(offset)
+        elif isinstance(command, c.Release):
+            self._release(command)
         elif isinstance(command, c.Remove):
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self._remove(offset)
         elif isinstance(command, c.Lose):
             return self._lose(command.node)
+        elif isinstance(command, c.Prepare):
+            self._prepare(command)
+        elif isinstance(command, c.Conclude):
+            if self.prepared.get(command.grant, ("",))[0] == command.client:
+                return self._conclude(command.grant, keep=command.keep)
+        elif isinstance(command, c.End):
+            grants = [grant for grant, (client, _, _) in self.prepared.items() if client in command.clients]
+            return [offset for grant in grants for offset in self._conclude(grant, keep=False)]
         elif isinstance(command, c.Close):
             self.closed = True
         return []
@@ -86,10 +132,33 @@ class Model:
         for i in range(len(command.ref)):
             key = command.keys[i] if command.keys else ""
             group = command.groups[i] if command.groups else None
-            self.rows[self.next] = Row(str(command.tags[LABEL][i]), group, key, holders)
+            self.rows[self.next] = Row(str(command.tags[LABEL][i]), group, key, holders, command.ref.shards()[0])
+            self.rows[self.next].held = command.held
+            self.rows[self.next].token = command.begin[0] if command.begin else 0
             if key:
                 self.keys[key] = self.next
             self.next += 1
+        if command.held:
+            self.held[result.first] = len(command.ref)
+
+    def _release(self, command: c.Release) -> None:
+        for offset in range(command.first, command.first + self.held.pop(command.first, 0)):
+            if offset in self.rows:
+                self.rows[offset].held = False
+                if not command.keep:
+                    self.dropped.add(offset)
+                    self._remove(offset)
+
+    def _grow(self, command: c.Grow, result: r.AnyResult) -> None:
+        assert isinstance(result, r.Appended)
+        if not result.new:
+            return
+        row, shard = self.rows[command.row], command.ref.shards()[0]
+        name = f"y{len(row.pieces)}"
+        row.holders[name], row.shards[name] = frozenset((shard[0], *command.nodes)), shard
+        row.pieces.append(shard)
+        if command.piece.last:
+            row.token = 0
 
     def _settle(self, command: c.Settle) -> None:
         for offset in command.rows.tolist():
@@ -107,12 +176,37 @@ class Model:
             if len(row.done) == len(TASKS) and not row.dropped:
                 self._remove(offset)
 
+    def _prepare(self, command: c.Prepare) -> None:
+        offsets = command.rows.tolist()
+        self.prepared[command.grant] = command.client, command.task, offsets
+        for offset in offsets:
+            self.rows[offset].prepared.add(command.task)
+
+    def _conclude(self, grant: int, *, keep: bool) -> list[int]:
+        """The rows that were prepared under the grant are done, or given back. Those that are lost now."""
+        _, task, offsets = self.prepared.pop(grant)
+        for offset in offsets:
+            row = self.rows[offset]
+            row.prepared.discard(task)
+            if not keep:
+                row.nacks[task] += 1
+                continue
+            row.done.add(task)
+            self.acked.add((task, offset))
+            if len(row.done) == len(TASKS) and not row.dropped:
+                self._remove(offset)
+        return self._lose_of(offset for offset in offsets if offset in self.rows)
+
     def _lose(self, node: bytes) -> list[int]:
         self.gone.add(node)
+        return self._lose_of(list(self.rows))
+
+    def _lose_of(self, offsets: Iterable[int]) -> list[int]:
+        """Of these rows, those that lack a column go, but for prepared ones."""
         lost = [
             offset
-            for offset, row in self.rows.items()
-            if not row.dropped and any(of <= self.gone for of in row.holders.values())
+            for offset, row in ((offset, self.rows[offset]) for offset in offsets)
+            if not (row.dropped or row.prepared) and any(of <= self.gone for of in row.holders.values())
         ]
         for offset in lost:
             self.lost[offset] = self.rows[offset].key

@@ -1,21 +1,22 @@
-"""A node whose replica runs the stream's own state machine: who waits is told, and what is due is asked for."""
+"""A node whose replica runs the stream's own state machine: what that has due is asked for, and its nodes are told
+what no row needs any more."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dataplane.errors import DataplaneError
-from dataplane.stream.machine import Served
-from dataplane.stream.requests import Consume, Tick, Waiting, encode_request, encode_result
 from dataplane.stream.settings import Settings
 from tests.simulation import node
-from tests.simulation.stream.clients import Call
 from tests.simulation.stream.columns import Columns
 from tests.simulation.stream.machine import WatchedMachine
+from tests.simulation.world import World
 
 _TICK = -1
-_TICK_REQUEST = encode_request(Tick())
-_WAITING = encode_result(Waiting())
+_TELL = -2
+_TICK_S = 0.01  # before a tick that was refused is asked for again
+_TELL_S = 0.05  # between looks at what is to be told
+_MOST = 3
 
 
 class Node(node.Node):
@@ -29,14 +30,16 @@ class Node(node.Node):
         self._stream = stream
         self.stored: Columns | None = None
         """Told of each crash, if this is the node's first partition."""
+        self.columns: Columns
 
     # Life and death
 
     def start(self) -> None:
         if not self.up:
-            self._waiting: dict[tuple[str, int], Call] = {}
             self._ticking = False
             self._tick_s = 0.0
+            self._told: dict[str, int] = {}  # by life of a node, up to where it knows its entries
+            self._world.after(_TELL_S, self._look, self.life + 1)
         super().start()
 
     def _new_machine(self) -> WatchedMachine:
@@ -51,43 +54,28 @@ class Node(node.Node):
     # What it does
 
     def _attend(self) -> None:
-        """Tell those who waited, and have the machine do what is due."""
+        """Have the machine do what is due."""
         machine = self.machine
-        machine.released.clear()
-        if machine.served:
-            served, machine.served = machine.served, []
-            for each in served:
-                self._serve(each)
         replica, now = self.replica, self.clock()
         if self._ticking or not replica.leads or self._tick_s > now or machine.deadline(now) > now:
             return
         if replica.serves(now):
             self._ticking = True
-            self._tick_s = now + 0.01  # if it is refused
-            self._perform(replica.request(_TICK, _TICK_REQUEST, now))
+            self._tick_s = now + _TICK_S
+            self._perform(replica.request(_TICK, machine.tick(), now))
             self._ticking = False
             if machine.deadline(now) <= now:
-                self._world.after(0.011, self._look_again, self.life)
+                self._world.after(_TICK_S + 0.001, self._look_again, self.life)
 
     def _look_again(self, life: int) -> None:
         if self.life == life and self.up:
             self._perform([])
 
-    def _serve(self, served: Served) -> None:
-        call = self._waiting.pop((served.client, served.number), None)
-        if call is not None:
-            outcome = served.outcome
-            self._answer(call, outcome if isinstance(outcome, DataplaneError) else encode_result(outcome))
-
     def _reply(self, request: int, outcome: bytes | DataplaneError) -> None:
         if request == _TICK:
             if isinstance(outcome, bytes):
                 self._tick_s = 0.0
-        elif outcome == _WAITING:
-            call = self._requests.pop(request)
-            assert isinstance(call.request, Consume)
-            self._waiting[call.request.client, call.request.number] = call
-        else:
+        elif request != _TELL:
             super()._reply(request, outcome)
 
     def _due(self) -> float:
@@ -97,3 +85,30 @@ class Node(node.Node):
             if due > self.clock():
                 deadline = min(deadline, due)
         return deadline
+
+    # What others need no more
+
+    def _look(self, life: int) -> None:
+        """Tell nodes what is in their outboxes, if this one leads; and take out what they know."""
+        if self.life != life or not self.up:
+            return
+        self._world.after(_TELL_S, self._look, life)
+        now = self.clock()
+        if self._world.now < self.paused_until or not self.replica.serves(now):
+            return
+        for name in self.machine.waiting():
+            entries, last = self.machine.outbox(name, _MOST)
+            if self._told.get(name, 0) >= last:
+                self._perform(self.replica.request(_TELL, self.machine.telling(name, self._told[name]), now))
+                return
+            to = self.columns.number(name)
+            told = self._when_alive(self._know)
+            self._world.send(self.number, to, self._tell, self._world, name, last, entries, told)
+
+    def _tell(self, world: World, name: str, last: int, entries: tuple[bytes, ...], told: Any) -> None:
+        """At the other node."""
+        self.columns.settled(self._partition, name, last, entries)
+        world.send(self.columns.number(name), self.number, told, name, last)
+
+    def _know(self, name: str, last: int) -> None:
+        self._told[name] = max(last, self._told.get(name, 0))

@@ -6,18 +6,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dataplane.replication.outbox import Outboxes, OutboxState
 from dataplane.stream import commands as c
-from dataplane.stream import machine
+from dataplane.stream import leader, replicated
 from dataplane.stream import requests as r
 from dataplane.stream.groups import Groups
+from dataplane.stream.held import HeldRows
 from dataplane.stream.home import Home
 from dataplane.stream.keys import Keys
+from dataplane.stream.leader import Leader
 from dataplane.stream.lease import Leases
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.patch import Patch
+from dataplane.stream.prepared import PreparedRows
 from dataplane.stream.progress import PENDING, Progress
-from dataplane.stream.quota import Quotas
+from dataplane.stream.quota import Loan, Quotas
+from dataplane.stream.replicated import Replicated
 from tests.simulation.planted import Plant
+from tests.simulation.stream.columns import Columns
 
 
 def an_ack_of_a_superseded_lease_is_taken(plant: Plant) -> None:
@@ -62,7 +68,7 @@ def a_nack_forgets_the_count(plant: Plant) -> None:
 
 def a_failover_keeps_the_leases_of_before(plant: Plant) -> None:
     """Their numbers: an ack of an old one is of another's now."""
-    plant(machine, "_TERM", 0)
+    plant(leader, "_TERM", 0)
 
 
 def a_failover_keeps_rows_leased(plant: Plant) -> None:
@@ -112,6 +118,54 @@ def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
     plant(StreamMachine, "snapshot", without)
 
 
+def a_snapshot_lacks_what_is_held_back(plant: Plant) -> None:
+    plant(HeldRows, "state", lambda self: [])
+
+
+def a_failover_shows_what_is_held_back(plant: Plant) -> None:
+    plant(HeldRows, "hide", lambda self: None)
+
+
+def what_another_partition_refuses_stays(plant: Plant) -> None:
+    release = Replicated._do_release
+
+    def kept(self: Any, command: Any) -> Any:
+        return release(self, c.Release(first=command.first, keep=True))
+
+    plant(replicated, "_APPLY", {**replicated._APPLY, c.Release: kept})
+
+
+def what_is_released_is_leased_to_nobody(plant: Plant) -> None:
+    """Though the leader has shown it, and others may have it."""
+    plant(HeldRows, "show", lambda self, first: self._unhide(first))
+
+
+def a_snapshot_lacks_what_is_prepared(plant: Plant) -> None:
+    plant(PreparedRows, "state", lambda self: [])
+
+
+def a_failover_gives_what_is_prepared(plant: Plant) -> None:
+    plant(PreparedRows, "hide", lambda self: None)
+
+
+def a_prepared_row_is_lost_with_its_columns(plant: Plant) -> None:
+    """Before it is decided what becomes of it."""
+    plant(PreparedRows, "among", lambda self, rows: rows < 0)
+
+
+def a_row_that_lost_its_columns_while_it_was_prepared_stays(plant: Plant) -> None:
+    plant(Replicated, "_over", lambda self, grant, keep: self.home.prepared.conclude(grant, keep=keep))
+
+
+def what_another_partition_refuses_counts(plant: Plant) -> None:
+    conclude = PreparedRows.conclude
+    plant(PreparedRows, "conclude", lambda self, grant, keep: conclude(self, grant, keep=True))
+
+
+def who_has_ended_keeps_what_it_has_prepared(plant: Plant) -> None:
+    plant(PreparedRows, "of", lambda self, clients: [])
+
+
 def a_group_is_given_before_it_is_whole(plant: Plant) -> None:
     sizes = Groups.sizes
     plant(
@@ -137,7 +191,7 @@ def a_lost_row_is_named_twice(plant: Plant) -> None:
         lost = self.home.lost
         return r.LostRows([(row, *lost[row]) for row in list(lost)[: command.most]])
 
-    plant(machine, "_APPLY", {**machine._APPLY, c.TakeLost: told})
+    plant(replicated, "_APPLY", {**replicated._APPLY, c.TakeLost: told})
 
 
 def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
@@ -145,14 +199,14 @@ def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
 
 
 def limits_forget_what_is_on_its_way(plant: Plant) -> None:
-    append = StreamMachine._append
+    append = Leader._append
 
     def forgotten(self: Any, asked: Any, now: float) -> Any:
         command = append(self, asked, now)
         self.home.admission.give_back(self._ticket)
         return command
 
-    plant(machine, "_DECIDE", {**machine._DECIDE, r.Append: forgotten})
+    plant(leader, "_DECIDE", {**leader._DECIDE, r.Append: forgotten})
 
 
 def a_quota_is_lent_twice(plant: Plant) -> None:
@@ -169,7 +223,67 @@ def a_quota_is_lent_twice(plant: Plant) -> None:
 
 
 def a_quota_is_given_back_while_it_is_used(plant: Plant) -> None:
-    plant(StreamMachine, "_promise", lambda self, kept: None)
+    plant(Leader, "_promise", lambda self, kept: None)
+
+
+def a_loan_keeps_what_it_was_decided_with(plant: Plant) -> None:
+    """Not what is left when it is done."""
+    lend = Quotas.lend
+
+    def decided(self: Any, settings: Any, partition: int, asked: Any, left: Any) -> Any:
+        version = self.lent.get(partition, Loan()).version
+        loan = lend(self, settings, partition, asked, left)
+        if loan.version != version:
+            self.own = Loan(self.own.version, left.rows, left.nbytes)
+        return loan
+
+    plant(Quotas, "lend", decided)
+
+
+def an_entry_is_lost_with_its_leader(plant: Plant) -> None:
+    """As a snapshot has it."""
+    state = Outboxes.state
+    plant(Outboxes, "state", lambda self: [OutboxState(each.node, each.last, []) for each in state(self)])
+
+
+def entries_are_numbered_anew(plant: Plant) -> None:
+    """From 1, whenever all were told."""
+    told = Outboxes.told
+
+    def forgotten(self: Any, node: bytes, last: int) -> None:
+        told(self, node, last)
+        if node not in self._entries:
+            self._last.pop(node, None)
+
+    plant(Outboxes, "told", forgotten)
+
+
+def who_is_told_twice_frees_twice(plant: Plant) -> None:
+    settled = Columns.settled
+
+    def again(self: Any, partition: int, name: str, last: int, entries: Any) -> None:
+        self._told.pop((bytes.fromhex(name), partition), None)
+        settled(self, partition, name, len(entries), entries)
+
+    plant(Columns, "settled", again)
+
+
+def a_copy_is_not_told(plant: Plant) -> None:
+    release = Outboxes.release
+    plant(Outboxes, "release", lambda self, entry, nodes, gone: release(self, entry, nodes[:1], gone))
+
+
+def columns_that_came_before_are_told(plant: Plant) -> None:
+    """Of an append that was made again."""
+    append = Replicated._do_append
+
+    def told(self: Any, command: Any) -> Any:
+        result = append(self, command)
+        if isinstance(result, r.Appended) and not result.new:
+            self.outboxes.release(command.ref.encode(), (command.ref.shards()[0][0], *command.nodes), self.lost_nodes)
+        return result
+
+    plant(replicated, "_APPLY", {**replicated._APPLY, c.Append: told})
 
 
 FAULTS: dict[str, Callable[[Plant], None]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -16,8 +17,9 @@ from tests.simulation.faults import Plan
 from tests.simulation.injector import Injector
 from tests.simulation.run import CALM_S, DRIFT, SETTINGS, Outcome, outcome
 from tests.simulation.stream.checker import Checker, Limits
-from tests.simulation.stream.clients import Broker, Call, Consumer, Janitor, Mourner, Producer
+from tests.simulation.stream.clients import Broker, Call, Client, Consumer, Janitor, Mourner, Producer
 from tests.simulation.stream.columns import Columns
+from tests.simulation.stream.gatherers import Gatherer
 from tests.simulation.stream.machine import TASKS
 from tests.simulation.stream.machine import settings as stream_settings
 from tests.simulation.stream.node import Node
@@ -25,8 +27,8 @@ from tests.simulation.world import CLIENTS, World
 
 LENGTH = 0.6
 """Of a run's time, to that of one with the toy: as many faults in less."""
-TWO_PARTITIONS = 0.2
-"""Of runs, as many have two."""
+SEVERAL_PARTITIONS, THREE_PARTITIONS = 0.2, 0.05
+"""Of runs, as many have more than one, and three."""
 
 
 class Partition:
@@ -39,6 +41,7 @@ class Partition:
         self.checker = Checker(world, number, run.limits, run.stored)
         settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, max_bytes=plan.max_bytes)
         first = Configuration(1, (f"n{number}", 0 if plan.durable else 1))
+        self.checker.configurations.append(first)
         self.coordinator = SimulatedCoordinator(world, first, self.checker.configurations.append)
         self.census = Census(self.coordinator, plan.durable)
         peers: dict[str, Node] = {}
@@ -61,22 +64,30 @@ class Partition:
         ]
         for each in self.nodes:
             each.told_s = plan.told_s
+            each.columns = run.stored
+        self.columns = run.stored
+        run.stored.freeing[number] = self.checker.freeing
         self.census.nodes.extend(self.nodes)
         peers.update((node.name, node) for node in self.nodes)
         count, both = plan.nodes, run.partitions_wanted == 1
         self.producers = [
-            Producer(world, f"p{i}", count, self.ask, run.stored) for i in ((0, 1) if both else (number,))
+            Producer(world, f"p{i}", count, self.ask, run.stored, number) for i in ((0, 1) if both else (number,))
         ]
+        for producer in self.producers if plan.seed % 4 == 2 else ():
+            producer.releasing = self.checker.releasing
         self.consumers = [
-            Consumer(world, f"c{i}", count, self.ask, run.stored, TASKS[i % len(TASKS)]) for i in range(2 + both)
+            Consumer(world, f"c{i}", count, self.ask, run.stored, number, TASKS[i % len(TASKS)])
+            for i in range(2 + both)
         ]
         self.janitor = Janitor(world, "janitor", count, self.ask, self.checker)
         self.janitor.closes = rng.random() < 0.5
         self.mourner = Mourner(world, "mourner", count, self.ask)
 
+        self.bringers: list[Client] = []
+
     @property
-    def clients(self) -> list[Producer | Consumer | Janitor]:
-        return [*self.producers, *self.consumers, self.janitor]
+    def clients(self) -> list[Any]:
+        return [*self.producers, *self.consumers, self.janitor, *self.bringers]
 
     def ask(self, node: int, call: Call) -> None:
         self._world.send(CLIENTS, node, self.nodes[node].request, call)
@@ -85,11 +96,12 @@ class Partition:
         """Whether all is done and everybody is there."""
         lack = min(followers, len(self.nodes) - 1) - len(self.coordinator.configuration.followers)
         quiet = not any(producer.calls for producer in self.producers) and not self.mourner.calls
-        return lack <= 0 and quiet and self.checker.drained()
+        return lack <= 0 and quiet and self.checker.drained() and not self.columns.needed(self.number)
 
     def waiting(self) -> str:
         calls = [client.name for client in (*self.producers, self.mourner) if client.calls]
-        return f"{calls} wait, {self.checker.missing()}, {self.coordinator.configuration} leads"
+        needed = self.columns.needed(self.number)
+        return f"{calls} wait, {self.checker.missing()}, {needed} are kept, {self.coordinator.configuration} leads"
 
     def finish(self) -> None:
         """Every in-sync replica has the same state after the same commands, and what was answered is in it."""
@@ -109,8 +121,8 @@ class Run:
         self.world = World(plan.seed)
         rng, drawn = Random(f"run {plan.seed}"), Random(f"stream {plan.seed}")
         rates = [rng.choice((1 - DRIFT, 1.0, 1 + DRIFT, rng.uniform(1 - DRIFT, 1 + DRIFT))) for _ in range(plan.nodes)]
-        self.partitions_wanted = 2 if drawn.random() < TWO_PARTITIONS else 1
-        limited = self.partitions_wanted == 2 or drawn.random() < 0.2
+        self.partitions_wanted = _several(drawn)
+        limited = self.partitions_wanted > 1 or drawn.random() < 0.2
         self.limits = Limits(drawn.randint(8, 20) if limited else 0)
         holders: list[Node] = []
         self.stored = Columns(holders, durable=plan.durable)
@@ -119,10 +131,14 @@ class Run:
         for node in holders:
             node.stored = self.stored
         self.stored.died = self._died
-        self.broker: Broker | None = None
-        if self.partitions_wanted == 2:
-            first, second = self.partitions
-            self.broker = Broker(self.world, plan.nodes, first.ask, second.ask)
+        first, *others = self.partitions
+        asks = [partition.ask for partition in self.partitions]
+        self.gatherers = [
+            Gatherer(self.world, f"g{i}", plan.nodes, asks, task)
+            for i, task in enumerate(TASKS)
+            if plan.seed % 4 == 1 or (others and plan.seed % 2)
+        ]
+        self.brokers = [Broker(self.world, plan.nodes, first.ask, other.ask, other.number) for other in others]
 
     @property
     def checker(self) -> Checker:
@@ -136,14 +152,16 @@ class Run:
     def go(self) -> None:
         """Raises Violation where an invariant is broken."""
         world, plan = self.world, self.plan
-        clients = [client for partition in self.partitions for client in partition.clients]
+        clients = [*self.gatherers, *(client for partition in self.partitions for client in partition.clients)]
         for partition in self.partitions:
             for node in partition.nodes:
                 world.after(0.001 * node.number, node.start)
         for client in clients:
             world.after(0.02, client.run)
-        if self.broker is not None:
-            world.after(0.02, self.broker.run)
+        for broker in self.brokers:
+            broker.needed = self._appending
+            broker.others = len(self.brokers) > 1
+            world.after(0.02, broker.run)
         Injector(world, self.partitions, durable=plan.durable).schedule(plan.faults)
         world.run(plan.duration_s)
         calm_s = max([plan.duration_s, *(fault.start_s + 2 * fault.duration_s for fault in plan.faults)])
@@ -157,21 +175,35 @@ class Run:
         if not self.lost():
             for partition in self.partitions:
                 partition.finish()
+            self.limits.share(0, self.partitions[0].census.members()[0].machine.shares)
 
     def lost(self) -> bool:
         return any(partition.census.lost() for partition in self.partitions)
 
+    def _appending(self) -> bool:
+        return any(producer.busy for partition in self.partitions for producer in partition.producers)
+
+    def _settled(self) -> bool:
+        return all(broker.idle for broker in self.brokers) and all(
+            partition.settled(self.plan.followers) for partition in self.partitions
+        )
+
     def _calm(self) -> None:
         """Look, now and then, whether all is done."""
-        if self.lost() or all(partition.settled(self.plan.followers) for partition in self.partitions):
+        if self.lost() or self._settled():
             self.world.stopped = True
         else:
             self.world.after(0.05, self._calm)
 
 
+def _several(drawn: Random) -> int:
+    chance = drawn.random()
+    return 3 if chance < THREE_PARTITIONS else 2 if chance < SEVERAL_PARTITIONS else 1
+
+
 def partitions(seed: int) -> int:
     """How many partitions the run of a seed has."""
-    return 2 if Random(f"stream {seed}").random() < TWO_PARTITIONS else 1
+    return _several(Random(f"stream {seed}"))
 
 
 def plan(seed: int) -> Plan:

@@ -1,4 +1,4 @@
-"""The stream's own partitions, simulated: every invariant holds in the first hundred seeds, in the time for them."""
+"""The stream's own partitions, simulated: every invariant holds in the first two hundred seeds, in the time for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.simulation.stream.planted import FAULTS
 from tests.simulation.stream.run import partitions, plan, run, run_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 100
+SEEDS = 200
 SEED_S = 0.2
 """Processor seconds of a seed, at most; it takes a third of it."""
 
 
-@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 7 s
+@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 15 s
 def test_every_invariant_holds() -> None:
     """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
     began = time.process_time()
@@ -34,7 +34,7 @@ def test_every_invariant_holds() -> None:
     assert sum(outcome.commands for outcome in outcomes) > 50 * SEEDS
     assert sum(outcome.lost for outcome in outcomes) < 0.05 * SEEDS
     assert {outcome.plan.durable for outcome in outcomes} == {True, False}
-    assert {partitions(outcome.plan.seed) for outcome in outcomes} == {1, 2}
+    assert {partitions(outcome.plan.seed) for outcome in outcomes} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", [3, 17])
@@ -53,9 +53,9 @@ def test_each_kind_of_fault_ends(kind: str) -> None:
 
 def test_a_broken_run_is_said_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS["rows_on_their_way_are_given_again"](monkeypatch.setattr)
-    outcome = run_seed(0)
+    outcome = next(outcome for outcome in map(run_seed, range(SEEDS)) if outcome.broken is not None)
     text = report(outcome, run, "make simulate STREAM=1")
-    assert "make simulate STREAM=1 SEED=0 KEEP=" in text
+    assert f"make simulate STREAM=1 SEED={outcome.plan.seed} KEEP=" in text
     keep = text.rpartition("KEEP=")[2]
     assert run(only(outcome.plan, [] if keep == "none" else [int(i) for i in keep.split(",")])).broken is not None
 

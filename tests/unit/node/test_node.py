@@ -91,7 +91,7 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
     """Each sweeps what the dead have left, and the directory they share goes and comes back with them."""
     workers = [Worker(come_and_go, tmp_path, 60) for _ in range(4)]
     try:
-        assert [worker.hear(25) for worker in workers] == ["done"] * 4
+        assert [worker.hear(60) for worker in workers] == ["done"] * 4
     finally:
         for worker in workers:
             worker.__exit__(None, None, None)
@@ -137,7 +137,7 @@ async def test_what_it_does_in_the_background_goes_on_after_a_fault(
         await real()
 
     monkeypatch.setattr(node._store, "run", run)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await node.serve(stop)
     assert caplog.text.count("the node goes on") == 2
 
@@ -156,7 +156,7 @@ async def test_it_hears_who_connects_as_soon_as_the_system_lets_it(
 
     monkeypatch.setattr(loop, "add_reader", add_reader)
     serving = asyncio.create_task(node.serve(stop))
-    async with asyncio.timeout(10), dp.aio.connect(node.address) as plane:
+    async with asyncio.timeout(60), dp.aio.connect(node.address) as plane:
         assert (await plane.stats()).clients == 1
     stop.set()
     await serving

@@ -58,7 +58,6 @@ def test_the_very_same_append_is_known_again() -> None:
 def test_another_append_is_not_taken_for_the_same() -> None:
     keys = named("a", "b")
     assert keys.retried([], b"digest") is None
-    assert keys.retried(["a"], b"digest") is None
     assert keys.retried(["b", "a"], b"digest") is None
     assert keys.retried(["a", "b"], b"another") is None
     assert keys.known("b", b"digest") is None
@@ -69,5 +68,14 @@ def test_another_append_is_not_taken_for_the_same() -> None:
 
 def test_an_append_with_a_row_of_another_in_the_middle_is_not_the_same() -> None:
     keys = named("a", "b", "c")
-    keys.add(["other"], 3, b"digest")
+    keys.add(["other"], 3, b"another")
     assert keys.retried(["a", "other", "c"], b"digest") is None
+
+
+def test_parts_of_an_append_are_known_again_in_another_cut() -> None:
+    """The placement has changed before it was made again: what were two parts here is one, or one is two."""
+    keys = named("a", "b", "d", first=3)
+    keys.add(["c", "e"], 6, b"digest")
+    assert keys.retried(["b", "d"], b"digest") == 4
+    assert keys.retried(["a", "b", "c", "d", "e"], b"digest") == 3
+    assert keys.retried(["a", "b", "c", "d", "e", "f"], b"digest") is None

@@ -17,13 +17,14 @@ from dataplane.errors import (
     Corrupt,
     DataplaneError,
     LeaseExpired,
+    LimitExceeded,
     Misuse,
     NotReady,
     OwnerDied,
     ProtocolMismatch,
     Rejected,
 )
-from dataplane.replication.errors import NotLeader
+from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.quota import Loan
@@ -48,6 +49,7 @@ class Partition:
         self.shards = 0
         self.sequences = 0
         self.log: list[bytes] = []
+        self.lives = [0, 0]
 
     @property
     def leader(self) -> StreamMachine:
@@ -88,17 +90,17 @@ class Partition:
         self.sequences += 1
         return self.sequences
 
-    def append(self, rows: int, *columns: str, client: str = "p", **said: Any) -> r.Appended:
+    def append(self, rows: int, *columns: str, client: str = "p", **said: Any) -> Any:
         versions = said.pop("versions", np.zeros(rows, np.int64))
         ref = said.pop("ref", None) or self.ref(rows, *(columns or ("x",)))
         sequence = said.pop("sequence", None) or self.sequence()
         answer = self.ask(r.Append(client=client, sequence=sequence, ref=ref, versions=versions, **said))
-        assert isinstance(answer, r.Appended)
+        assert isinstance(answer, r.Appended | r.Moved)
         return answer
 
     def consume(self, task: str = "train", rows: int = 100, client: str = "c", **said: Any) -> r.Delivered:
         columns = said.pop("columns", ("x",))
-        answer = self.ask(r.Consume(client=client, number=1, task=task, columns=columns, rows=rows, **said))
+        answer = self.ask(r.Consume(client=client, task=task, columns=columns, rows=rows, **said))
         assert isinstance(answer, r.Delivered)
         return answer
 
@@ -122,7 +124,10 @@ def part() -> Partition:
 
 
 def test_rows_are_appended_delivered_and_done_everywhere(part: Partition) -> None:
-    assert part.append(3, "x", "y", groups=["a", "a", "b"], tags={"t": [1, None, "z"]}) == r.Appended(0, 3, True)
+    given_ref = part.ref(3, "x", "y")
+    said: dict[str, Any] = {"groups": ["a", "a", "b"], "tags": {"t": [1, None, "z"]}}
+    assert part.append(3, ref=given_ref, **said) == r.Appended(0, 3, True)
+    assert part.leader.holders() == [b"the-node".hex()]
     given = part.consume(columns=("x",))
     assert (given.rows.tolist(), given.groups, given.tags) == ([0, 1, 2], ["a", "a", "b"], {"t": [1, None, "z"]})
     assert given.ref.columns == ("x",)
@@ -131,8 +136,9 @@ def test_rows_are_appended_delivered_and_done_everywhere(part: Partition) -> Non
     part.ack(given.grant)
     part.ack(part.consume("score").grant)
     assert [len(machine.home.books.rows.all()) for machine in part.machines] == [0, 0, 0]
-    assert [len(machine.released) for machine in part.machines[:2]] == [1, 1]
-    assert part.leader.references == []
+    (node,) = part.leader.waiting()
+    assert [machine.outbox(node, 9) for machine in part.machines] == [((given_ref.encode(),), 1)] * 3
+    assert not part.leader.holders()
 
 
 def test_a_retry_is_answered_as_the_first(part: Partition) -> None:
@@ -246,29 +252,212 @@ def test_columns_come_from_who_holds_the_rows(part: Partition) -> None:
     assert part.consume("score", columns=("x", "score")).rows.tolist() == [0, 1]
 
 
-def test_who_waits_is_served_when_rows_come(part: Partition) -> None:
-    wanted = {"client": "c", "task": "train", "columns": ("x",), "rows": 2, "wait": True}
-    assert part.ask(r.Consume(number=1, **wanted)) == r.Waiting()
-    assert part.ask(r.Consume(number=2, **wanted)) == r.Waiting()
-    assert part.ask(r.Consume(number=2, **wanted)) == r.Waiting(), "it came twice over the network"
-    part.ask(r.Cancel(client="c", number=1))
-    part.append(1)
-    (served,) = part.leader.served
-    assert (served.client, served.number) == ("c", 2)
-    assert isinstance(served.outcome, r.Delivered)
-    assert served.outcome.rows.tolist() == [0]
-    part.leader.served.clear()
-    part.ask(r.Consume(number=3, **wanted))
-    before = part.leader
-    part.fail_over()
-    (gone,) = before.served
-    assert gone.number == 3
-    assert isinstance(gone.outcome, NotLeader)
-    part.ask(r.Consume(number=4, **wanted))
-    part.leader.served.clear()
+def test_who_waits_is_asked_for_again_when_there_is_something(part: Partition) -> None:
+    def wanted(**said: Any) -> bytes:
+        return r.encode_request(r.Consume(client="c", task="train", columns=("x",), rows=2, **said))
+
+    first, whole = wanted(), wanted(sampler=CompleteGroups(2))
+    for request in (first, whole):
+        with pytest.raises(NotReady):
+            part.leader.decide(request, part.term, part.now)
+    assert not part.leader.serves(first, part.now)
+    part.append(1, groups=["g"])
+    assert part.leader.serves(first, part.now)
+    assert part.leader.serves(whole, part.now), "it may be served"
+    with pytest.raises(NotReady):
+        part.leader.decide(whole, part.term, part.now)
+    assert not part.leader.serves(whole, part.now), "not before something changes"
+    part.append(1, groups=["g"])
+    assert part.leader.serves(whole, part.now)
+    given = part.consume()
+    assert not part.leader.serves(first, part.now)
+    part.nack(given.grant)
+    assert part.leader.serves(first, part.now)
     part.ask(r.Close(client="c", sequence=part.sequence()))
-    given = part.leader.served
-    assert not given, "the row that was leased comes again"
+    part.ack(part.consume().grant)
+    assert part.leader.serves(first, part.now), "to be told that there is nothing more"
+    with pytest.raises(Closed):
+        part.leader.decide(first, part.term, part.now)
+
+
+def test_who_waits_to_append_is_asked_for_again_when_there_is_room() -> None:
+    part = Partition(Settings(("train",), max_rows=2))
+    part.append(2)
+    append = r.encode_request(r.Append(client="p", sequence=9, ref=part.ref(1, "x"), versions=at(0)))
+    admit = r.encode_request(r.Admit(client="p", rows=1, nbytes=8, version=0))
+    assert not part.leader.serves(append, part.now)
+    assert not part.leader.serves(admit, part.now)
+    part.ack(part.consume(rows=1).grant)
+    assert part.leader.serves(append, part.now)
+    assert part.leader.serves(admit, part.now)
+
+
+def test_leaders_tell_what_there_is_without_a_command(part: Partition) -> None:
+    part.append(2, "x", "y", groups=["g", "g"], keys=["k", "l"], digest=b"d", versions=at(3, 4), tags={"t": [1, 2]})
+    part.append(1, "x", lengths={"x": at(7)})
+    part.now += 2.0
+    watched = part.ask(r.Watch(task="train", columns=("x",), rows=9))
+    assert watched == r.Watched(3, 0, 2.0, 3, False)
+    watch = r.Watch(task="train", columns=("x",), rows=9, least=4)
+    with pytest.raises(NotReady):
+        part.ask(watch)
+    shown = part.ask(r.Look(task="train", columns=("x",), most=9, tags=("t",)))
+    assert (shown.rows.tolist(), shown.version.tolist(), shown.tags) == ([0, 1, 2], [3, 4, 0], {"t": [1, 2, None]})
+    assert (shown.left, shown.whole, shown.closed, shown.latest) == (3, True, False, 4)
+    look = r.Look(task="train", columns=("x",), most=9, seen=shown.changes)
+    with pytest.raises(NotReady):
+        part.ask(look)
+    assert not part.leader.serves(r.encode_request(look), part.now)
+    part.append(1, "x")
+    assert part.leader.serves(r.encode_request(look), part.now)
+    assert part.leader.serves(r.encode_request(watch), part.now)
+    assert len(part.ask(look).rows) == 4
+    part.fail_over()
+    assert len(part.ask(look).rows) == 4, "another leader's changes are later ones"
+    found = part.ask(r.Find(keys=["l", "no", "~m.2", "k"], groups=["g", "h"]))
+    assert (found.rows.tolist(), found.groups) == ([1, -1, 2, 0], [True, False])
+    assert part.ask(r.Find(keys=["k", "l"], digest=b"d")).rows.tolist() == [0, 1]
+    assert part.ask(r.Find(keys=["k", "m"], digest=b"d")).rows.tolist() == [-1, -1]
+    values = part.ask(r.Measure()).values
+    assert (values["rows"], values["task"]["train"]["pending"], values["waiting"]) == (4, 4, 0)
+    for _ in range(2):
+        part.nack(part.consume(rows=3).grant)
+    letters = part.ask(r.DeadLetters(task="train", most=2))
+    assert (letters.rows.tolist(), letters.ref.columns, letters.keys) == ([0, 1], ("x", "y"), ["k", "l"])
+    assert part.ask(r.DeadLetters(task="score", most=2)).ref is None
+    part.ask(r.Close(client="c", sequence=part.sequence()))
+    assert part.ask(watch).closed
+    left = part.ask(watch).left
+    with pytest.raises(NotReady):
+        part.ask(r.Watch(task="train", columns=("x",), rows=9, least=4, left=left, closed=True))
+
+
+def test_a_snapshot_is_read_while_rows_go_and_their_columns_stay(part: Partition) -> None:
+    part.append(2, keys=["k", "l"], groups=["g", "h"], versions=at(1, 2))
+    part.ack(part.consume(rows=1).grant)
+    taken = part.ask(r.TakeSnapshot(client="c"))
+    for task in SETTINGS.tasks:
+        part.ack(part.consume(task).grant)
+    assert not part.leader.waiting(), "it may be read still"
+    rows = part.ask(r.ReadSnapshot(client="c", snapshot=taken.snapshot, first=0, count=10))
+    assert rows.block.keys == ["k", "l"]
+    with pytest.raises(LeaseExpired):
+        part.ask(r.ReadSnapshot(client="d", snapshot=taken.snapshot, first=0, count=10))
+    part.ask(r.ReleaseSnapshot(client="c", snapshot=taken.snapshot))
+    (node,) = part.leader.waiting()
+    assert len(part.leader.outbox(node, 9)[0]) == 1
+
+    again = Partition()
+    again.ask(r.Restore(client="c", sequence=1, head=taken.head))
+    again.ask(r.PutBack(client="c", sequence=2, block=rows.block))
+    for of, task_number, ref in rows.columns:
+        again.ask(r.PutColumns(client="c", sequence=again.sequence() + 9, rows=of, task=task_number, ref=ref))
+    again.ask(r.FinishRestore(client="c", sequence=99))
+    assert again.consume("train").keys == ["l"]
+    assert again.consume("score").keys == ["k", "l"]
+    again.fail_over()
+    assert again.append(1).first > taken.head.following
+    with pytest.raises(Misuse):
+        again.ask(r.Restore(client="c", sequence=100, head=taken.head))
+
+
+def test_snapshots_are_few_and_go_with_their_client_and_their_leader(part: Partition) -> None:
+    part.append(1)
+    taken = [part.ask(r.TakeSnapshot(client="node/1/1")) for _ in range(4)]
+    with pytest.raises(LimitExceeded):
+        part.ask(r.TakeSnapshot(client="node/1/1"))
+    part.ask(r.TakeSnapshot(client="node/2/1"))
+    for task in SETTINGS.tasks:
+        part.ack(part.consume(task).grant)
+    part.ask(r.LeaveAll(clients="node/1/"))
+    assert not part.leader.waiting()
+    part.ask(r.Leave(client="node/2/1"))
+    assert part.leader.waiting()
+    part.ask(r.TakeSnapshot(client="c"))
+    part.fail_over()
+    assert part.leader.waiting()
+    with pytest.raises(LeaseExpired):
+        part.ask(r.ReadSnapshot(client="node/1/1", snapshot=taken[0].snapshot, first=0, count=1))
+
+
+def test_a_node_that_ended_takes_its_clients_along(part: Partition) -> None:
+    part.append(2, client="one/1/1")
+    held = part.consume(client="one/1/2")
+    part.append(1, client="one/2/1")
+    part.ask(r.LeaveAll(clients="one/1/"))
+    assert part.leader.sessions.producers == ["one/2/1"]
+    assert part.consume().rows.tolist() == [0, 1, 2]
+    with pytest.raises(LeaseExpired):
+        part.ack(held.grant, "one/1/2")
+
+
+def test_what_was_replaced_stays_while_somebody_reads_it(part: Partition) -> None:
+    part.append(1)
+    for task, number in (("train", 1), ("train", 2)):
+        given = part.consume(task)
+        if number == 2:
+            reader = part.consume("score", columns=("x", "z"))
+        holds = np.full(1, given.holds)
+        ref = part.ref(1, "z", node=b"node-z-%d" % number)
+        part.ask(r.Extend(client="c", sequence=part.sequence(), ref=ref, rows=given.rows, holds=holds))
+        if number == 1:
+            part.nack(given.grant)
+    assert not part.leader.waiting()
+    assert len(part.leader.home.kept) == 1
+    part.ack(given.grant)
+    assert not part.leader.waiting()
+    part.ack(reader.grant)
+    assert not part.leader.home.kept
+    assert b"node-z-1".hex() in part.leader.waiting()
+
+
+def test_what_was_replaced_goes_when_its_readers_leader_has(part: Partition) -> None:
+    part.append(1)
+    given = part.consume()
+    extend = {"rows": given.rows, "holds": np.full(1, given.holds)}
+    part.ask(r.Extend(client="c", sequence=part.sequence(), ref=part.ref(1, "z", node=b"node-z-1"), **extend))
+    part.consume("score", columns=("z",))
+    part.ask(r.Extend(client="c", sequence=part.sequence(), ref=part.ref(1, "z"), replace=True, **extend))
+    assert not part.leader.waiting()
+    part.fail_over()
+    part.ask(r.Tick())
+    assert list(part.leader.waiting()) == [b"node-z-1".hex()]
+
+
+def test_entries_are_numbered_for_each_node_and_told_once(part: Partition) -> None:
+    nodes = (b"node-one", b"node-two")
+    for copies in ((), (nodes[1],), (), ()):
+        part.append(1, ref=part.ref(1, "x", node=nodes[0]), nodes=copies)
+    for task in SETTINGS.tasks:
+        part.ack(part.consume(task, rows=3).grant)
+    one, two = (node.hex() for node in nodes)
+    assert sorted(part.leader.waiting()) == sorted((one, two))
+    entries, last = part.leader.outbox(one, 2)
+    assert (len(entries), last) == (2, 2)
+    assert part.leader.outbox(two, 9) == (entries[1:], 1)
+    part.ask(r.decode_request(part.leader.telling(one, last)))
+    part.ask(r.decode_request(part.leader.telling(one, last)))
+    part.fail_over()
+    assert part.leader.outbox(one, 2)[1] == 3
+    part.ask(r.decode_request(part.leader.losing(one)))
+    assert list(part.leader.waiting()) == [two]
+    assert part.leader.holders() == []
+    (lost,) = part.ask(r.TakeLost(client="c", sequence=part.sequence(), most=9)).rows
+    assert lost[0] == 3
+
+
+def test_columns_of_an_append_that_is_refused_or_was_made_are_in_no_outbox(part: Partition) -> None:
+    part.append(1, keys=["k"], digest=b"d")
+    with pytest.raises(Misuse):
+        part.append(1, keys=["k"], digest=b"e")
+    assert not part.append(1, keys=["k"], digest=b"d").new
+    given = part.consume()
+    for _ in range(2):
+        extend = r.Extend(client="c", sequence=part.sequence(), ref=part.ref(1, "x"), rows=given.rows)
+        with pytest.raises(Misuse):
+            part.ask(extend)
+    assert not part.leader.waiting()
+    assert part.leader.outboxes.holders == {b"the-node": 1}
 
 
 def test_limits_hold_over_what_is_on_its_way(part: Partition) -> None:
@@ -283,14 +472,16 @@ def test_limits_hold_over_what_is_on_its_way(part: Partition) -> None:
     with pytest.raises(Backpressure):
         part.decide(asked[2])
     part.commit(second[0])
-    assert part.ask(r.Admit(client="p", number=9, rows=1, nbytes=8, version=0)) == r.Waiting()
+    admit = r.Admit(client="p", rows=1, nbytes=8, version=0)
+    with pytest.raises(Backpressure):
+        part.ask(admit)
     part.ack(part.consume(rows=2).grant)
-    (served,) = part.leader.served
-    assert isinstance(served.outcome, r.Admitted)
+    admitted = part.ask(admit)
+    assert isinstance(admitted, r.Admitted)
     with pytest.raises(Backpressure):
         part.ask(asked[2])
-    assert part.append(1, ticket=served.outcome.ticket).first == 4
-    part.ask(r.GiveBack(client="p", ticket=served.outcome.ticket))
+    assert part.append(1, ticket=admitted.ticket).first == 4
+    part.ask(r.GiveBack(client="p", ticket=admitted.ticket))
 
 
 def test_samplers_work_as_at_a_home(part: Partition) -> None:
@@ -319,7 +510,7 @@ def test_what_a_lost_node_alone_had_is_named_once(part: Partition) -> None:
     part.fail_over()
     take = r.TakeLost(client="c", sequence=part.sequence(), most=10)
     lost = part.ask(take)
-    assert lost == r.LostRows([(0, "k", None, 0), (1, "l", None, 0)])
+    assert lost == r.LostRows([(0, "k", None, 0, 0), (1, "l", None, 0, 0)])
     assert part.ask(take) == lost, "its answer was lost"
     assert part.ask(r.TakeLost(client="c", sequence=part.sequence(), most=10)) == r.LostRows([])
     assert part.consume().rows.tolist() == [2, 3]
@@ -328,6 +519,21 @@ def test_what_a_lost_node_alone_had_is_named_once(part: Partition) -> None:
         part.append(1, ref=late)
     assert part.append(1, ref=late, nodes=(b"node-two",)).new
     part.ask(r.Lose(node=b"node-two"))
+    assert not len(part.leader.home.books.rows.all())
+
+
+def test_a_node_that_comes_back_stores_columns_again_and_what_was_lost_stays_lost(part: Partition) -> None:
+    part.append(1, keys=["old"], ref=part.ref(1, "x", node=b"node-one"))
+    late = part.ref(1, "x", node=b"node-one")
+    ((_, first),) = part.ref(1, "x", node=b"node-one").shards()
+    part.ask(r.Lose(node=b"node-one"))
+    part.ask(r.Return(node=b"node-one", first=first))
+    part.fail_over()
+    with pytest.raises(OwnerDied):
+        part.append(1, ref=late)
+    assert part.append(1, keys=["new"], ref=part.ref(1, "x", node=b"node-one")).new
+    assert part.consume().rows.tolist() == [1]
+    part.ask(r.Lose(node=b"node-one"))
     assert not len(part.leader.home.books.rows.all())
 
 
@@ -432,30 +638,11 @@ def test_a_snapshot_of_another_partition_is_corrupt(part: Partition) -> None:
         part.leader.decide(r.encode_request(r.Append(ref=part.ref(1, "x"), versions=at(0))), 1, 0.0)
 
 
-def test_a_partition_alone_decides_and_applies_at_once() -> None:
-    part = Partition(Settings(("train",), max_rows=4))
-    alone = part.leader
-    ref = part.ref(3, "x")
-    asked = r.Append(client="p", sequence=1, ref=ref, versions=np.zeros(3, np.int64), groups=["a", "a", "b"])
-    assert alone.run(asked, 0.0) == alone.run(asked, 0.0) == r.Appended(0, 3, True)
-    assert alone.run(r.Admit(client="p", number=1, rows=4, nbytes=8, version=0), 0.0) == r.Waiting()
-    wanted = r.Consume(client="c", number=1, task="train", columns=("x",), rows=9, sampler=Fifo())
-    given = alone.run(wanted, 0.0)
-    assert isinstance(given, r.Delivered)
-    alone.run(r.Drop(rows=at(0)), 0.0)
-    alone.run(r.Ack(client="c", grant=given.grant), 0.0)
-    assert alone.released == [ref]
-    (served,) = alone.served
-    ticket = served.outcome.ticket
-    with pytest.raises(Misuse):
-        alone.run(r.Append(client="p", ref=part.ref(1, "x"), versions=at(0), keys=["~"], ticket=ticket), 0.0)
-    assert alone.run(r.Append(client="p", ref=part.ref(4, "x"), versions=np.zeros(4, np.int64)), 0.0).first == 3
-
-
 def steps(part: Partition, rng: Random) -> Iterator[None]:
     """Something that a user, a clock or a failure does, again and again."""
     grants: list[tuple[r.Delivered, str, str]] = []
     while True:
+        lives = [b"node-%d%02d" % (at, life) for at, life in enumerate(part.lives)]
         what = rng.random()
         if what < 0.3:
             count = rng.randint(1, 4)
@@ -469,8 +656,8 @@ def steps(part: Partition, rng: Random) -> Iterator[None]:
                 said["tags"] = {rng.choice("st"): [rng.choice([None, 1, "v"]) for _ in range(count)]}
             if rng.random() < 0.3:
                 said["lengths"] = {"x": at(*(rng.randrange(9) for _ in range(count)))}
-            node = rng.choice((b"node-one", b"node-two", b"node-333"))
-            said["nodes"] = tuple(n for n in (b"node-one", b"node-two") if rng.random() < 0.4)
+            node = rng.choice((*lives, b"node-333"))
+            said["nodes"] = tuple(n for n in lives if rng.random() < 0.4)
             columns = rng.choice((("x",), ("x", "y"), ("y",)))
             part.append(
                 count, ref=part.ref(count, *columns, node=node), versions=at(*[rng.randrange(5)] * count), **said
@@ -507,7 +694,13 @@ def steps(part: Partition, rng: Random) -> Iterator[None]:
         elif what < 0.88:
             part.ask(r.Drop(client="c", sequence=part.sequence(), groups=[rng.choice("abcdefg")]))
         elif what < 0.91:
-            part.ask(r.Lose(node=rng.choice((b"node-one", b"node-two")), before=rng.randrange(part.shards + 1)))
+            lost = rng.randrange(2)
+            part.ask(r.Lose(node=lives[lost]))
+            part.lives[lost] += 1
+        elif what < 0.92:
+            for node in [*part.leader.waiting()][:1]:
+                _, last = part.leader.outbox(node, 2)
+                part.ask(r.decode_request(part.leader.telling(node, last)))
         elif what < 0.93:
             part.ask(r.TakeLost(client="c", sequence=part.sequence(), most=2))
         elif what < 0.95:
@@ -541,5 +734,106 @@ def counted(machine: StreamMachine) -> None:
     """What is counted of rows is what a look at all of them says."""
     books = machine.home.books
     assert books.nbytes == sum(ref.stored_nbytes for ref in books.rows.patches)
-    left = {id(ref) for ref in machine.references}
-    assert left.isdisjoint(id(ref) for ref in machine.released)
+    needed: dict[str, int] = {}
+    for patch in books.rows.all_patches():
+        for node in {*patch.nodes, *patch.spares}:
+            needed[node.hex()] = needed.get(node.hex(), 0) + 1
+    assert {node.hex(): count for node, count in machine.outboxes.holders.items()} == needed
+
+
+def test_loans_that_are_decided_together_leave_the_first_partition_what_is_not_lent() -> None:
+    first = Partition(Settings(("train",), max_rows=12))
+    for number in (1, 2):
+        first.ask(r.Borrow(partition=number, version=0, rows=3, nbytes=0))
+    back = [first.decide(r.Borrow(partition=number, version=1, rows=0, nbytes=0)) for number in (1, 2)]
+    assert [first.commit(each[0]).loan.rows for each in back if isinstance(each, list)] == [0, 0]  # type: ignore[union-attr]
+    assert first.leader.quotas.own.rows == 12
+    more = [first.decide(r.Borrow(partition=number, version=2, rows=9, nbytes=0)) for number in (1, 2)]
+    lent = [first.commit(each[0]).loan.rows for each in more if isinstance(each, list)]  # type: ignore[union-attr]
+    assert (lent, first.leader.quotas.own.rows) == ([9, 0], 3)
+    first.append(3)
+    assert first.ask(r.YieldQuota(rows=0, nbytes=0)).loan.rows == 3, "it keeps what is not lent"
+    first.ask(r.Reclaim(partitions=(1, 2, 7)))
+    assert first.leader.quotas.own.rows == 12
+    first.append(9)
+
+
+def test_where_all_is_lent_who_borrows_waits() -> None:
+    first = Partition(Settings(("train",), max_rows=4, max_lag=3))
+    first.ask(r.Allow(version=0))
+    assert first.ask(r.Borrow(partition=1, version=0, rows=9, nbytes=0)).loan.rows == 4
+    more = r.Borrow(partition=2, version=0, rows=1, nbytes=0)
+    request = r.encode_request(more)
+    with pytest.raises(Backpressure):
+        first.ask(more)
+    assert not first.leader.serves(request, first.now)
+    assert not first.leader.lending()
+    append = r.encode_request(r.Append(client="p", sequence=1, ref=first.ref(2, "x"), versions=at(0, 0)))
+    first.leader.waits = lambda: [request, append]
+    assert first.leader.lending() == {1: Loan(1, 4, 0)}
+    assert first.leader.lacking() == Loan(0, 2, 16)
+    assert first.ask(r.Measure()).values["waiting"] == 1
+    first.ask(r.Borrow(partition=1, version=1, rows=2, nbytes=0))
+    assert first.leader.serves(request, first.now)
+    assert first.ask(more).loan == Loan(1, 1, 0)
+
+
+def test_versions_are_let_in_as_far_as_other_partitions_allow() -> None:
+    part = Partition(Settings(("train",), max_lag=2))
+    append = r.encode_request(r.Append(client="p", sequence=1, ref=part.ref(1, "x"), versions=at(5)))
+    part.leader.waits = lambda: [append]
+    with pytest.raises(Backpressure):
+        part.append(1, versions=at(5))
+    assert part.leader.lagging() == 5
+    assert part.ask(r.Oldest()).version is None
+    part.ask(r.Allow(version=5))
+    assert part.leader.lagging() is None
+    part.append(1, versions=at(5))
+    assert part.ask(r.Oldest()).version == 5
+    part.ask(r.Allow(version=9))
+    with pytest.raises(Backpressure):
+        part.append(1, versions=at(8))
+    part.append(1, versions=at(7))
+    part.fail_over()
+    part.leader.waits = lambda: [append]
+    with pytest.raises(Backpressure):
+        part.append(1, versions=at(5))
+
+
+def test_groups_that_moved_are_refused_by_their_old_tables() -> None:
+    part = Partition()
+    part.append(2, groups=["a", "b"], table=1)
+    assert part.decide(r.Disown(groups=["a", "c", 7], table=3)) != []
+    flags = part.leader.apply(c.encode(c.Disown(groups=["a", "c", 7], table=3)))
+    for machine in part.machines[1:]:
+        machine.apply(c.encode(c.Disown(groups=["a", "c", 7], table=3)))
+    assert flags == b"\x01\x00\x00"
+    assert part.append(1, groups=["a"], table=2).new
+    assert part.append(1, groups=["c"], table=2) == r.Moved(["c"])
+    assert part.append(2, groups=["c", "c"]).new, "what comes whole goes by no table"
+    assert part.append(1, groups=["d"], table=3).new
+    part.fail_over()
+    assert part.append(1, keys=["k"], groups=[7], table=2) == r.Moved([7])
+    assert not outlived(part, 2)
+    part.ask(r.Drop(client="c", sequence=part.sequence(), rows=at(0, 1, 2)))
+    assert outlived(part, 2)
+    assert part.append(1, groups=["fresh"], table=2) == r.Moved(["fresh"])
+    assert part.append(1, groups=["fresh"], table=3).new
+    assert part.append(1, groups=["c"], table=3).new
+    assert not part.leader.ownership.state().disowned, "there is no older table any more"
+
+
+def outlived(part: Partition, version: int) -> bool:
+    decision = part.leader.decide(r.encode_request(r.Outlive(table=version)), part.term, part.now)
+    results = {machine.apply(command) for command in decision.commands for machine in part.machines}
+    return (results or {decision.result}) == {b"\x01"}
+
+
+def test_a_partition_that_is_not_open_is_opened_once() -> None:
+    part = Partition()
+    part.machines = [StreamMachine("s", 3) for _ in range(3)]
+    part.ask(r.Open(settings=SETTINGS, mark="g.3"))
+    part.append(1)
+    part.ask(r.Open(settings=SETTINGS, mark="other"))
+    part.fail_over()
+    assert part.ask(r.Find(keys=["~g.3.0"])).rows.tolist() == [0]

@@ -53,7 +53,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     rows.append(stored(2, 1, "x"))
     assert shards(rows.remove(again)) == []
     rows.put_back(again)
-    assert rows.lack(again, ["x"]).all()
+    assert not rows.have(again, "x")
     rows.extend(again, stored(3, 1, "x"), replace=False)
     assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
     assert shards(rows.remove(again)) == [3], "and the first patch is needed still"
@@ -170,45 +170,16 @@ def several(*nodes: bytes, columns: str = "x") -> BatchRef:
 
 
 def there(*nodes: bytes) -> There:
-    return lambda node, _: node in nodes
+    return lambda node, shard: node in nodes
 
 
-def test_a_node_is_a_spare_of_rows_that_come_with_others_which_it_stores() -> None:
-    """Rows of several nodes come to a new home in one patch. The spare of one may be a node that stores another."""
-    rows = Rows()
-    rows.append(several(A, B, C))
-    rows.add_spare(np.array([0]), B, ["x"])
-    rows.add_spare(np.array([1]), C, ["x"])
-    assert rows.dead(there(B, C)).tolist() == []
-    assert rows.dead(there(A, C)).tolist() == []
-    assert rows.dead(there(A, B)).tolist() == [2], "of which nobody has another"
-    assert rows.dead(there(B)).tolist() == [2]
-    assert rows.dead(there(C)).tolist() == [0]
-    held = {node: of.tolist() for node, of in rows.by_node(np.arange(3)).items()}
-    assert held == {A: [0], B: [0, 1], C: [1, 2]}
-    assert rows.spares(np.arange(3)) == [B, C]
-
-
-def test_a_spare_that_is_gone_keeps_no_row() -> None:
+def test_rows_are_lost_with_the_last_node_that_has_their_columns() -> None:
+    """Rows of several nodes may come in one append; who has a copy has all of it."""
     rows = Rows()
     rows.append(several(A, B))
-    rows.add_spare(np.array([0]), B, ["x"])
-    rows.forget_spare(B)
-    assert rows.dead(there(B)).tolist() == [0]
-
-
-def test_a_spare_of_every_row_keeps_all_of_them() -> None:
-    rows = Rows()
-    rows.append(several(A, B))
-    for row in (0, 1):
-        rows.add_spare(np.array([row]), C, ["x"])
-    assert rows.dead(there(C)).tolist() == []
-    assert rows.alone_on(np.array([0, 1]), A).tolist() == []
-
-
-def test_a_node_is_no_spare_of_what_it_alone_stores() -> None:
-    rows = Rows()
-    rows.append(several(A, A))
-    rows.add_spare(np.array([0, 1]), A, ["x"])
-    assert rows.spares(np.array([0, 1])) == []
-    assert rows.dead(there(B)).tolist() == [0, 1]
+    rows.append(several(B), [C])
+    assert rows.dead(there(A, B)).tolist() == []
+    assert rows.dead(there(A, C)).tolist() == [1]
+    assert rows.dead(there(A)).tolist() == [1, 2]
+    rows.forget_spare(C)
+    assert rows.dead(there(A, C)).tolist() == [1, 2]

@@ -67,6 +67,7 @@ SAMPLERS: list[BuiltIn] = [
     CompleteGroups(2),
     CompleteGroups(4, timeout=2.5),
     Freshest(3),
+    Freshest(3, max_age=1.5),
     Weighted("domain", {"math": 0.7, "code": 0.3, 7: 1, 0.5: 2}, seed=5),
     TokenBalanced("response_ids", 8),
     TokenBalanced("response_ids", 8, within=CompleteGroups(8, timeout=1.0)),
@@ -218,6 +219,15 @@ class TestFreshest:
         candidates = ready([0, 1, 2, 3, 4, 5], version=[1, 4, 2, 5, 4, 3], latest=5)
         assert chosen(Freshest(2), candidates, 3) == ([3, 1, 4], [0, 2])
         assert chosen(Freshest(0), candidates, 3) == ([3], [0, 1, 2, 4, 5])
+
+    def test_those_that_waited_for_long_come_first_and_the_stale_still_expire(self) -> None:
+        ages = [9.0, 1.0, 7.0, 2.0, 8.0, 0.5]
+        candidates = ready([0, 1, 2, 3, 4, 5], version=[3, 4, 2, 5, 4, 3], age_s=ages, latest=5)
+        assert chosen(Freshest(2, max_age=7.5), candidates, 6) == ([0, 4, 3, 1, 5], [2])
+        assert chosen(Freshest(2, max_age=7.5), candidates, 1) == ([0], [2])
+        assert Freshest(2, max_age=7.5).judges_age
+        with pytest.raises(Misuse):
+            Freshest(2, max_age=-1.0)
 
     def test_the_newest_appended_counts_also_where_it_is_not_ready(self) -> None:
         assert chosen(Freshest(1), ready([0], version=[5], latest=7), 3) == ([], [0])

@@ -8,14 +8,16 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from dataplane.clock import Deadline
+from dataplane.cluster.detector import Detector
+from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.hosted import Hosted
-from dataplane.node.partitions.members import Member
-from dataplane.node.partitions.replicas import Logs, in_memory
+from dataplane.node.partitions.replicas import Logs, Machines, in_memory
+from dataplane.node.partitions.requests import Requests
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.partitions.table import Table
 from dataplane.replication.settings import Settings
@@ -23,14 +25,15 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.partition_messages import Frame
 from dataplane.wire.peer import Peers
+from tests.processes import WAIT_S
 from tests.simulation.machine import Append, Appended, Lease, Leased, Settle, decode_result, encode
 from tests.unit.node.partitions.machine import Asks, Machine
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
 SETTINGS = Settings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
-WAIT_S = 15.0
 
 _numbers = itertools.count(1)
+AnyBench = TypeVar("AnyBench", bound="Bench")
 
 
 class Bench(Partitions):
@@ -44,30 +47,33 @@ class Bench(Partitions):
         settings: Settings = SETTINGS,
         logs: Logs = in_memory,
         host: str = "",
+        keeps: bool = False,
         key: Key | None = None,
         listen: str = "tcp://127.0.0.1:0",
         lease_s: float = 1.0,
         lost_s: float = 60.0,
+        machines: Machines = lambda _: Machine(),
+        requests: Requests | None = None,
     ) -> None:
         self.name = name
         self.settled: list[tuple[str, tuple[bytes, ...]]] = []
+        self._last: dict[str, int] = {}
         self.back: list[tuple[str, bytes]] = []
         self.peers = Peers(listen, key, self._answer)
         self.peers.start()
-        life = next(_numbers)
+        member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps)
+        membership = Membership(coordinator, name, member, lease_s=lease_s, lost_s=lost_s)
+        self._detector = Detector(self.peers, membership)
+        self._running: list[asyncio.Task[None]] = []
         super().__init__(
-            name,
-            Member(life, self.peers.address, host or name),
+            membership,
             coordinator,
             self.peers,
-            lambda _: Machine(),
-            Asks(),
-            settled=lambda partition, entries: self.settled.append((partition, entries)),
-            give_back=self._give_back,
+            machines,
+            requests or Asks(),
+            settled=self._settled,
             settings=settings,
             logs=logs,
-            lease_s=lease_s,
-            lost_s=lost_s,
         )
         self._sequence = self._acks = 0
         self._leasing = ""
@@ -77,14 +83,38 @@ class Bench(Partitions):
         self.receive(request)
         return Done(0)
 
+    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
+        new = last - self._last.get(partition, 0)
+        self._last[partition] = max(last, self._last.get(partition, 0))
+        if new > 0:
+            self.settled.append((partition, entries[-new:]))
+
     async def _give_back(self, partition: str, result: bytes) -> None:
         self.back.append((partition, result))
         leased = decode_result(result)
         assert isinstance(leased, Leased)
         await self.ack(partition, self._leasing, leased, done=False)
 
+    async def join(self) -> None:
+        """Be a member, and take care of partitions."""
+        self._running = [asyncio.ensure_future(work) for work in (self.members.run(), self._detector.run())]
+        self.start()
+        async with asyncio.timeout(WAIT_S):
+            await self.members.joined()
+
+    async def leave(self, timeout_s: float) -> None:
+        await super().leave(timeout_s)
+        await self._end()
+        await self.members.leave()
+
+    async def _end(self) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
     async def aclose(self) -> None:
         """End as a process does that is killed: sockets close, and nobody is told."""
+        await self._end()
         await super().aclose()
         await self.peers.aclose()
 
@@ -119,7 +149,11 @@ class Bench(Partitions):
         request = encode(Lease(self.name, task, most, lease_s))
         now = self.directory.find
         found = await self.consuming.consume(
-            lambda: now(table.stream) or table, f"{table.stream} {task}", request, Deadline.after(timeout_s)
+            lambda: now(table.stream) or table,
+            f"{table.stream} {task}",
+            request,
+            Deadline.after(timeout_s),
+            self._give_back,
         )
         if found is None:
             return "", Leased(())
@@ -135,14 +169,16 @@ class Bench(Partitions):
 
 
 @asynccontextmanager
-async def benches(count: int, coordinator: Coordinator | None = None, **options: Any) -> AsyncIterator[list[Bench]]:
+async def benches(
+    count: int, coordinator: Coordinator | None = None, make: type[AnyBench] = Bench, **options: Any
+) -> AsyncIterator[list[AnyBench]]:
     """So many nodes that know each other: n0, n1, …"""
     coordinator = ProcessCoordinator() if coordinator is None else coordinator
-    made: list[Bench] = []
+    made: list[AnyBench] = []
     try:
         for number in range(count):
-            made.append(Bench(f"n{number}", coordinator, **options))
-            await made[-1].start(WAIT_S)
+            made.append(make(f"n{number}", coordinator, **options))
+            await made[-1].join()
         await until(lambda: all(len(bench.members.current) == count for bench in made))
         yield made
     finally:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dataplane.errors import Retryable
-from dataplane.node.partitions.directory import YES
+from dataplane.node.partitions.requests import YES
 from dataplane.node.partitions.table import Table
+from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.machine import Decision
 from tests.simulation.machine import (
     TASKS,
@@ -46,7 +47,7 @@ class Asks:
     def opening(self, table: Table, number: int) -> bytes:
         return _asked("open", table.settings.decode(), number)
 
-    def disowning(self, groups: Sequence[str | int]) -> bytes:
+    def disowning(self, groups: Sequence[str | int], version: int) -> bytes:
         return _asked("disown", *groups)
 
     def outliving(self, version: int) -> bytes:
@@ -54,6 +55,15 @@ class Asks:
 
     def retiring(self) -> bytes:
         return _asked("retire")
+
+    def closing(self) -> bytes:
+        return _asked("close")
+
+    def counting(self) -> bytes:
+        return b""
+
+    def counted(self, totals: bytes, answer: bytes) -> bytes:
+        return totals
 
 
 class Machine(StreamMachine):
@@ -138,8 +148,13 @@ class Machine(StreamMachine):
         named = {row[len(HOLDER) :].split()[0] for row in self.state.rows if row.startswith(HOLDER)}
         return named - {str(node) for node in self.admin.get("lose", [])}
 
+    lost_nodes = LostNodes()  # nobody comes back
+
     def losing(self, node: str) -> bytes:
         return _asked("lose", node)
+
+    def returning(self, node: str, first: int) -> bytes:
+        raise AssertionError("nobody was away")
 
     def waiting(self) -> Iterable[str]:
         return [node for node in self.holders() if len(self._of(node)) > self._told(node)]

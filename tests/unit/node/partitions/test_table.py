@@ -8,7 +8,7 @@ import pytest
 
 from dataplane.errors import Corrupt, Misuse
 from dataplane.node.partitions import table as tables
-from dataplane.node.partitions.table import MAX_OLDER, Partition, Table
+from dataplane.node.partitions.table import MAX_OLDER, LostPartition, Table
 
 GROUPS = [f"g{i}" for i in range(2000)]
 
@@ -44,7 +44,7 @@ def test_a_node_that_joins_wins_its_share_and_nothing_else_moves() -> None:
 
 def test_a_closed_partition_takes_no_new_groups_and_is_asked_for_its_own() -> None:
     before = made("a", "b", "c")
-    after = before.closed(1)
+    after = before.draining(1)
     assert after.open == (0, 2)
     assert after.own("b") is None
     ((_, positions, numbers),) = after.moved(GROUPS, after.place(GROUPS))
@@ -57,10 +57,12 @@ def test_a_closed_partition_takes_no_new_groups_and_is_asked_for_its_own() -> No
 
 
 def test_a_lost_partition_is_named() -> None:
-    table = made("a", "b").losing(0)
-    assert table.lost == (Partition(0, "a"),)
+    table = made("a", "b").losing(LostPartition(0, "a", 7))
+    assert table.lost == (LostPartition(0, "a", 7),)
     assert table.open == (1,)
-    assert table.losing(0) == table
+    assert table.losing(LostPartition(0, "a")) == table
+    assert table.told(table.lost, "a").lost == ()
+    assert table.told((), "a") == table
 
 
 def test_versions_that_are_needed_are_bounded() -> None:
@@ -74,10 +76,32 @@ def test_versions_that_are_needed_are_bounded() -> None:
 
 def test_a_stream_without_an_open_partition_places_nothing() -> None:
     with pytest.raises(Misuse, match="no open partition"):
-        made("a").closed(0).place(["g"])
+        made("a").draining(0).place(["g"])
 
 
 def test_a_value_that_is_no_table_is_corrupt() -> None:
     for value in (b"", b"\x00", msgspec.msgpack.encode([1, "x"])):
         with pytest.raises(Corrupt):
             tables.decode(value)
+
+
+def test_a_partitions_number_is_its_nodes_own_before_it_is_open() -> None:
+    first = made("a")
+    one, two = first.reserving("b"), first.reserving("b").reserving("c")
+    assert (one.open, one.version, one.reserving("b")) == (first.open, first.version + 1, one)
+    b, c = two.reserved
+    assert {b.number, c.number}.isdisjoint(first.open)
+    opened = two.opening(c)
+    assert (opened.own("c"), opened.own("b"), opened.reserved_for("b")) == (c.number, None, b)
+    assert tables.decode(tables.encode(opened)) == opened
+    assert opened.opening(c) == opened, "it is open"
+    assert opened.unreserved(b).reserved == ()
+
+
+def test_a_lost_partition_goes_though_older_sets_are_many() -> None:
+    wide = made("a", "b")
+    while not wide.full:
+        wide = wide.extended([f"n{wide.next}"])
+    with pytest.raises(Misuse):
+        wide.draining(0)
+    assert wide.losing(LostPartition(0, "a")).find(0) is None

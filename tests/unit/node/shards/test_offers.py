@@ -87,7 +87,7 @@ async def read(tcp: Tcp, ticket: bytes) -> bytes:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -21,7 +21,7 @@ from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
-from tests.unit.node.shards.test_running import Members
+from tests.unit.node.shards.members import Members
 
 ANY, OWNER, ME = "tcp://127.0.0.1:0", b"owner", b"me"
 CHUNK, SIZE = 64 << 10, 1 << 20
@@ -69,10 +69,14 @@ async def owner() -> AsyncIterator[Owner]:
 
 @pytest.fixture
 async def reading(owner: Owner) -> AsyncIterator[Reading]:
-    tcp, peers, members = Tcp("127.0.0.1"), Peers(ANY, None, lambda request: Done(request.id)), Members()
+    there = Member(1, owner.peers.address, transports={"tcp": owner.tcp.address})
+    tcp, peers, members = (
+        Tcp("127.0.0.1"),
+        Peers(ANY, None, lambda request: Done(request.id)),
+        Members(of={OWNER: there}),
+    )
     await tcp.start()
     peers.start()
-    members._members[OWNER] = Member(OWNER, owner.peers.address, {"tcp": owner.tcp.address})
     made = Reading(ME, peers, members, Choice((tcp,)))
     yield made
     await peers.aclose()
@@ -84,7 +88,7 @@ async def read(reading: Reading, chosen: Stretches, there: Stretches | None = No
     target = np.zeros(SIZE, np.uint8)
     for start, stop in there or []:
         target[start:stop] = CONTENT[start:stop]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         came = await reading.read(Wanted(OWNER, 1, memoryview(target), chosen, there or [], False, fresh))
     return target, came
 

@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
 
 import pytest
 
-from dataplane.cluster.membership import Member, Membership
+from dataplane.node.shards import running as running_module
 from dataplane.node.shards.running import Running
-from dataplane.wire import peer_messages as pm
+from tests.unit.node.shards.members import Members
 
 
-class Members(Membership):
-    """Those that a test says."""
-
-    def __init__(self, *nodes: bytes) -> None:
-        self._members = {node: Member(node, "") for node in nodes}
-        self._watchers: list[Callable[[], None]] = []
-
-    @property
-    def epoch(self) -> int:
-        return 1
-
-    @property
-    def members(self) -> Mapping[bytes, Member]:
-        return self._members
-
-    def greeted(self, greet: pm.Greet) -> pm.Greeted:
-        raise NotImplementedError
-
-    def look(self) -> None:
-        pass
-
-    def begin_anew_by(self, begin: Callable[[], int]) -> None:
-        raise NotImplementedError
-
-    def fences(self, node: bytes, since: int) -> bool:
-        return False
-
-    def met(self, node: bytes, since: int) -> None:
-        pass
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        self._watchers.append(changed)
-
-    async def run(self) -> None:
-        pass
-
-    def gone(self, node: bytes) -> None:
-        self._members.pop(node, None)
-        for each in self._watchers:
-            each()
+async def yes(node: bytes) -> bool:
+    return True
 
 
 async def wait(running: Running, *nodes: bytes, then: float = 0.0) -> None:
@@ -64,10 +25,10 @@ async def wait(running: Running, *nodes: bytes, then: float = 0.0) -> None:
 
 async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
     members = Members(b"a", b"b", b"c")
-    running = Running(members)
+    running = Running(members, yes)
     one, two, three = (asyncio.create_task(wait(running, *nodes)) for nodes in ((b"a", b"b"), (b"b", b"b"), (b"c",)))
     await asyncio.sleep(0)
-    members.gone(b"b")
+    members.lose(b"b")
     for each in (one, two):
         with pytest.raises(TimeoutError):
             await each
@@ -80,19 +41,19 @@ async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
 
 
 async def test_a_host_that_is_gone_before() -> None:
-    running = Running(Members(b"a"))
+    running = Running(Members(b"a"), yes)
     with pytest.raises(TimeoutError):
         await wait(running, b"a", b"b")
 
 
 async def test_other_changes_while_it_ends() -> None:
     members = Members(b"a", b"b")
-    running = Running(members)
+    running = Running(members, yes)
     one = asyncio.create_task(wait(running, b"a", b"b", then=0.01))
     await asyncio.sleep(0)
-    members.gone(b"a")
+    members.lose(b"a")
     await asyncio.sleep(0)
-    members.gone(b"b")
+    members.lose(b"b")
     with pytest.raises(TimeoutError):
         await one
 
@@ -100,10 +61,10 @@ async def test_other_changes_while_it_ends() -> None:
 async def test_cancelled_by_its_caller_and_told_at_once() -> None:
     """The caller's wish counts: it does not go on as if only the host had gone."""
     members = Members(b"a")
-    running = Running(members)
+    running = Running(members, yes)
     one = asyncio.create_task(wait(running, b"a"))
     await asyncio.sleep(0)
-    members.gone(b"a")
+    members.lose(b"a")
     one.cancel()
     await asyncio.gather(one, return_exceptions=True)
     assert one.cancelled()
@@ -111,8 +72,28 @@ async def test_cancelled_by_its_caller_and_told_at_once() -> None:
 
 async def test_what_has_ended_is_not_told() -> None:
     members = Members(b"a")
-    running = Running(members)
+    running = Running(members, yes)
     async with running.needing(b"a"):
         pass
-    members.gone(b"a")
+    members.lose(b"a")
     await asyncio.sleep(0)
+
+
+async def test_it_ends_when_a_host_does_not_answer_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_module, "_LOOK_S", 0.01)
+    asked: list[bytes] = []
+
+    async def answers(node: bytes) -> bool:
+        asked.append(node)
+        return node != b"a"
+
+    running = Running(Members(b"a", b"b"), answers)
+    one, two = (asyncio.create_task(wait(running, node)) for node in (b"a", b"b"))
+    with pytest.raises(TimeoutError):
+        await one
+    while asked.count(b"b") < 3:
+        await asyncio.sleep(0.001)
+    assert not two.done()
+    two.cancel()
+    await asyncio.gather(two, return_exceptions=True)
+    assert not running._asking

@@ -1,0 +1,62 @@
+"""Acks of one client, which may be made again while the first is under way, or its outcome unknown.
+
+The session asks on under the sequence of the first, and what comes of that is the answer to the second. Under a
+sequence of its own the second could be refused though the first counts: another leader knows no grant of the one
+before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from dataplane.errors import DataplaneError, OutcomeUnknown
+from dataplane.node.clustered.session import ASK_S, Outcome, Session
+from dataplane.node.clustered.streams import Partition
+from dataplane.stream import requests as r
+
+_REMEMBERED = 4096
+
+_Key = tuple[str, int, int | None]
+
+
+class Acks:
+    """See the module."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
+
+    async def ack(self, partition: Partition, grant: int, replica: int | None = None) -> None:
+        """The rows of a grant are done. Raises LeaseExpired, Lost; OutcomeUnknown: it may be repeated."""
+        key = partition.key, grant, replica
+        if key in self._unknown:
+            await self._again(key)
+            return
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def settled(known: Outcome) -> None:
+            if not outcome.done():
+                outcome.set_result(known)
+
+        self._unknown[key] = outcome
+        if len(self._unknown) > _REMEMBERED:
+            del self._unknown[next(iter(self._unknown))]
+        try:
+            await self.session.ask(partition, r.Ack(grant=grant, replica=replica), r.Done, settled=settled)
+        finally:
+            if outcome.done():
+                self._unknown.pop(key, None)
+
+    async def _again(self, key: _Key) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                outcome = await asyncio.shield(self._unknown[key])
+        except TimeoutError:
+            raise OutcomeUnknown(f"{key[0]} has not answered in time whether these rows are done") from None
+        self._unknown.pop(key, None)
+        if isinstance(outcome, DataplaneError):
+            raise outcome
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self._unknown.clear()

@@ -1,0 +1,165 @@
+"""Durable streams and tables of a node that is of no cluster, beside its others.
+
+What always holds: before the first client is heard, what the directory has is led, and retained; what nobody needs is
+freed.
+"""
+
+from __future__ import annotations
+
+from dataplane.clock import Deadline
+from dataplane.errors import Misuse
+from dataplane.node.clustered.client import ClusteredClient
+from dataplane.node.clustered.durable import DurableColumns
+from dataplane.node.clustered.either_tables import EitherTables, TableNames
+from dataplane.node.clustered.machines import machine
+from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.service import ClusteredStreams
+from dataplane.node.clustered.snapshots import FIRST
+from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.partitions.alone import AlonePartitions
+from dataplane.node.partitions.departed import HasClients
+from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.streams import StreamRequests
+from dataplane.node.partitions.table import TABLES, kind_of, name_of
+from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.streaming import Streaming, StreamRequest, Waiting
+from dataplane.node.tables.tables import Tables, Tabling
+from dataplane.store.store import Store
+from dataplane.wire import messages as m
+from dataplane.wire.messages import Message
+from dataplane.wire.peer import Peers
+
+_LEAD_S = 10.0  # that a partition may take to be led here
+_STREAMS = 50  # whose figures one message has
+
+
+class Durable:
+    """See the module. `life`: how often the directory was opened."""
+
+    def __init__(self, node: bytes, store: Store, homes: Homes, life: int) -> None:
+        """Raises Corrupt where what was kept is not as it was written."""
+        self._me = node.hex()
+        self._homes = homes
+        keeping, retained = Keeping(store), Retained(homes)
+        self._columns = DurableColumns(keeping, store, homes, retained)
+        peers = Peers("", None, _unasked)  # never started: nobody is reached
+        self.partitions = AlonePartitions(keeping, peers, machine, StreamRequests(), self._columns.settled)
+        self._columns.partitions = self.partitions
+        self.service = ClusteredStreams(node, self.partitions, retained, peers, life, keep=self._columns.keep)
+        coordinator, holders = self.partitions.coordinator, self.service.holders
+        self.tables = ClusteredTables(self.partitions, coordinator, peers, holders, life)
+        self._table_names = TableNames(self.tables)
+
+    async def recover(self) -> None:
+        """Have again what the directory has. To be called once, before anybody is heard. Raises Corrupt."""
+        await self.partitions.recover()
+        await self.tables.directory.read_all(self.partitions.coordinator.values())
+        await self._columns.recover()
+        for hosted in self.partitions.replicas:
+            if isinstance(hosted.machine, HasClients):
+                ended = hosted.machine.leaving(self._me)
+                await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
+            if not await self._named(hosted.partition):
+                await self.partitions.replicas.delete(hosted.partition)  # it was being made, or restored
+        await self._columns.recovered()
+        self.tables.start()
+
+    async def _named(self, partition: str) -> bool:
+        """Whether a stream or table has this partition."""
+        is_table, name = kind_of(partition) == TABLES, name_of(partition)
+        table = await (self.tables.directory if is_table else self.partitions.directory).read(name)
+        return table is not None and table.named(partition)
+
+    def client(self, here: Streaming) -> EitherStreams:
+        """The streams of a client, given those that are not durable."""
+        return EitherStreams(self, self.service.client(here), here, self._homes)
+
+    def table_client(self, client: EitherStreams, local: Tables, here: Tabling) -> EitherTables:
+        """The tables of a client, given its streams and the tables that are not durable."""
+        return EitherTables(self._table_names, self.tables.client(client.here), local, here)
+
+    def find(self, name: str) -> bool:
+        """Whether there is a durable stream of this name."""
+        return self.partitions.directory.find(name) is not None
+
+    async def aclose(self) -> None:
+        """End. Idempotent."""
+        await self._columns.aclose()
+        await self.tables.aclose()
+        await self.service.aclose()
+        await self.partitions.aclose()
+
+
+def _unasked(request: object) -> Message:
+    raise AssertionError(f"nobody asks this node: {request}")
+
+
+class EitherStreams:
+    """The streams of one client: durable ones, and those that are `here` for as long as the process."""
+
+    def __init__(self, durable: Durable, clustered: ClusteredClient, here: Streaming, homes: Homes) -> None:
+        self._durable = durable
+        self.clustered = clustered
+        self.here = here
+        self._homes = homes
+
+    def of(self, token: bytes) -> ClusteredClient | Streaming:
+        """Those that the stream of this token is of."""
+        return self.here if self._homes.has(token) or self.here.restoring(token) else self.clustered
+
+    def staged(self, scope: str) -> None:
+        """As `Streaming.staged`."""
+        self.here.staged(scope)
+
+    def free_scope(self, scope: str) -> None:
+        """As `Streaming.free_scope`."""
+        self.here.free_scope(scope)
+
+    @property
+    def expected(self) -> bool:
+        """Whether something was admitted that has not come."""
+        return self.clustered.expected
+
+    def revoke(self) -> None:
+        """As `Streaming.revoke`."""
+        self.clustered.revoke()
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self.clustered.leave()
+
+    def untold(self, request: m.Consume | m.Admit, reply: m.Reply) -> None:
+        """As `Streaming.untold`."""
+        self.of(request.stream).untold(request, reply)
+
+    def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
+        """As `Streaming.answer`."""
+        match request:
+            case m.Open():
+                return self._open(request, deadline)
+            case m.Restore():
+                name = request.name
+                if self._homes.has_named(name) or self._durable.find(name):
+                    raise Misuse(f"there is a stream {name!r} already")
+                return (self.clustered if request.head.settings.durable else self.here).answer(request, deadline)
+            case m.Streams():
+                return self._figures(request)
+            case m.ReadSnapshot() | m.ReleaseSnapshot():
+                of = self.clustered if request.snapshot >= FIRST else self.here
+                return of.answer(request, deadline)
+        return self.of(request.stream).answer(request, deadline)
+
+    def _open(self, request: m.Open, deadline: Deadline) -> m.Reply | Waiting | None:
+        wanted = request.settings is not None and request.settings.durable
+        if self._homes.has_named(request.name):
+            if wanted:
+                raise Misuse(f"the stream {request.name!r} was made not to be durable; open it so")
+            return self.here.answer(request, deadline)
+        if wanted or self._durable.find(request.name):
+            return self.clustered.answer(request, deadline)
+        return self.here.answer(request, deadline)
+
+    def _figures(self, request: m.Streams) -> m.Figures:
+        """Of the first streams by name, of both kinds."""
+        found = self._homes.figures(request.after, _STREAMS) | self._durable.service.figures(request.after, _STREAMS)
+        return m.Figures(request.id, {name: found[name] for name in sorted(found)[:_STREAMS]})

@@ -1,0 +1,55 @@
+"""Several requests at a time, until all have ended, or the first; and the coordinator, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from dataplane.clock import Deadline
+from dataplane.coordinator.base import Unavailable
+from dataplane.errors import OutcomeUnknown, PeerUnavailable
+
+T = TypeVar("T")
+
+PATIENCE_S = 12.0
+"""For which the coordinator is asked again while it does not answer."""
+
+_PAUSE_S = 0.2
+
+
+async def all_of(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The answers to all; the first error, once all have ended."""
+    if len(asked) == 1:
+        return [await asked[0]]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return found  # type: ignore[return-value]
+
+
+async def ended(asked: Iterable[Coroutine[Any, Any, None]], *, first: bool, timeout_s: float | None = None) -> None:
+    """Wait until all have ended or, with `first`, one has; then no other is under way any more. Raises what one did."""
+    tasks = [asyncio.ensure_future(each) for each in asked]
+    try:
+        how = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=how)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Do what asks the coordinator, and may be done again, until it answers. Raises PeerUnavailable if it does not."""
+    deadline = Deadline.after(PATIENCE_S)
+    while True:
+        try:
+            return await work()
+        except (Unavailable, OutcomeUnknown) as error:
+            if not deadline.remaining_s:
+                raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
+            await asyncio.sleep(_PAUSE_S)

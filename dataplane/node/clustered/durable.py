@@ -1,0 +1,216 @@
+"""Columns of durable partitions: on disk before the command that names them, and retained again after a restart.
+
+What a partition needs of this node is not kept beside it, but for the partition's name: its leader knows, and says so
+when this node has been started again. Until then nothing that was here before is freed, and the partition gets nothing
+new from here; what nobody needs by then is freed.
+
+What always holds: a command that was answered names columns that are on disk. Where the partition is led here they go
+into the transaction of the command itself, or one before it; elsewhere they are there before the leader is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from dataplane.batch.links import shard_of
+from dataplane.batch.ref import ShardKey
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
+from dataplane.node.clustered.retained import Retained
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.table import is_durable
+from dataplane.node.streams.homes import Homes
+from dataplane.store.store import Store
+from dataplane.stream import requests as r
+
+log = logging.getLogger(__name__)
+
+_PERSIST_S = 5.0  # that columns may take to be on disk: less than a client waits for an answer
+_ASK_S = 10.0
+_AGAIN_S = 0.5
+
+
+def copy_name(key: ShardKey) -> str:
+    """What a copy of another node's shard, or of a link to it, is noted by."""
+    return f"{key[0].hex()}/{shard_of(key[1])}"
+
+
+def copy_key(name: str) -> ShardKey:
+    """The shard of this note."""
+    node, number = name.split("/")
+    return bytes.fromhex(node), int(number)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(int).decode
+
+
+class DurableColumns:
+    """Those of one node. `partitions` are set by who makes them."""
+
+    partitions: Partitions
+
+    def __init__(self, keeping: Keeping, store: Store, homes: Homes, retained: Retained) -> None:
+        """Raises Corrupt where what was kept is not as it was written."""
+        self._me = bytes.fromhex(keeping.me)
+        self._store = store
+        self._homes = homes
+        self._retained = retained
+        self._notes = keeping.notes("columns")
+        self._named = self._notes.load()
+        """Partitions that had columns here, each with the era of the coordinator."""
+        self._copies = keeping.notes("copies")
+        self.restored: Callable[[ShardKey, int], None] = lambda key, number: None
+        """Called with each copy of another node's shard that is here again, under this number."""
+        self._pending: dict[str, asyncio.Event] = {}  # partitions that have not said yet what they need here
+        self._early: dict[str, list[tuple[int, Sequence[bytes]]]] = {}  # what such have told
+        self._background = Background()
+
+    # New ones
+
+    async def keep(self, partition: str, shards: Sequence[ShardKey], until: Deadline) -> None:
+        """Have the columns in these shards, which are here, or copies of them, on disk before the partition's next
+        command is answered. Raises Backpressure where the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable;
+        PeerUnavailable where the partition does not say in time what it needed before."""
+        pending = self._pending.get(partition)
+        if pending is not None:
+            await self._said(partition, pending, until)
+        if not shards:
+            return
+        if partition not in self._named:
+            era = self._era
+            await self._notes.write({partition: era})
+            self._named[partition] = era
+        hosted = self.partitions.replicas.find(partition)
+        with_next = hosted is not None and hosted.replica.leads
+        copies = {copy_name(key): _encode(shard_of(self._number(key))) for key in shards if key[0] != self._me}
+        numbers = [self._number(key) for key in shards]
+        persisted = self._store.persist(numbers, Deadline.after(_PERSIST_S), with_next=with_next)
+        await (asyncio.gather(persisted, self._copies.write(copies)) if copies else persisted)
+
+    def _number(self, key: ShardKey) -> int:
+        number = self._homes.number(key)
+        if number is None:
+            raise Freed(f"the copy of shard {key[1]} of node {key[0].hex()} was freed", shard=key[1])
+        return number
+
+    def freed(self, key: ShardKey) -> None:
+        """A copy of another node's shard is not here any more."""
+        self._copies.write({copy_name(key): None}, lazily=True)
+
+    async def _said(self, partition: str, pending: asyncio.Event, until: Deadline) -> None:
+        try:
+            async with asyncio.timeout(until.remaining_s):
+                await pending.wait()
+        except TimeoutError:
+            raise PeerUnavailable(f"{partition} has not said what it needs here since this node was started") from None
+
+    def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
+        """As `Retained.settled`, once the partition has said what it needs."""
+        if partition in self._pending:
+            self._early.setdefault(partition, []).append((last, entries))
+        else:
+            self._retained.settled(partition, last, entries)
+
+    # Those of before
+
+    async def recover(self) -> None:
+        """Take over what is on disk, and begin to ask for what of it is needed. To be called once, when the partitions
+        can be asked. Raises Corrupt."""
+        shards = {number: (self._me, number) for number in await self._store.recover()}
+        for name, value in self._copies.load().items():
+            key, number = copy_key(name), _decode(value)
+            if number in shards:
+                shards[number] = key
+                self.restored(key, number)
+            else:
+                self._copies.write({name: None}, lazily=True)
+        known = self._named.keys() | {each.partition for each in self.partitions.replicas}
+        self._pending = {partition: asyncio.Event() for partition in known if is_durable(partition)}
+        self._asking = self._background.spawn(self._ask_all(shards))
+
+    async def recovered(self) -> None:
+        """When this returns, all of them have said what they need."""
+        await self._asking
+
+    async def _ask_all(self, shards: Mapping[int, ShardKey]) -> None:
+        await asyncio.gather(*(self._ask(partition) for partition in self._pending))
+        self._homes.recovered(shards)
+
+    async def _ask(self, partition: str) -> None:
+        """Retain what a partition needs."""
+        while True:
+            try:
+                refs, last = await self._held(partition)
+            except DataplaneError as error:
+                over = isinstance(error, Lost) and not await self._forgotten(partition)
+                if not (over or await self._deleted(partition)):
+                    log.debug("%s has not said yet what it needs here: %s", partition, error)
+                    await asyncio.sleep(_AGAIN_S)
+                    continue
+                log.info("%s needs nothing here any more: %s", partition, error)
+                self._named.pop(partition, None)
+                await self._notes.write({partition: None}, lazily=True)
+                break
+            else:
+                self._retained.restored(partition, refs, last)
+                if self._named.get(partition, self._era) != self._era:
+                    self._named[partition] = self._era
+                    self._notes.write({partition: self._era}, lazily=True)
+                break
+        pending = self._pending.pop(partition)
+        for last, entries in self._early.pop(partition, ()):
+            self._retained.settled(partition, last, entries)
+        pending.set()
+
+    @property
+    def _era(self) -> bytes:
+        remembered = self.partitions.replicas.remembered
+        return b"" if remembered is None else remembered.era
+
+    async def _forgotten(self, partition: str) -> bool:
+        """Whether a partition that is not found may have been forgotten by a coordinator that was wiped."""
+        remembered, replicas = self.partitions.replicas.remembered, self.partitions.replicas
+        if remembered is None or (remembered.era and self._named.get(partition, remembered.era) == remembered.era):
+            return False
+        try:
+            return await replicas.coordinator.read(replicas.key(partition)) is None
+        except DataplaneError:
+            return True
+
+    async def _deleted(self, partition: str) -> bool:
+        """Whether others know that a partition was deleted, of which the coordinator knows nothing."""
+        finding, replicas = self.partitions.finding, self.partitions.replicas
+        try:
+            return (
+                finding is not None
+                and await replicas.coordinator.read(replicas.key(partition)) is None
+                and await finding.deleted(partition)
+            )
+        except DataplaneError:
+            return False
+
+    async def _held(self, partition: str) -> tuple[list[bytes], int]:
+        """What is needed by now, or was when the first answer was given, and the last entry that there was by then:
+        those after it say what is not needed any more."""
+        refs: list[bytes] = []
+        last, after = None, -1
+        while True:
+            asked = r.encode_request(r.Holding(node=self._me, after=after))
+            found = r.decode_result(await self.partitions.router.ask(partition, asked, Deadline.after(_ASK_S)))
+            assert isinstance(found, r.Held), f"{type(found)} is no answer to this"
+            refs += found.refs
+            last = found.last if last is None else last
+            if found.next < 0:
+                return refs, last
+            after = found.next
+
+    async def aclose(self) -> None:
+        """Ask no more. Idempotent."""
+        await self._background.aclose()

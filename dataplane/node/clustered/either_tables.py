@@ -1,0 +1,89 @@
+"""The tables of one client on a node of no cluster: durable ones, which are partitions, and those of the process.
+
+What always holds: a name is one table's. A durable one has it from the first request that asks for one, until its
+partition is over; a table of the process until it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline
+from dataplane.errors import Misuse
+from dataplane.node.clustered.tables import ClusteredTables, TableClient
+from dataplane.node.streams.streaming import Waiting
+from dataplane.node.tables.asking import TableRequest
+from dataplane.node.tables.tables import TABLES, Tables, Tabling
+from dataplane.wire import messages as m
+
+
+class TableNames:
+    """Which names of tables are durable on one node."""
+
+    def __init__(self, durable: ClusteredTables) -> None:
+        self.durable = durable
+        self._asked: Counter[str] = Counter()  # requests under way that ask for a durable table
+
+    def has(self, name: str) -> bool:
+        """Whether there is a durable table of this name, or one is being made."""
+        record = self.durable.directory.find(name)
+        return self._asked[name] > 0 or (record is not None and bool(record.partitions))
+
+    async def made(self, name: str, answer: Waiting) -> m.Reply:
+        """The reply, while the name is a durable table's."""
+        self._asked[name] += 1
+        try:
+            return await answer()
+        finally:
+            self._asked[name] -= 1
+            if not self._asked[name]:
+                del self._asked[name]
+
+
+class EitherTables:
+    """See the module. `names` are the node's, `local` the tables of its process."""
+
+    def __init__(self, names: TableNames, durable: TableClient, local: Tables, here: Tabling) -> None:
+        self._names = names
+        self._durable = durable
+        self._local = local
+        self._here = here
+
+    def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
+        """As `Tabling.answer`. Raises Misuse where a table is to be durable that is not."""
+        if isinstance(request, m.Tables):
+            return self._figures(request)
+        if not self._is_durable(request):
+            return self._here.answer(request, deadline)
+        return self._asked(request, self._durable.answer(request, deadline))
+
+    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> m.Reply | Waiting:
+        """As `Tabling.write`. Raises as `answer`."""
+        if not self._is_durable(request):
+            return self._here.write(request, ref, deadline)
+        return self._asked(request, self._durable.write(request, ref, deadline))
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self._here.leave()
+        self._durable.leave()
+
+    def _is_durable(self, request: Any) -> bool:
+        wanted = getattr(request, "durable", False)
+        if self._local.find(request.table) is None:
+            return wanted or self._names.has(request.table)
+        if wanted:
+            raise Misuse(f"the table {request.table!r} was made not to be durable: drop it first, or open it so")
+        return False
+
+    def _asked(self, request: Any, answer: Waiting) -> Waiting:
+        return partial(self._names.made, request.table, answer) if getattr(request, "durable", False) else answer
+
+    def _figures(self, request: m.Tables) -> m.Figures:
+        """Of the first tables by name, of both kinds."""
+        after = request.after
+        found = self._local.figures(after, TABLES) | self._names.durable.figures(after, TABLES)
+        return m.Figures(request.id, {name: found[name] for name in sorted(found)[:TABLES]})

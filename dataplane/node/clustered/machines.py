@@ -1,0 +1,13 @@
+"""The state machine of a partition, by its key: a node that is asked to have a replica knows no more."""
+
+from __future__ import annotations
+
+from dataplane.node.clustered import table_directory
+from dataplane.node.partitions import streams
+from dataplane.node.partitions.table import TABLES, kind_of
+from dataplane.replication.machine import StateMachine
+
+
+def machine(partition: str) -> StateMachine:
+    """Raises Corrupt for what is no key."""
+    return table_directory.machine(partition) if kind_of(partition) == TABLES else streams.machine(partition)

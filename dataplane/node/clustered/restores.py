@@ -1,0 +1,177 @@
+"""Streams that one client restores: each filled as a partition of this node, and named once all of it is there.
+
+The partition is replicated from its first row, as any other. The stream's placement table is made last, so nobody opens
+the stream before; other nodes' partitions are added as these append, and groups that are in the first stay there.
+
+What always holds: a stream that is not named when its client goes, goes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.coordinator.base import Unavailable
+from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
+from dataplane.node.clustered.asking import patiently
+from dataplane.node.clustered.holders import Holders
+from dataplane.node.clustered.session import Outcome, Session
+from dataplane.node.clustered.streams import Partition, token_of
+from dataplane.node.partitions.directory import Directory
+from dataplane.node.partitions.streams import decode_settings, encode_settings, mark
+from dataplane.node.partitions.table import Table
+from dataplane.node.streams import packed
+from dataplane.stream import requests as r
+from dataplane.stream.block import Block
+from dataplane.wire import messages as m
+
+T = TypeVar("T")
+
+_BLOCK_BYTES = 2 << 20  # of a block, so that it fits a command
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """A stream that has no name yet, and its partition."""
+
+    table: Table
+    partition: Partition
+
+
+class Restores:
+    """The streams that one client restores."""
+
+    def __init__(self, session: Session, directory: Directory, holders: Holders) -> None:
+        self._session = session
+        self._directory = directory
+        self._holders = holders
+        self._streams: dict[bytes, _Restored] = {}
+
+    def __contains__(self, token: bytes) -> bool:
+        """Whether the client restores a stream of this token."""
+        return token in self._streams
+
+    async def begin(self, request: m.Restore) -> m.Opened:
+        """A stream to be restored. Raises Misuse where its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
+        OutcomeUnknown."""
+        settings = request.head.settings
+        followers = max(1, settings.replicas - 1)
+        durable = settings.durable
+        try:
+            table = await self._directory.prepare(
+                request.name, encode_settings(settings), followers=followers, durable=durable
+            )
+        except Unavailable as error:
+            raise PeerUnavailable(f"the cluster's coordinator does not answer: {error}") from error
+        number = table.partitions[0].number
+        key = table.key(number)
+        partition = Partition(number, key, token_of(key), table.partitions[0].node, mark(table.generation, number))
+        self._streams[partition.token] = _Restored(table, partition)
+        try:
+            await self._session.ask(partition, r.Restore(head=request.head), r.Done)
+        except BaseException:
+            self.drop(partition.token)
+            raise
+        return m.Opened(request.id, partition.token, decode_settings(table.settings), partition.mark)
+
+    async def put_back(self, request: m.PutBack) -> m.Done:
+        """Rows of it. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
+        partition = self._find(request.stream).partition
+        for block in _fitting(request.block):
+            await self._session.ask(partition, r.PutBack(block=block), r.Done)
+        return m.Done(request.id)
+
+    async def put_columns(self, request: m.PutColumns) -> BatchRef:
+        """Columns of such, and what they are. Raises Misuse, SchemaMismatch, LimitExceeded, Lost, OutcomeUnknown."""
+        partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
+        asked = r.PutColumns(
+            rows=packed.int64("rows", request.rows),
+            ref=ref,
+            task=request.task,
+            lengths=packed.lengths(request.lengths, ref),
+        )
+        claim = await self._holders.claim(partition.key, [ref])
+
+        def settled(outcome: Outcome) -> None:
+            if isinstance(outcome, DataplaneError):
+                claim.release()
+            else:
+                claim.taken()
+
+        await self._session.ask(partition, asked, r.Done, settled=settled)
+        restored = self._find(request.stream)
+        self._streams[request.stream] = replace(restored, table=restored.table.learning(ref.schema))
+        return ref
+
+    async def finish(self, request: m.Restored) -> m.Done:
+        """From now on it is a stream like others. Raises Misuse where its name was taken meanwhile, PeerUnavailable,
+        OutcomeUnknown."""
+        restored = self._find(request.stream)
+        await self._session.ask(restored.partition, r.FinishRestore(), r.Done)
+        await patiently(lambda: self._directory.publish(restored.table))
+        del self._streams[request.stream]
+        return m.Done(request.id)
+
+    def drop(self, token: bytes) -> None:
+        """It is not to be restored, after all."""
+        restored = self._streams.pop(token)
+        self._session.run_soon(self._discard(restored))
+
+    async def _discard(self, restored: _Restored) -> None:
+        await patiently(lambda: self._directory.discard(restored.table))
+        self._holders.retained.drop(restored.partition.key)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        for token in list(self._streams):
+            self.drop(token)
+
+    def _find(self, token: bytes) -> _Restored:
+        restored = self._streams.get(token)
+        if restored is None:
+            raise Misuse("no stream of this token is being restored by this client")
+        return restored
+
+
+def _fitting(block: Block) -> list[Block]:
+    """The rows of a block, in as many as it takes for each to fit a command. Raises ProtocolMismatch for none."""
+    count = len(block.keys)
+    if count < 2 or len(msgspec.msgpack.encode(block)) <= _BLOCK_BYTES:
+        return [block]
+    half = count // 2
+    return [*_fitting(_some(block, 0, half)), *_fitting(_some(block, half, count))]
+
+
+def _some(block: Block, first: int, last: int) -> Block:
+    """The rows of a block from one position to another."""
+    count = len(block.keys)
+
+    def arrays(what: str, values: bytes, width: int) -> bytes:
+        if len(values) % (count * width):
+            raise ProtocolMismatch(f"a block of {count} rows and {len(values)} bytes of {what}")
+        return np.frombuffer(values, np.uint8).reshape(-1, count, width)[:, first:last].tobytes()
+
+    def listed(what: str, values: Sequence[T]) -> list[T]:
+        return list(packed.exactly(f"{what} of a block", values, count)[first:last])
+
+    rows = arrays("rows", block.rows, 8)
+    there = set(np.frombuffer(rows, "<i8").tolist())
+    groups = listed("groups", block.groups)
+    named = set(groups)
+    return Block(
+        rows=rows,
+        groups=groups,
+        versions=arrays("versions", block.versions, 8),
+        ages_s=arrays("ages", block.ages_s, 8),
+        tags={name: listed("tags", values) for name, values in block.tags.items()},
+        keys=listed("keys", block.keys),
+        calls=[call for call in block.calls if call[1] in there],
+        states=arrays("states", block.states, 1),
+        tries=arrays("tries", block.tries, 1),
+        dropped=[each for each in block.dropped if each[0] in named],
+    )

@@ -1,0 +1,119 @@
+"""The shards of this node that partitions need, wherever these are led.
+
+An append or extend names columns; before a partition is asked to take them, the nodes that store them, or have copies,
+retain them for it. The partition says by its outbox (`partitions.columns`) when no row needs them any more.
+
+What always holds: what a partition has taken is retained here until the partition says otherwise, or is gone; an entry
+that is told again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.errors import DataplaneError
+from dataplane.node.streams.homes import Homes
+from dataplane.table import freeing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """What a holder needs of a reference: the shards of it that are here."""
+
+    holder: str
+    ref: BatchRef
+    shards: tuple[ShardKey, ...]
+
+
+class Retained:
+    """All of one node. A holder is a partition, by its key, or anybody else who lets go by itself."""
+
+    def __init__(self, homes: Homes) -> None:
+        self._homes = homes
+        self._needs: dict[str, dict[frozenset[ShardKey], list[Need]]] = {}
+        self._told: dict[str, int] = {}  # by partition, the last entry
+
+    def retain(self, holder: str, ref: BatchRef) -> Need:
+        """Keep what is here of `ref` for this holder. Raises Freed, Corrupt, LimitExceeded."""
+        need = Need(holder, ref, self._homes.need(ref))
+        if need.shards:
+            self._needs.setdefault(holder, {}).setdefault(frozenset(ref.shards()), []).append(need)
+        return need
+
+    def release(self, need: Need) -> None:
+        """The holder does not need it, after all; who else has columns there has them still. Idempotent."""
+        if self._take(need):
+            self._homes.unneed(need.shards)
+
+    def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
+        """A leader tells that no row of its partition needs these references any more, or cells of them
+        (`table.freeing`); `last` is the number of the last entry. Raises ProtocolMismatch for what is none."""
+        known = self._told.get(partition, 0)
+        if last <= known:
+            return
+        for entry in entries[max(0, len(entries) - (last - known)) :]:
+            ref, whole = freeing.decode(entry)
+            if not whole:
+                self._homes.thin(ref)
+                continue
+            need = self._find(partition, ref)
+            if need is None:
+                log.debug("%s says that it does not need what it has nothing of here", partition)
+            elif self._take(need):
+                self._homes.done(need.ref, need.shards)
+        self._told[partition] = last
+
+    def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:
+        """After a restart: what the partition's rows need here, as of the entry `last`. What is not there any more is
+        missed by who reads it."""
+        for encoded in refs:
+            try:
+                ref = BatchRef.decode(encoded)
+                self._homes.relink(ref)
+                self.retain(partition, ref)
+            except DataplaneError as error:
+                log.error("%s needs what is not here any more: %s", partition, error)
+        self._told[partition] = last
+
+    def drop(self, holder: str) -> None:
+        """The partition is gone, with all its rows. Idempotent."""
+        self._told.pop(holder, None)
+        for needs in self._needs.pop(holder, {}).values():
+            for need in needs:
+                self._homes.done(need.ref, need.shards)
+
+    @property
+    def holders(self) -> list[str]:
+        """Those that need anything here."""
+        return list(self._needs)
+
+    @property
+    def known(self) -> list[str]:
+        """The same, and partitions that have told what they do not need."""
+        return list({**self._needs, **self._told})
+
+    def _find(self, partition: str, ref: BatchRef) -> Need | None:
+        needs = self._needs.get(partition, {}).get(frozenset(ref.shards()), ())
+        if len(needs) < 2:
+            return needs[0] if needs else None
+        footprint = ref.footprint()  # rows of one shard came by several appends
+        return next((need for need in needs if need.ref.footprint() == footprint), None)
+
+    def _take(self, need: Need) -> bool:
+        """Remember it no more; whether it was remembered."""
+        needs = self._needs.get(need.holder)
+        key = frozenset(need.ref.shards())
+        several = () if needs is None else needs.get(key, ())
+        if needs is None or need not in several:
+            return False
+        needs[key].remove(need)
+        if not needs[key]:
+            del needs[key]
+        if not needs:
+            del self._needs[need.holder]
+        return True

@@ -1,0 +1,354 @@
+"""One client's requests to partitions: under its name, numbered, and asked again until their outcome is known.
+
+A request that changes rows has a sequence of the client for that partition, so that it is done once however often it
+is asked. Of a partition's sequences no more than a window are without an answer at a time (`replication.sessions`):
+who asks more waits.
+
+What always holds: a sequence is used for one request; one whose caller was told `OutcomeUnknown`, or was cancelled, is
+asked on in the background until it is settled; `Leave` is the last that a partition hears of a client, after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from dataplane.clock import Deadline
+from dataplane.coordinator.base import Unavailable
+from dataplane.errors import (
+    Backpressure,
+    DataplaneError,
+    NotReady,
+    OutcomeUnknown,
+    PeerUnavailable,
+    ProtocolMismatch,
+    Rejected,
+)
+from dataplane.node.clustered.streams import Partition, Stream
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.channel import Late
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.waiters import NOTHING
+from dataplane.replication.sessions import WINDOW
+from dataplane.stream import requests as r
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=r.Result)
+Outcome = r.Result | DataplaneError
+
+ASK_S = 10.0
+"""For which a request is asked that has no deadline of its own: longer than a failover takes."""
+
+_BEYOND_S = 1.0  # that the answer of one that waits may take, after its time is over
+_AGAIN_S = (0.5, 5.0)  # between tries of what has to be answered: at first, at most
+_ADMITS = (r.Admit, r.Append)
+
+_ACKS = (r.Ack, r.Nack, r.Prepare, r.Conclude)
+_UNFINISHED = (r.Grow, r.TakeUp, r.GiveUp)
+_RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
+
+
+def asked_until(deadline: Deadline) -> Deadline:
+    """For how long to ask what has to be answered, whose caller waits until a deadline for something else too."""
+    return Deadline.after(max(deadline.remaining_s, ASK_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How partitions of one kind are asked. `numbered`: the requests that change rows. `leave`: what is said for a
+    client that has gone, which may have `ended`; None for nothing."""
+
+    numbered: frozenset[type]
+    decode: Callable[[bytes], Any]
+    leave: Callable[[str, bool], r.Request | None]
+
+
+STREAMS = Calls(
+    frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
+    r.decode_result,
+    lambda client, ended: r.Leave(client=client, ended=ended),
+)
+
+
+_NOT_ASKED = Rejected("it was given up before it was asked")
+
+
+class _Sequences:
+    """The sequences of one client for one partition."""
+
+    __slots__ = ("_changed", "_next", "_open")
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._open: dict[int, None] = {}  # those that are not settled, ascending
+        self._changed = asyncio.Event()
+
+    async def take(self) -> int:
+        """The next one, once it is in the window."""
+        while self._open and self._next - next(iter(self._open)) >= WINDOW:
+            await self._wait()
+        number, self._next = self._next, self._next + 1
+        self._open[number] = None
+        return number
+
+    def over(self, number: int) -> None:
+        """This one is settled, or 0: none was taken."""
+        self._open.pop(number, None)
+        self._changed.set()
+
+    async def settled(self) -> None:
+        """Wait until all are."""
+        while self._open:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def __bool__(self) -> bool:
+        """Whether any is not settled."""
+        return bool(self._open)
+
+
+class Session:
+    """One client, by its name: NODE/LIFE/NUMBER."""
+
+    def __init__(self, client: str, partitions: Partitions, background: Background, calls: Calls = STREAMS) -> None:
+        self.client = client
+        self._calls = calls
+        self._partitions = partitions
+        self._background = background
+        self._asked: dict[str, _Sequences] = {}
+
+    def partitions(self, stream: Stream) -> list[Partition]:
+        """The stream's partitions as they are now, that of this node's producers first. Raises Closed."""
+        return stream.partitions
+
+    def alive(self, partition: Partition) -> bool:
+        """Whether the node whose producers' own it is is a member."""
+        return not self._partitions.members.away(partition.node)
+
+    async def ask(
+        self,
+        partition: Partition,
+        request: r.Request,
+        kind: type[R],
+        deadline: Deadline | None = None,
+        *,
+        waits: str = "",
+        settled: Callable[[Outcome], None] | None = None,
+        late: Callable[[R], None] | None = None,
+    ) -> R:
+        """What the leader of the partition answers. `waits`: the queue of a request that may wait there until its
+        deadline. `settled`, of a request that changes rows, is called once with the outcome: before this returns or
+        raises or, where it raises OutcomeUnknown or is cancelled, when that is known. `late`, of one that does not, is
+        called with each answer that came too late to be returned.
+
+        Raises what the partition refuses with; NotReady, or Backpressure for an append, where there is nothing before
+        the deadline; Lost, PeerUnavailable, OutcomeUnknown."""
+        call = _Call(partition, request, deadline, waits, settled, self._calls.decode)
+        if type(request) in self._calls.numbered:
+            outcome = await self._once(call)
+        else:
+            outcome = await self._plainly(call, kind, late)
+        if isinstance(outcome, DataplaneError):
+            raise outcome
+        if not isinstance(outcome, kind):
+            what, found = type(request).__name__, type(outcome).__name__
+            raise ProtocolMismatch(f"a partition answers a {what} by a {found}")
+        return outcome
+
+    async def _once(self, call: _Call) -> Outcome:
+        """Of a request that changes rows."""
+        sequences = self._sequences(call.partition)
+        number = 0
+        try:
+            number = await sequences.take()
+            body = r.encode_request(msgspec.structs.replace(call.request, client=self.client, sequence=number))
+        except BaseException:
+            sequences.over(number)
+            call.settle(_NOT_ASKED)
+            raise
+        try:
+            outcome = call.outcome(await self._ask(call, body))
+        except (OutcomeUnknown, asyncio.CancelledError):
+            self._background.spawn(self._settle(call, body, sequences, number))
+            raise
+        except BaseException as error:
+            sequences.over(number)
+            call.settle(error if isinstance(error, DataplaneError) else _NOT_ASKED)
+            raise
+        sequences.over(number)
+        call.settle(outcome)
+        return outcome
+
+    async def _plainly(self, call: _Call, kind: type[R], late: Callable[[R], None] | None) -> Outcome:
+        """Of one that may be repeated. Who is late or cancelled may be given something all the same."""
+        self._sequences(call.partition)
+        body = r.encode_request(msgspec.structs.replace(call.request, client=self.client))
+        if late is None:
+            return call.outcome(await self._ask(call, body))
+
+        def came(result: bytes) -> None:
+            outcome = call.outcome(result)
+            if isinstance(outcome, kind):
+                late(outcome)
+
+        return call.outcome(await self._ask(call, body, came))
+
+    def _sequences(self, partition: Partition) -> _Sequences:
+        found = self._asked.get(partition.key)
+        if found is None:
+            named = self._partitions.router.named
+            for key in [key for key, sequences in self._asked.items() if not sequences and not named(key)]:
+                del self._asked[key]  # it is gone, and comes never again
+            found = self._asked[partition.key] = _Sequences()
+        return found
+
+    async def _ask(self, call: _Call, body: bytes, late: Late | None = None) -> bytes:
+        key, queue, router = call.partition.key, call.waits, self._partitions.router
+        if not queue:
+            patient = not isinstance(call.request, r.Append)  # which is let in first, in its turn
+            return await router.ask(key, body, call.deadline or Deadline.after(ASK_S), late=late, patient=patient)
+        wait_s = 0.0 if call.deadline is None else call.deadline.remaining_s
+        until = Deadline.after(wait_s + _BEYOND_S)
+        return await router.ask(key, body, until, queue=queue, wait_s=wait_s, late=late)
+
+    async def _settle(self, call: _Call, body: bytes, sequences: _Sequences, number: int) -> None:
+        """Ask on, under the same sequence, until the outcome is known, or the partition is gone."""
+        try:
+            call.settle(await self._settled(call.partition.key, body))
+        finally:
+            sequences.over(number)
+
+    async def _settled(self, key: str, body: bytes, *, patient: bool = False) -> Outcome:
+        """`patient`: also where a limit is in the way, ask until that is gone."""
+        pause_s = _AGAIN_S[0]
+        while True:
+            try:
+                result = await self._partitions.router.ask(key, body, Deadline.after(ASK_S))
+                return _outcome(result, None, self._calls.decode)
+            except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
+                log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
+            except DataplaneError as error:
+                if not (patient and isinstance(error, Backpressure)):
+                    return error
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, _AGAIN_S[1])
+
+    async def answer(self, partition: Partition, request: r.Request) -> Outcome:
+        """What the partition answers to a request that changes rows, or refuses with, however long that takes; Lost
+        where it is gone."""
+        sequences = self._sequences(partition)
+        number = await sequences.take()
+        try:
+            body = r.encode_request(msgspec.structs.replace(request, client=self.client, sequence=number))
+            return await self._settled(partition.key, body, patient=True)
+        finally:
+            sequences.over(number)
+
+    def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
+        """Ask without waiting for the answer, which does not matter; until there is one."""
+        if type(request) in self._calls.numbered:
+            return self.run_soon(self.ask(partition, request, r.Result))  # is asked on by itself
+        body = r.encode_request(msgspec.structs.replace(request, client=self.client))
+        return self._background.spawn(self._settled(partition.key, body))
+
+    def run_soon(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Run this without waiting for it; an error of it does not matter."""
+        return self._background.spawn(_quietly(work))
+
+    async def give_back(self, given: Iterable[tuple[Partition, r.Delivered]]) -> None:
+        """Give back what nobody has seen; also where who waits for that is cancelled, or the partition can not be asked
+        now."""
+        tasks = [self.give_back_soon(partition, reply) for partition, reply in given]
+        if tasks:
+            await asyncio.wait(tasks, timeout=ASK_S)
+
+    def give_back_soon(self, partition: Partition, reply: r.Delivered) -> asyncio.Task[None]:
+        """As `give_back`, without waiting. A grant is given back once, so this needs no sequence, which a client that
+        has gone has not."""
+        request = r.Nack(client=self.client, grant=reply.grant, seen=False)
+        return self._background.spawn(self._settled(partition.key, r.encode_request(request)))
+
+    async def consume(
+        self, stream: Stream, queue: str, request: r.Request, deadline: Deadline
+    ) -> tuple[Partition, r.Delivered] | None:
+        """Rows of one partition: what the first leader gives that has some, see `partitions.consuming`. None if none
+        has before the deadline. Raises what the partitions refuse with."""
+        for partition in stream.partitions:  # any of them may come to have given this client something
+            self._sequences(partition)
+        body = r.encode_request(msgspec.structs.replace(request, client=self.client))
+        found = await self._partitions.consuming.consume(
+            lambda: stream.table, queue, body, deadline, lambda key, result: self._give_back(stream, key, result)
+        )
+        if found is None:
+            return None
+        partition = stream.keyed(found[0])
+        self._sequences(partition)
+        outcome = _outcome(found[1], request, self._calls.decode)
+        if not isinstance(outcome, r.Delivered):
+            raise outcome if isinstance(outcome, DataplaneError) else ProtocolMismatch("a delivery without rows")
+        return partition, outcome
+
+    async def _give_back(self, stream: Stream, key: str, result: bytes) -> None:
+        delivered = r.decode_result(result)
+        if isinstance(delivered, r.Delivered):
+            await self.give_back([(stream.keyed(key), delivered)])
+
+    def leave(self) -> None:
+        """The client has gone: what it holds goes to others."""
+        for key, sequences in self._asked.items():  # which stay: what is known late is under the next
+            self._background.spawn(self._leave(key, sequences))
+
+    async def _leave(self, key: str, sequences: _Sequences) -> None:
+        if sequences:  # what it holds need not wait until its last requests are settled
+            await self._say(key, ended=False)
+            await sequences.settled()
+        await self._say(key, ended=True)
+
+    async def _say(self, key: str, *, ended: bool) -> None:
+        request = self._calls.leave(self.client, ended)
+        if request is not None:
+            await self._settled(key, r.encode_request(request))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request under way; see `Session.ask`."""
+
+    partition: Partition
+    request: r.Request
+    deadline: Deadline | None
+    waits: str
+    settled: Callable[[Outcome], None] | None
+    decode: Callable[[bytes], Any]
+
+    def outcome(self, result: bytes) -> Outcome:
+        return _outcome(result, self.request, self.decode)
+
+    def settle(self, outcome: Outcome) -> None:
+        if self.settled is not None:
+            self.settled(outcome)
+
+
+def _outcome(result: bytes, request: r.Request | None, decode: Callable[[bytes], Any]) -> Outcome:
+    """What a partition has answered, or refused with."""
+    if result == NOTHING:
+        full = request is None or isinstance(request, _ADMITS)
+        return Backpressure("the stream is full") if full else NotReady("no rows became ready")
+    found: r.Result = decode(result)
+    return found.error if isinstance(found, r.Refused) else found
+
+
+async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+    with suppress(DataplaneError):
+        await work

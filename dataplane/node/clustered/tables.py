@@ -1,0 +1,284 @@
+"""Tables of the cluster, as the clients of one node use them: each call is a request to the leader of the table's
+partition.
+
+A table is made by the first write, or by who waits for its rows. A client knows it by the token of its partition: where
+that was lost, with every node that had a replica, the client is told `OwnerDied`, so that nobody takes a new table of
+the name for the old.
+
+What always holds: the columns of a write are retained where they are stored before the partition is asked, and let go
+of where it has not taken them; a call that is asked again is done once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline, monotonic
+from dataplane.coordinator.base import Coordinator
+from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
+from dataplane.node.clustered.asking import patiently
+from dataplane.node.clustered.holders import Claim, Holders
+from dataplane.node.clustered.session import ASK_S, Calls, Outcome, Session
+from dataplane.node.clustered.streams import Partition, token_of
+from dataplane.node.clustered.table_directory import TableDirectory, key_of, past
+from dataplane.node.partitions import table as kinds
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.service import Partitions
+from dataplane.node.partitions.table import Table
+from dataplane.node.streams.streaming import Waiting
+from dataplane.node.tables.asking import TableRequest, asked, check_name, replied
+from dataplane.node.tables.tables import TABLES, figures_of, not_ready
+from dataplane.stream.requests import Done, Result
+from dataplane.table import answers
+from dataplane.table import requests as r
+from dataplane.table.machine import TableMachine
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+from dataplane.wire.peer import Peers
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 2.0
+
+_PAUSE_S = 0.02  # until the record of a table says what has become of it
+_LIST_S = 5.0
+_UNKNOWN_S = 120.0  # after which a partition without a record is taken for gone
+
+CALLS = Calls(
+    frozenset((r.Write, r.Clear, r.Take, r.Untake, r.Drop)),
+    r.decode_result,
+    lambda client, ended: r.End(clients=[client]) if ended else None,
+)
+
+
+class Kept(Protocol):
+    """Who knows what a client has staged."""
+
+    def kept(self, staged: str, ref: BatchRef) -> None:
+        """What was staged under this scope is somebody's."""
+
+
+class ClusteredTables:
+    """The tables of the cluster, for one node. `life`: of its process."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        coordinator: Coordinator,
+        peers: Peers,
+        holders: Holders,
+        life: int,
+        *,
+        sweep_s: float = SWEEP_S,
+        **options: float,
+    ) -> None:
+        """`sweep_s`: between looks at what is over. `options`: as for `TableDirectory`."""
+        self._sweep_s = sweep_s
+        self.partitions = partitions
+        self.holders = holders
+        self._peers = peers
+        replicas, members = partitions.replicas, partitions.members
+        self.directory = TableDirectory(coordinator, members, replicas, partitions.router, **options)
+        self._me = f"{members.me}/{life}"
+        self._numbers = itertools.count(1)
+        self._background = Background()
+        self._unknown: dict[str, float] = {}  # partitions without a record, since when
+
+    def client(self, streams: Kept) -> TableClient:
+        """All tables, as one client uses them."""
+        name = f"{self._me}/t{next(self._numbers)}"
+        return TableClient(self, Session(name, self.partitions, self._background, CALLS), streams)
+
+    def start(self) -> None:
+        """Take care of tables."""
+        self._background.spawn(self.directory.run())
+        self._background.spawn(self._sweep())
+
+    async def aclose(self) -> None:
+        """Ask nothing more. Idempotent."""
+        await self._background.aclose()
+        await self.directory.aclose()
+
+    # Which there are
+
+    def __len__(self) -> int:
+        """How many are led here."""
+        return len(self.figures())
+
+    def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
+        """The figures of the first tables by name that are led here, of those after this name; at most so many."""
+        now = monotonic()
+        led = {
+            hosted.machine.name: hosted.machine.table
+            for hosted in self.partitions.replicas
+            if isinstance(hosted.machine, TableMachine) and hosted.machine.there and hosted.replica.serves(now)
+        }
+        names = sorted(name for name in led if after is None or name > after)[:most]
+        return {name: figures_of(led[name]) for name in names}
+
+    def answer(self, request: pm.LedTables) -> m.Figures:
+        """What another node is told of the tables that are led here."""
+        return m.Figures(request.id, self.figures(request.after, TABLES))
+
+    async def listed(self, request: m.Tables) -> m.Reply:
+        """The figures of the first tables of all nodes that answer."""
+        found = self.figures(request.after, TABLES)
+        members = self.partitions.members
+        addresses = [members.address(node) for node in members.current if node != members.me]
+        asking = [
+            self._peers.request(address, pm.LedTables(self._peers.next_id(), request.after), m.Figures, _LIST_S)
+            for address in addresses
+            if address is not None
+        ]
+        for reply in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(reply, m.Figures):
+                found |= reply.values
+        return m.Figures(request.id, {name: found[name] for name in sorted(found)[:TABLES]})
+
+    # What is over
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._sweep_s)
+            try:
+                await self.sweep()
+            except DataplaneError as error:
+                log.info("what tables need here is looked after later: %s", error)
+
+    async def sweep(self) -> None:
+        """Drop what partitions need here that are gone. Raises Unavailable, Corrupt."""
+        unknown, self._unknown = self._unknown, {}
+        for key in self.holders.retained.holders:
+            if kinds.kind_of(key) != kinds.TABLES or key_of(self.directory.find(kinds.name_of(key))) == key:
+                continue
+            named = await self.directory.names(key)
+            since = unknown.get(key, monotonic())
+            forgotten = named is None and monotonic() - since >= _UNKNOWN_S and not kinds.is_durable(key)
+            if named is False or forgotten:
+                self.holders.retained.drop(key)
+            elif named is None:
+                self._unknown[key] = since
+            else:
+                await self.directory.read(kinds.name_of(key))  # from here on it is watched
+
+
+class TableClient:
+    """All tables, as one client uses them."""
+
+    def __init__(self, tables: ClusteredTables, session: Session, streams: Kept) -> None:
+        self._tables = tables
+        self._session = session
+        self._streams = streams
+
+    def answer(self, request: TableRequest, deadline: Deadline) -> Waiting:
+        """What has to be called and awaited for the reply."""
+        if isinstance(request, m.Tables):
+            return partial(self._tables.listed, request)
+        check_name(request.table)
+        return partial(self._answer, request, asked(request), deadline)
+
+    def write(self, request: m.WriteRows, ref: BatchRef | None, deadline: Deadline) -> Waiting:
+        """As `answer`, of a write with these columns, whatever its `ref` is."""
+        return self.answer(msgspec.structs.replace(request, ref=b"" if ref is None else ref.encode()), deadline)
+
+    def leave(self) -> None:
+        """The client has gone."""
+        self._session.leave()
+
+    async def _answer(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> m.Reply:
+        ref = BatchRef.decode(what.ref) if isinstance(what, r.Write) and what.ref else None
+        until = Deadline.after(ASK_S + deadline.remaining_s)
+        while True:
+            table = await self._table(request, what, deadline)
+            if table is None:
+                return replied(request.id, request.home, _of_none(request.table, what))
+            part = table.partitions[0]
+            key = table.key(part.number)
+            there = Partition(part.number, key, token_of(key), part.node, "")
+            try:
+                result = await self._ask(there, request, what, ref, deadline)
+                return replied(request.id, there.token, result)
+            except (Closed, Lost) as error:
+                if type(error) not in (Closed, Lost) or until.remaining_s <= 0:
+                    raise
+                await self._missing(request, there)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _table(self, request: Any, what: r.AnyRequest, deadline: Deadline) -> Table | None:
+        """The record of the table; None where there is none and this makes none. Raises OwnerDied where the client's
+        was lost, Misuse where it is to be durable and is not."""
+        durable = getattr(request, "durable", False)
+        makes = isinstance(what, r.Write) and bool(what.keys)
+        makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
+        directory = self._tables.directory
+        known = await patiently(lambda: directory.record(request.table))
+        if request.home and request.home in past(known).lost:
+            raise _died(request.table, "")
+        there = known is not None and bool(known.partitions)
+        if known is not None and there and (known.durable or not durable):
+            return known
+        return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
+
+    async def _missing(self, request: Any, there: Partition) -> None:
+        """The partition is not found, or over: see what has become of it. Raises OwnerDied where the client's was
+        lost."""
+        lost = await patiently(lambda: self._tables.directory.lost(request.table, there.key))
+        if lost and request.home == there.token:
+            raise _died(request.table, there.node)
+
+    async def _ask(
+        self, there: Partition, request: Any, what: r.AnyRequest, ref: BatchRef | None, deadline: Deadline
+    ) -> Any:
+        if isinstance(what, r.Ready):
+            return await self._ready(there, request, what, deadline)
+        if ref is None:
+            return await self._session.ask(there, what, Result)
+        claim = await self._tables.holders.claim(there.key, [ref])
+        result = await self._session.ask(there, what, Result, settled=partial(_settled, claim))
+        self._streams.kept(request.staged, ref)
+        return result
+
+    async def _ready(self, there: Partition, request: Any, what: r.Ready, deadline: Deadline) -> r.AnyResult:
+        waits = _queue(what) if deadline.remaining_s > 0 else ""
+        try:
+            return await self._session.ask(there, what, r.Numbered, deadline if waits else None, waits=waits)
+        except NotReady:
+            raise not_ready(request, deadline) from None
+
+
+def _settled(claim: Claim, outcome: Outcome) -> None:
+    if isinstance(outcome, DataplaneError):
+        claim.release()
+    else:
+        claim.taken()
+
+
+def _of_none(name: str, what: r.AnyRequest) -> r.AnyResult:
+    """The answer where there is no table."""
+    match what:
+        case r.Write():
+            answers.there(name, None)
+        case r.Take():
+            return answers.given(None)
+        case r.Ready():
+            raise NotReady(f"there is no table {name!r} yet", stream=name, task=what.task)
+    return Done() if not isinstance(what, r.Question) else answers.answer(name, None, what) or Done()
+
+
+def _queue(what: r.Ready) -> str:
+    """Who asks the same waits in one queue."""
+    return hashlib.blake2b(r.encode_request(what), digest_size=8).hexdigest()
+
+
+def _died(name: str, node: str) -> OwnerDied:
+    return OwnerDied(
+        f"the table {name!r} was lost with every node that had it; write it again, to plane.table({name!r})", node=node
+    )

@@ -1,0 +1,62 @@
+"""Durable partitions of a node that is of no cluster: on the same path as others, without followers.
+
+The coordinator is in the node's own process, and keeps its values in the data directory; nobody else is ever asked.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from dataplane.cluster.membership import Member, Membership
+from dataplane.coordinator.base import DELETED
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.partitions.columns import Settled
+from dataplane.node.partitions.keeping import Keeping
+from dataplane.node.partitions.replicas import Machines
+from dataplane.node.partitions.requests import Requests
+from dataplane.node.partitions.service import Partitions
+from dataplane.wire.peer import Peers
+
+
+class AlonePartitions(Partitions):
+    """See the module."""
+
+    def __init__(
+        self, keeping: Keeping, peers: Peers, machines: Machines, requests: Requests, settled: Settled
+    ) -> None:
+        """`peers` reach nobody. Raises Corrupt where what was kept is not as it was written."""
+        notes = keeping.notes("coordinator")
+        values = notes.load()
+        self._notes, self._deleted = notes, [key for key, value in values.items() if value == DELETED]
+        for key in self._deleted:
+            del values[key]
+
+        async def keep(key: str, value: bytes | None) -> None:
+            await notes.write({key: value})
+
+        self.coordinator = ProcessCoordinator(values=values, keep=keep)
+        self._keeping = keeping
+        member = Member(secrets.randbits(48), "", keeping.me, keeps=True)
+        super().__init__(
+            Membership(self.coordinator, keeping.me, member),
+            self.coordinator,
+            peers,
+            machines,
+            requests,
+            settled=settled,
+            logs=keeping.log,
+            alone=True,
+        )
+
+    async def recover(self) -> None:
+        """Lead what the directory has. Raises Corrupt."""
+        self.start()
+        self._notes.write(dict.fromkeys(self._deleted), lazily=True)
+        for partition in self._keeping.partitions():
+            hosted = self.replicas.host(partition)
+            if await self.coordinator.read(self.replicas.key(partition)) is None:
+                self.replicas.end(hosted, forget=True)  # it was being made, and nobody was told of it
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.coordinator.aclose()

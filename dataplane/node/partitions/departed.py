@@ -1,0 +1,118 @@
+"""Clients of processes that have ended leave the partitions that are led here: what they hold goes to others at once,
+and not when their leases are over.
+
+A client is called NODE/LIFE/NUMBER, after its node, that process of it, and its number there. A process has ended when
+its node is gone, or was seen with another life since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+from dataplane.clock import monotonic
+from dataplane.cluster.membership import Membership
+from dataplane.errors import DataplaneError
+from dataplane.node.partitions.background import Background
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.replicas import Replicas
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+_ASK_S = 5.0
+_REMEMBERED = 4096  # lives that are over
+
+REPLACED_S = 60.0
+"""For which another process of a node is a member before one that was never seen here is taken for over: that of a
+durable partition may have ended when all nodes were down. A membership that was seen so lately is not one of before."""
+
+
+@runtime_checkable
+class HasClients(Protocol):
+    """A state machine that clients hold something of."""
+
+    def clients(self) -> Iterable[str]:
+        """NODE/LIFE of those that it knows, each once."""
+
+    def leaving(self, process: str) -> bytes:
+        """The request by which all clients of a NODE/LIFE leave. May be repeated."""
+
+
+class Departed:
+    """See the module. `run` looks until it is cancelled."""
+
+    def __init__(self, members: Membership, replicas: Replicas, *, replaced_s: float = REPLACED_S) -> None:
+        self._members = members
+        self._replaced_s = replaced_s
+        self._replaced: dict[str, float] = {}  # processes whose node is another process by now, since when
+        self._replicas = replicas
+        self._lives: dict[str, str] = {}
+        self._past: dict[str, None] = {}
+        self._leaving: set[tuple[str, str]] = set()
+        self._background = Background()
+        members.watch(self._changed)
+        members.watch_ended(self._process_ended)
+
+    def _changed(self) -> None:
+        for node, member in self._members.current.items():
+            life = str(member.life)
+            before = self._lives.setdefault(node, life)
+            if before != life:
+                self._lives[node] = life
+                self._over(node, before)
+
+    def _process_ended(self, node: str, before_s: float) -> None:
+        """Also of a node that keeps what it has, and comes back: its clients do not."""
+        life = self._lives.get(node)
+        if life is not None:
+            self._over(node, life)
+
+    def _over(self, node: str, life: str) -> None:
+        self._past[f"{node}/{life}"] = None
+        if len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+
+    def _ended(self, process: str) -> bool:
+        node, _, life = process.partition("/")
+        if process in self._past or self._members.gone(node):
+            return True
+        member = self._members.current.get(node)
+        if member is None or str(member.life) == life or not self._members.coordination.answers:
+            self._replaced.pop(process, None)
+            return False
+        if len(self._replaced) > _REMEMBERED:
+            self._replaced.clear()
+        return monotonic() - self._replaced.setdefault(process, monotonic()) >= self._replaced_s
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Begin what is due."""
+        now = monotonic()
+        for hosted in self._replicas:
+            machine = hosted.machine
+            if not isinstance(machine, HasClients) or not hosted.replica.serves(now):
+                continue
+            for process in machine.clients():
+                if (hosted.partition, process) not in self._leaving and self._ended(process):
+                    self._leaving.add((hosted.partition, process))
+                    self._background.spawn(self._leave(hosted, machine, process))
+
+    async def _leave(self, hosted: Hosted, machine: HasClients, process: str) -> None:
+        try:
+            await self._replicas.request(hosted.partition, machine.leaving(process), _ASK_S)
+        except DataplaneError as error:
+            log.info("clients of %s leave %s later: %s", process, hosted.partition, error)
+        finally:
+            self._leaving.discard((hosted.partition, process))
+
+    async def aclose(self) -> None:
+        """Look no more. Idempotent."""
+        await self._background.aclose()

@@ -1,0 +1,35 @@
+"""What a node's partitions keep in its data directory: their logs, and what else they have to know after a restart."""
+
+from __future__ import annotations
+
+from dataplane.node.partitions.table import is_durable
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.store.durable.log import JournaledLog, names
+from dataplane.store.durable.notes import Notes
+from dataplane.store.store import Store
+
+
+class Keeping:
+    """The directory of one store, if it has one. `me`: the node."""
+
+    def __init__(self, store: Store) -> None:
+        assert store.persistence is not None
+        durable = store.persistence.durable
+        self._database = durable.directory.database
+        self._journal = durable.journal
+        self.me = durable.directory.identity.node.hex()
+
+    def log(self, partition: str, new: ReplicaId) -> Storage:
+        """`replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
+        if not is_durable(partition):
+            return MemoryStorage(new)
+        return JournaledLog(self._database, self._journal, partition, new)
+
+    def notes(self, kind: str) -> Notes:
+        """Values of this kind."""
+        return Notes(self._database, self._journal, kind)
+
+    def partitions(self) -> list[str]:
+        """The names of the partitions whose logs are there."""
+        return [name for name, _ in names(self._database)]

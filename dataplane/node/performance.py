@@ -1,0 +1,77 @@
+"""What the clients of a node reported of their performance, with what they waited for here: as plain values.
+
+What always holds: an answer is no larger than a message; clients that it has no room for are counted in `left_out`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Any, Protocol
+
+from dataplane.waiting import Waits, busy_s, computed_s, processor_s, processors
+
+MOST_BYTES = 3 << 20
+NO_ROWS: Mapping[str, int] = {}
+MOST_STREAMS = 1000
+_ENTRY = 64  # bytes, about, of one that ended a wait
+
+
+class Reporting(Protocol):
+    """A client, as far as it is told of."""
+
+    number: int
+    pid: int
+    label: str
+    graph: bytes
+    waits: Waits
+
+
+def graphs_of(
+    node: bytes, clients: Collection[Reporting], rows: Mapping[str, int] = NO_ROWS, fetching_s: float = 0.0
+) -> dict[str, Any]:
+    """Of each client that has reported: its `number`, `pid`, `label`, `graph` and `waits`, as `Waits.told`.
+    `rows`: how many were ever appended to the partitions that the node leads, by stream. `fetching_s`: for how long
+    bytes of other hosts were on their way to it."""
+    found, left_out, nbytes = [], 0, 0
+    for client in clients:
+        if not client.graph:
+            continue
+        waits = client.waits.told()
+        nbytes += len(client.graph) + _ENTRY * sum(1 + len(each[-1]) for each in waits)
+        if nbytes > MOST_BYTES:
+            left_out += 1
+            continue
+        found.append(
+            {
+                "number": client.number,
+                "pid": client.pid,
+                "label": client.label,
+                "graph": client.graph,
+                "waits": waits,
+            }
+        )
+
+    def load() -> float:
+        """Processes that want to run, for each processor, over the last minute."""
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+    ran_s, queued_s = processor_s()
+    return {
+        "node": node.hex(),
+        "host": socket.gethostname(),
+        "clients": found,
+        "left_out": left_out,
+        "load": load(),
+        "ran_s": ran_s,
+        "queued_s": queued_s,
+        "seconds": time.monotonic(),
+        "computed_s": computed_s(),
+        "processors": processors(),
+        "busy_s": busy_s(),
+        "fetching_s": fetching_s,
+        "rows": dict(islice(rows.items(), MOST_STREAMS)),
+    }

@@ -1,0 +1,144 @@
+"""Shards of other nodes that are made here, of one that is here already and of what changed.
+
+What is asked for says, of a shard, the steps that lead to it: another shard, and the delta (`weights.deltas`) that
+makes the one of the other; then of which that one is made, and so on. Where one of them is here in memory, whole, the
+deltas from there on are fetched, as any shard, before memory is taken for what is made of them.
+
+What always holds: what does not work, for whatever reason, is fetched as if nothing had been said; what is made has the
+bytes that its owner's has, by the sums of the delta.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataplane.batch.alike import one
+from dataplane.batch.ref import ShardKey
+from dataplane.batch.rows import Rows
+from dataplane.clock import Deadline
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.node.shards.remote import Want
+from dataplane.store.store import Pinned, Store
+from dataplane.threads import Pool, stopped
+from dataplane.weights import deltas
+from dataplane.weights.layout import FIELD
+from dataplane.wire.messages import Step
+
+if TYPE_CHECKING:
+    from dataplane.node.shards.fetch import Fetcher
+
+log = logging.getLogger(__name__)
+
+_ONE_ROW: list[Want] = [((0,), Rows.range(0, 1), [])]
+
+
+class Patching:
+    """The shards that one node makes of others. To be used from its event loop."""
+
+    def __init__(self, node: bytes, store: Store, fetcher: Fetcher) -> None:
+        self._node = node
+        self._store = store
+        self._fetcher = fetcher
+        self._pool = Pool(2, "dataplane-patch")
+        self.made = 0
+        """Shards that were made here, ever."""
+
+    def __str__(self) -> str:
+        return "what is made of older versions"
+
+    @asynccontextmanager
+    async def ready(self, wanted: Sequence[tuple[int, Sequence[Step]]], deadline: Deadline) -> AsyncIterator[None]:
+        """While this is entered, those of these copies, by their numbers here, are made of others that can be."""
+        chosen = {number: found for number, steps in wanted if steps and (found := self._found(number, steps))}
+        keys = list(dict.fromkeys(key for _, needed in chosen.values() for key in needed))
+        async with AsyncExitStack() as undo:
+            if keys:
+                with suppress(DataplaneError):
+                    numbers = await self._fetcher.find([(*key, _ONE_ROW) for key in keys], deadline)
+                    pinned = await self._store.pin(self, numbers, deadline)
+                    undo.callback(self._drop, keys, numbers)
+                    here = dict(zip(keys, pinned, strict=True))
+                    for number, (base, needed) in chosen.items():
+                        patch = partial(self._patch, base, [here[key] for key in needed])
+                        undo.callback(self._fetcher.patch(number, patch))
+            yield
+
+    def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
+        """What is here of which the copy can be made, and the deltas that lead there; None where nothing is."""
+        if self._store.coming(number):
+            return None
+        needed: list[ShardKey] = []
+        for node, base, delta_node, delta in steps:
+            needed.insert(0, (delta_node, delta))
+            here = base if node == self._node else self._fetcher.copy(node, base)
+            if here is not None and self._store.ready(here):
+                return here, needed
+        return None
+
+    def _drop(self, keys: Sequence[ShardKey], numbers: Sequence[int]) -> None:
+        """What was made needs them no more."""
+        self._store.unpin(self, numbers)
+        for key in keys:
+            self._fetcher.forget(key)
+
+    async def _patch(self, base: int, needed: Sequence[Pinned], layout: bytes, memory: memoryview) -> bool:
+        """Make a shard of this layout in `memory`; whether that is what its owner has."""
+        held = self._store.pin_now(self, [base])
+        if held is None:
+            return False
+        try:
+            with ExitStack() as views:
+                old, *changes = [
+                    (views.enter_context(self._store.arena.view(each.extent)), each.layout) for each in [*held, *needed]
+                ]
+                making = self._pool.submit(_make, (memory, layout), old, changes)
+                try:
+                    await asyncio.wrap_future(making)
+                finally:
+                    await stopped([making])
+        except (DataplaneError, OSError) as error:
+            log.warning("a shard is fetched whole, since it could not be made of another: %s", error)
+            return False
+        finally:
+            self._store.unpin(self, [base])
+        self.made += 1
+        return True
+
+    async def aclose(self) -> None:
+        """Wait for what has begun."""
+        await self._pool.aclose()
+
+
+Shard = tuple[memoryview, bytes]
+"""The memory of a shard, and its encoded layout."""
+
+
+def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
+    """In a thread: raises Corrupt where the shard can not be made."""
+    deltas.apply(_values(old), [_values(change) for change in changes], _values(target))
+    memory, encoded = target
+    head = _place(target)[0]
+    if encoded != old[1]:
+        raise Corrupt("a shard that is to be made of one of another layout")
+    memory[:head] = old[0][:head]
+
+
+def _place(shard: Shard) -> tuple[int, int]:
+    """Where the values of its one ragged column lie. Raises Corrupt."""
+    memory, encoded = shard
+    layout = one(encoded, len(memory)).layout
+    if len(layout.columns) != 1 or layout.columns[0][1].field != FIELD:
+        raise Corrupt("a shard that is no chunk of weights")
+    return layout.columns[0][1].buffers[1]
+
+
+def _values(shard: Shard) -> deltas.Bytes:
+    offset, size = _place(shard)
+    return np.frombuffer(shard[0], np.uint8, size, offset)

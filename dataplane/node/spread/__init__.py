@@ -1,1 +1,0 @@
-"""Streams over hosts: a part on each, put together for who asks; limits; mirrors and moves, as hosts change."""

@@ -1,0 +1,33 @@
+"""Streams that nothing will empty: all that a task has to do are groups that lack rows, for which there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dataplane.stream.books import Books
+from dataplane.stream.progress import LEASED, PENDING
+
+_NAMED = 3  # groups
+
+
+def blocked(books: Books, sizes: Mapping[int, int]) -> str:
+    """Why the limits hold for good; empty where they need not. `sizes`: by task, of how many rows the groups are that
+    it takes whole."""
+    progress = books.progress
+    for task, size in sizes.items():
+        rows = progress.in_state(task, PENDING)
+        if not len(rows) or len(progress.in_state(task, LEASED)):
+            continue
+        groups = books.facts.groups(books.rows.places(rows))
+        members, dropped = books.groups.sizes(groups, task)
+        if not (members + dropped < size).all():
+            continue
+        names = list(dict.fromkeys(books.groups.names(groups)))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        named = ", ".join(map(repr, names[:_NAMED])) + more
+        return (
+            f"it holds rows of groups that lack some of their {size} alone ({named}), which task"
+            f" {books.settings.tasks[task]!r} takes whole, and has no room for the others: give it room for all groups"
+            " that are begun at a time, or drop some"
+        )
+    return ""

@@ -1,0 +1,479 @@
+"""What the leader of a stream's partition makes of requests: commands, or answers.
+
+Beside the replicated state it has what is its own: leases, who was admitted, what samplers chose, which commands are on
+their way. All of that goes by `forget`.
+
+What always holds: rows that a command in flight is about are given to nobody. A grant's number begins with the term, so
+that one of an earlier leader is no grant: `LeaseExpired`. Time is the partition's: it goes on with a leader's clock
+from where the last command left it, so that a row is never taken for older than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from dataplane.errors import Backpressure, DataplaneError, Misuse, NotReady, Rejected
+from dataplane.replication.sessions import Settled
+from dataplane.stream import commands as c
+from dataplane.stream import reads
+from dataplane.stream import requests as r
+from dataplane.stream.admission import Entry
+from dataplane.stream.choosing import Demand
+from dataplane.stream.figures import Waiting
+from dataplane.stream.lease import Grant, Who
+from dataplane.stream.ownership import NO
+from dataplane.stream.page import Index
+from dataplane.stream.progress import ACKED
+from dataplane.stream.quota import Loan
+from dataplane.stream.reads import Snapshots
+from dataplane.stream.replicated import Replicated
+from dataplane.stream.sampler import TokenBalanced
+from dataplane.stream.settings import Settings
+
+_TERM = 1 << 32  # grants of one term
+_NO_VERSION = -(1 << 63)
+_NONE: Index = np.empty(0, np.int64)
+
+
+class Leader(Replicated):
+    """See the module."""
+
+    waits: Callable[[], Iterable[bytes]]
+    """The requests that wait at the driver."""
+
+    def __init__(self, name: str, partition: int, settings: Settings | None, mark: str) -> None:
+        self._forget()
+        super().__init__(name, partition, settings, mark)
+
+    def _forget(self) -> None:
+        self._term = -1
+        self._ahead_s = 0.0  # of the leader's clock, the partition's
+        self._flying: dict[tuple[str, int], tuple[bytes, int]] = {}  # -> command and ticket
+        self._allowed = _NO_VERSION  # the newest policy version that other partitions let in here
+        self._promised: list[tuple[int, int]] = []  # of quotas, what will be left
+        self._ticket = 0  # that the append being decided uses
+        self.snapshots = Snapshots(self._term)
+        self._in_vain: dict[bytes, int] = {}  # requests for which there was nothing, at which change
+
+    def by_its_clock(self, now: float) -> float:
+        """The moment `now` of this leader's clock, by the partition's."""
+        return now + self._ahead_s
+
+    def _lead(self, term: int, now: float) -> None:
+        """The first decision of a term: all earlier commands are applied."""
+        self._forget()
+        self.home.forget_leases(term * _TERM + 1, leading=True)
+        self._limit()
+        self._term, self.snapshots = term, Snapshots(term)
+        self._ahead_s = self.clock_s - now
+
+    def began(self) -> None:
+        term = self._term
+        self.home.forget_leases(max(term, 0) * _TERM + 1, leading=term >= 0)
+        self._limit()
+
+    def kept(self, rows: int, nbytes: int) -> None:
+        if (rows, nbytes) in self._promised:
+            self._promised.remove((rows, nbytes))
+        self._limit()
+
+    def limited(self) -> None:
+        self._limit()
+
+    def pending(self) -> Waiting:
+        """Who waits at the driver."""
+        found: list[tuple[int | None, tuple[str, ...]]] = []
+        for asked in self._waiting():
+            if isinstance(asked, r.Consume | r.Watch | r.Look):
+                found.append((self.home.settings.tasks.index(asked.task), asked.columns))
+            elif isinstance(asked, r.Append | r.Admit):
+                found.append((None, ()))
+        return found
+
+    @property
+    def holding(self) -> set[str]:
+        """The clients that hold leases, tickets or snapshots."""
+        home = self.home
+        found = {str(client) for grant in home.leases for client in grant.held_by.values()}
+        found |= home.books.unfinished.clients | home.prepared.clients
+        return found | {str(client) for client in home.admission.clients()} | self.snapshots.clients
+
+    @property
+    def changes(self) -> int:
+        """Goes up whenever rows may have become ready, from one leader to the next too."""
+        return self._term * _TERM + self.home.changes
+
+    # Deciding
+
+    def _known(self, asked: r.AnyRequest) -> bytes | None:
+        try:
+            return self.sessions.result(asked.client, asked.sequence)
+        except Settled:
+            raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
+
+    def _decided(self, asked: r.AnyRequest, term: int, now: float) -> tuple[list[c.AnyCommand], r.AnyResult]:
+        if term != self._term:
+            self._lead(term, now)
+        now += self._ahead_s
+        self._ticket = 0
+        result = _DECIDE[type(asked)](self, asked, now)
+        if isinstance(result, c.Command):
+            result.client, result.sequence = asked.client, asked.sequence
+            return [result], _DONE  # type: ignore[list-item]
+        if type(asked) is not r.Tick:
+            return [], result
+        commands: list[Any] = self.home.commands or []
+        self.home.commands = []
+        return commands, result
+
+    def _append(self, asked: r.Append, now: float) -> c.Command:
+        home = self.home
+        home.check_open()
+        admitted = home.admission.ticket(asked.ticket)
+        if admitted is None or admitted.client != asked.client:
+            self._ticket = self._admitted(self._entry_of(asked))
+        elif not 1 <= len(asked.ref) <= admitted.rows:
+            raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
+        else:
+            self._ticket = asked.ticket
+        return c.Append(
+            ref=asked.ref,
+            versions=asked.versions,
+            time_s=now,
+            groups=asked.groups,
+            keys=asked.keys,
+            digest=asked.digest,
+            tags=asked.tags,
+            lengths=asked.lengths,
+            nodes=asked.nodes,
+            table=asked.table,
+            held=asked.held,
+            begin=asked.begin,
+        )
+
+    def _entry_of(self, asked: r.Append | r.Admit) -> Entry:
+        if isinstance(asked, r.Admit):
+            return Entry(asked.client, asked.rows, asked.nbytes, asked.version, _ignore, _ignore)
+        version = int(asked.versions.max(initial=0))
+        return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version, _ignore, _ignore)
+
+    def _admitted(self, entry: Entry) -> int:
+        """A ticket. Raises Backpressure where a limit is in the way, Closed, LimitExceeded."""
+        tickets: list[int] = []
+        entry.admit = tickets.append
+        self.home.admit(entry)
+        if not tickets:
+            why = self.home.withdraw(entry)
+            raise Backpressure(f"the stream {self.name!r} is full ({why})", needed=entry.nbytes)
+        return tickets[0]
+
+    def _admit(self, asked: r.Admit, now: float) -> r.AnyResult:
+        return r.Admitted(self._admitted(self._entry_of(asked)))
+
+    def _give_back(self, asked: r.GiveBack, now: float) -> r.AnyResult:
+        entry = self.home.admission.ticket(asked.ticket)
+        if entry is not None and entry.client == asked.client:
+            self.home.admission.give_back(asked.ticket)
+        return _DONE
+
+    def _extend(self, asked: r.Extend, now: float) -> c.Command:
+        rows = self.home.books.keys.numbers(asked.keys) if asked.keys else asked.rows
+        replace = self.home.replaces(rows, asked.ref, asked.holds) or asked.replace
+        return c.Extend(
+            rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
+        )
+
+    def _grow(self, asked: r.Grow, now: float) -> c.Command:
+        unfinished = self.home.books.unfinished
+        if unfinished.is_new(asked.row, asked.piece):
+            unfinished.check(asked.row, asked.ref)
+            unfinished.heard(asked.row, asked.piece.token, now)
+        return c.Grow(
+            row=asked.row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes
+        )
+
+    def _take_up(self, asked: r.TakeUp, now: float) -> c.Command | r.AnyResult:
+        if not asked.lease_s > 0:
+            raise Misuse(f"nobody holds a row for {asked.lease_s} s")
+        unfinished = self.home.books.unfinished
+        row = unfinished.first_free(now) if asked.row < 0 else asked.row
+        if row is None:
+            return r.UnfinishedRows([])
+        unfinished.require_free(row, asked.token, now)
+        unfinished.reserve(row, asked.client, asked.lease_s, now)
+        before = unfinished.begun[row].token
+        return c.TakeUp(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
+
+    def _hear(self, asked: r.Hear, now: float) -> r.AnyResult:
+        unfinished = self.home.books.unfinished
+        if asked.free:
+            unfinished.release(asked.row, asked.token)
+        else:
+            unfinished.heard(asked.row, asked.token, now)
+        return _DONE
+
+    def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
+        home = self.home
+        found: list[Any] = []
+        if not 1 <= asked.min_rows <= asked.rows or not asked.lease_s > 0:
+            raise Misuse(f"no delivery is of {asked.min_rows} to {asked.rows} rows for {asked.lease_s} s")
+        demand = Demand(
+            task=home.settings.task(asked.task),
+            rows=asked.rows,
+            min_rows=asked.min_rows,
+            columns=asked.columns,
+            sampler=asked.sampler,
+            who=Who(asked.client, asked.member, asked.replica, asked.replicas),
+            lease_s=asked.lease_s,
+            serve=found.append,
+            fail=found.append,
+        )
+        if asked.sampler is None:
+            grant = home.take(demand, asked.chosen, asked.expired, now)
+            found = [grant] if grant is not None else []
+        else:
+            home.consume(demand, now)
+            home.forget(demand)
+        if not found:
+            raise NotReady("no rows are ready", stream=self.name, task=asked.task)
+        if isinstance(found[0], Grant):
+            return self._delivered(found[0], asked.sampler)
+        if isinstance(found[0], DataplaneError):
+            raise found[0]
+        raise Misuse(f"{type(found[0]).__name__}: {found[0]}") from found[0]
+
+    def _delivered(self, grant: Grant, sampler: Any) -> r.Delivered:
+        home, rows = self.home, grant.rows
+        groups, versions, tags = home.books.told(rows)
+        measured = sampler.needs if isinstance(sampler, TokenBalanced) else ()
+        return r.Delivered(
+            grant.number,
+            rows,
+            home.books.rows.ref(rows, grant.columns),
+            home.hold(grant),
+            home.books.keys.names(rows) if home.books.keys.given else [],
+            groups,
+            versions,
+            tags,
+            {name: home.books.lengths(rows, name) for name in measured},
+        )
+
+    def _settled(self, act: Callable[[], None]) -> c.Command:
+        """The command that an ack or a nack makes; one that does nothing where others have to ack too, or where this
+        was done before and may be on its way."""
+        gathered, self.home.commands = self.home.commands, []
+        try:
+            act()
+            made = self.home.commands
+        finally:
+            self.home.commands = gathered
+        return made[0] if made else c.Settle(task=0, rows=_NONE, state=ACKED)
+
+    def _ack(self, asked: r.Ack, now: float) -> c.Command:
+        return self._settled(lambda: self.home.ack(asked.grant, asked.client, asked.replica, now))
+
+    def _nack(self, asked: r.Nack, now: float) -> c.Command:
+        return self._settled(lambda: self.home.nack(asked.grant, asked.client, asked.replica, now, seen=asked.seen))
+
+    def _prepare(self, asked: r.Prepare, now: float) -> c.Command:
+        grant = self.home.leases.prepare(asked.grant, asked.client)
+        return c.Prepare(grant=grant.number, task=grant.task, rows=grant.rows)
+
+    def _conclude(self, asked: r.Conclude, now: float) -> c.Command | r.AnyResult:
+        there = self.home.prepared.has(asked.grant, asked.client, keep=asked.keep)
+        return c.Conclude(grant=asked.grant, keep=asked.keep) if there else _DONE
+
+    def _renew(self, asked: r.Renew, now: float) -> r.AnyResult:
+        self.home.leases.renew(asked.grant, asked.client, asked.replica, now)
+        return _DONE
+
+    def _drop(self, asked: r.Drop, now: float) -> c.Command:
+        books = self.home.books
+        of_keys = books.keys.numbers(asked.keys) if asked.keys else _NONE
+        rows = np.unique(np.concatenate((asked.rows, of_keys, books.in_groups(asked.groups))))
+        books.require(rows)
+        return c.Drop(rows=rows)
+
+    def _release(self, asked: r.Release, now: float) -> c.Command | r.AnyResult:
+        held = self.home.held
+        if asked.first not in held:
+            return _DONE
+        if asked.keep:
+            held.show(asked.first)
+            self.home.changes += 1
+        return c.Release(first=asked.first, keep=asked.keep)
+
+    def _borrow(self, asked: r.Borrow, now: float) -> c.Command | r.AnyResult:
+        if self.partition:
+            raise Misuse(f"partition {self.partition} lends nothing; ask the first")
+        now_lent = self.quotas.lent.get(asked.partition, Loan())
+        if asked.version != now_lent.version:
+            return r.Lent(now_lent)
+        lent, kept = self._offer(asked)
+        if self._in_need(asked, lent):
+            raise Backpressure(f"all that the stream {self.name!r} may hold is lent to its partitions")
+        self._promise(kept)
+        return c.Lend(
+            partition=asked.partition,
+            version=lent.version,
+            rows=lent.rows,
+            nbytes=lent.nbytes,
+            own_rows=kept.rows,
+            own_bytes=kept.nbytes,
+        )
+
+    def _offer(self, asked: r.Borrow) -> tuple[Loan, Loan]:
+        wanted = Loan(asked.version, asked.rows, asked.nbytes)
+        return self.quotas.offer(self.home.settings, asked.partition, wanted, self.home.admission.used)
+
+    def _in_need(self, asked: r.Borrow, lent: Loan) -> bool:
+        """Whether a partition wants more than it has, and this would be no more."""
+        now, limits = self.quotas.lent.get(asked.partition, Loan()), self.home.settings
+        more = (limits.max_rows and asked.rows > now.rows) or (limits.max_bytes and asked.nbytes > now.nbytes)
+        gains = (limits.max_rows and lent.rows > now.rows) or (limits.max_bytes and lent.nbytes > now.nbytes)
+        return bool(asked.version == now.version and more and not gains)
+
+    def lacking(self) -> Loan | None:
+        """What the partition would have to have in all for those that wait to append; None if nobody waits for that."""
+        limits, own = self.home.settings, self.quotas.own
+        entries = [self._entry_of(asked) for asked in self._waiting() if isinstance(asked, r.Append | r.Admit)]
+        if not entries:
+            return None
+        rows, nbytes = self.home.admission.used
+        rows, nbytes = rows + sum(e.rows for e in entries), nbytes + sum(e.nbytes for e in entries)
+        lacks = (limits.max_rows and rows > own.rows) or (limits.max_bytes and nbytes > own.nbytes)
+        return Loan(own.version, rows, nbytes) if lacks else None
+
+    def lagging(self) -> int | None:
+        """The oldest policy version that waits to be let in by other partitions; None if nothing does."""
+        if self.home.settings.max_lag < 0:
+            return None
+        entries = [self._entry_of(asked) for asked in self._waiting() if isinstance(asked, r.Append | r.Admit)]
+        return min((entry.version for entry in entries if entry.version > self._allowed), default=None)
+
+    def _allow(self, asked: r.Allow, now: float) -> r.AnyResult:
+        self._allowed = max(self._allowed, asked.version)
+        self._limit()
+        return _DONE
+
+    def lending(self) -> Mapping[int, Loan]:
+        """What other partitions have, where one of them, or this one, is in need."""
+        if self.partition or not self.quotas.lent:
+            return {}
+        asked = [asked for asked in self._waiting() if isinstance(asked, r.Borrow)]
+        return dict(self.quotas.lent) if asked or self.lacking() is not None else {}
+
+    def _waiting(self) -> Iterator[r.AnyRequest]:
+        return map(r.decode_request, self.waits())
+
+    def _yield_quota(self, asked: r.YieldQuota, now: float) -> c.Command | r.AnyResult:
+        own, (rows, nbytes) = self.quotas.own, self.home.admission.used
+        left = Loan(own.version, min(own.rows, max(asked.rows, rows)), min(own.nbytes, max(asked.nbytes, nbytes)))
+        if left == own or not self.partition:
+            return r.Lent(own)
+        self._promise(left)
+        return c.SetQuota(version=left.version, rows=left.rows, nbytes=left.nbytes)
+
+    def _promise(self, kept: Loan) -> None:
+        self._promised.append((kept.rows, kept.nbytes))
+        self._limit()
+
+    def _limit(self) -> None:
+        """Nobody is let in on a quota that is about to be lower."""
+        quotas = [(self.quotas.own.rows, self.quotas.own.nbytes), *self._promised]
+        self.home.admission.allowed = self._allowed if self.home.settings.max_lag >= 0 else None
+        self.home.admission.quota = min(rows for rows, _ in quotas), min(nbytes for _, nbytes in quotas)
+
+    def _leave(self, asked: r.Leave, now: float) -> r.AnyResult | c.Command:
+        self.snapshots.leave(asked.client)
+        self.home.leave(asked.client, now)
+        return c.End(clients=[asked.client]) if asked.ended else _DONE
+
+    def _leave_all(self, asked: r.LeaveAll, now: float) -> r.AnyResult | c.Command:
+        for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
+            self.snapshots.leave(client)
+            self.home.leave(client, now)
+        known = dict.fromkeys((*self.sessions.producers, *sorted(self.home.prepared.clients)))
+        ended = [client for client in known if client.startswith(asked.clients)]
+        return c.End(clients=ended) if ended else _DONE
+
+    def _outlive(self, asked: r.Outlive, now: float) -> r.AnyResult | c.Command:
+        gone = self.ownership.outlived(asked.table, self.home.books)
+        return c.Outlive(table=asked.table) if gone else r.Flags(NO)
+
+    def _retire(self, asked: r.Retire, now: float) -> r.AnyResult | c.Command:
+        return c.Retire() if self.empty else r.Flags(NO)
+
+    def _tick(self, asked: r.Tick, now: float) -> r.AnyResult:
+        self.home.tick(now)
+        return _DONE
+
+
+def _ignore(_: object) -> None:
+    return
+
+
+def _as(make: Callable[..., c.Command], *names: str) -> Callable[[Leader, Any, float], c.Command]:
+    """Of a request, the command that has the same fields."""
+    return lambda machine, asked, now: make(**{name: getattr(asked, name) for name in names})
+
+
+_DONE = r.Done()
+
+_DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
+    r.Admit: Leader._admit,
+    r.GiveBack: Leader._give_back,
+    r.Append: Leader._append,
+    r.Extend: Leader._extend,
+    r.Consume: Leader._consume,
+    r.Open: _as(c.Open, "settings", "mark"),
+    r.LeaveAll: Leader._leave_all,
+    r.Told: _as(c.Told, "node", "last"),
+    r.Disown: _as(c.Disown, "groups", "table"),
+    r.Outlive: Leader._outlive,
+    r.Retire: Leader._retire,
+    r.Ack: Leader._ack,
+    r.Nack: Leader._nack,
+    r.Renew: Leader._renew,
+    r.Drop: Leader._drop,
+    r.Close: lambda leader, asked, now: _DONE if leader.home.closed else c.Close(),
+    r.Clear: _as(c.Clear),
+    r.TakeLost: _as(c.TakeLost, "most"),
+    r.Lose: _as(c.Lose, "node"),
+    r.Release: Leader._release,
+    r.Prepare: Leader._prepare,
+    r.Conclude: Leader._conclude,
+    r.Return: _as(c.Return, "node", "first"),
+    r.Configure: _as(c.Configure, "settings"),
+    r.Borrow: Leader._borrow,
+    r.TakeQuota: lambda machine, asked, now: c.SetQuota(
+        version=asked.loan.version, rows=asked.loan.rows, nbytes=asked.loan.nbytes
+    ),
+    r.YieldQuota: Leader._yield_quota,
+    r.Leave: Leader._leave,
+    r.Restore: _as(c.Restore, "head"),
+    r.PutBack: lambda leader, asked, now: c.PutBack(block=asked.block, time_s=now),
+    r.PutColumns: _as(c.PutColumns, "rows", "ref", "task", "lengths", "nodes"),
+    r.FinishRestore: _as(c.FinishRestore),
+    r.Watch: reads.watch,
+    r.Look: reads.look,
+    r.Find: reads.find,
+    r.DeadLetters: reads.dead_letters,
+    r.Holding: reads.holding,
+    r.Measure: reads.measure,
+    r.TakeSnapshot: lambda leader, asked, now: leader.snapshots.take(leader, asked, now),
+    r.ReadSnapshot: lambda leader, asked, now: leader.snapshots.read(leader, asked, now),
+    r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
+    r.Reclaim: _as(c.Reclaim, "partitions"),
+    r.Oldest: lambda leader, asked, now: r.Version(leader.home.admission.oldest),
+    r.Allow: Leader._allow,
+    r.Grow: Leader._grow,
+    r.TakeUp: Leader._take_up,
+    r.GiveUp: _as(c.GiveUp, "row", "token"),
+    r.Hear: Leader._hear,
+    r.ListUnfinished: lambda leader, asked, now: r.UnfinishedRows(leader.home.unfinished(asked.most, now)),
+    r.Tick: Leader._tick,
+}

@@ -1,0 +1,164 @@
+"""What a partition's leader answers from its rows as they are, without a command."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataplane.errors import LeaseExpired, LimitExceeded, Misuse, NotReady
+from dataplane.stream import requests as r
+from dataplane.stream.choosing import Demand, Wants, candidates, choose, needed
+from dataplane.stream.figures import figures
+from dataplane.stream.lease import Who
+from dataplane.stream.page import PAGE, Index
+from dataplane.stream.progress import DEAD
+from dataplane.stream.sampler import Fifo
+from dataplane.stream.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from dataplane.stream.leader import Leader
+
+MAX_SNAPSHOTS = 4
+"""Snapshots of one client at a time: each is a copy of the partition's books."""
+
+MAX_HELD = 256 << 10
+"""Bytes of references in one answer, about."""
+
+_NONE: Index = np.empty(0, np.int64)
+
+
+def watch(leader: Leader, asked: r.Watch, now: float) -> r.Watched:
+    """Raises NotReady, Misuse."""
+    home, task = leader.home, leader.home.settings.task(asked.task)
+    sampler, who = asked.sampler or Fifo(), Who(asked.client)
+    probe = Demand(task, asked.rows, 1, asked.columns, sampler, who, 1.0, _unserved, _unserved)
+    ready = choose(home.books, probe, now, closed=home.closed, expire=home.expire)
+    left = home.books.progress.is_left(task)
+    if len(ready) < asked.least and not (home.closed and (left != asked.left or not asked.closed)):
+        raise NotReady("fewer rows are ready", stream=leader.name, task=asked.task)
+    version, age_s = 0, 0.0
+    if len(ready):
+        places = home.books.rows.places(ready)
+        version = int(home.books.facts.versions(places).min())
+        age_s = now - float(home.books.facts.arrived(places).min())
+    return r.Watched(len(ready), version, age_s, left, home.closed)
+
+
+def look(leader: Leader, asked: r.Look, now: float) -> r.Shown:
+    """Raises NotReady, Closed, Misuse."""
+    home, wants = leader.home, Wants(asked.lengths, asked.tags)
+    task, rows = home.settings.task(asked.task), _NONE
+    who = Who(asked.client, asked.member, asked.replica, asked.replicas)
+    if home.leases.waiting(task, who) is None:
+        if leader.changes > asked.seen:
+            rows = home.books.progress.ready(task, needed(asked.columns, wants), max(0, asked.most))
+        if not len(rows):
+            home.check_drained(task)
+            raise NotReady("no rows are ready", stream=leader.name, task=asked.task)
+    shown = candidates(home.books, task, rows, wants, now, closed=home.closed, whole=len(rows) < asked.most)
+    return r.Shown(
+        changes=leader.changes,
+        rows=rows,
+        group=shown.group,
+        version=shown.version,
+        age_s=shown.age_s.tobytes(),
+        group_rows=shown.group_rows,
+        group_dropped=shown.group_dropped,
+        lengths=dict(shown.lengths),
+        tags={name: values.tolist() for name, values in shown.tags.items()},
+        latest=shown.latest,
+        closed=shown.closed,
+        whole=shown.whole,
+        left=home.books.progress.is_left(task),
+    )
+
+
+def _unserved(_: object) -> None:
+    raise AssertionError("nobody waits")
+
+
+def find(leader: Leader, asked: r.Find, now: float) -> r.Found:
+    """Never refused."""
+    books = leader.home.books
+    rows = books.keys.known_rows(asked.keys)
+    if asked.digest and books.keys.retried(asked.keys, asked.digest) is None:
+        rows[:] = -1
+    groups = [books.groups.number(group) is not None for group in asked.groups]
+    return r.Found(np.where(books.rows.there(rows), rows, -1), groups)
+
+
+def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
+    """Raises Misuse."""
+    books = leader.home.books
+    rows = books.progress.in_state(leader.home.settings.task(asked.task), DEAD)[: max(0, asked.most)]
+    columns = [name for name in books.rows.schema if len(rows) and books.rows.have(rows, name)]
+    ref = books.rows.ref(rows, columns) if columns else None
+    groups, versions, tags = books.told(rows)
+    return r.Letters(rows, ref, books.keys.names(rows), groups, versions, tags)
+
+
+def holding(leader: Leader, asked: r.Holding, now: float) -> r.Held:
+    """Never refused."""
+    refs, nbytes, following = [], 0, -1
+    for number, patch in leader.home.books.rows.patches_after(asked.after):
+        if asked.node in patch.nodes or asked.node in patch.spares:
+            refs.append(patch.encode())
+            nbytes += len(refs[-1])
+        if nbytes > MAX_HELD:
+            following = number
+            break
+    return r.Held(refs, following, leader.outboxes.last(asked.node))
+
+
+def measure(leader: Leader, asked: r.Measure, now: float) -> r.Figures:
+    """Never refused."""
+    return r.Figures(figures(leader.home, now, leader.pending()))
+
+
+class Snapshots:
+    """The snapshots that clients of one leader read."""
+
+    def __init__(self, term: int) -> None:
+        self._taken: dict[tuple[str, int], tuple[Snapshot, dict[bytes, int]]] = {}
+        self._numbers = itertools.count(max(term, 0) << 32)
+
+    @property
+    def clients(self) -> set[str]:
+        """Those that have some."""
+        return {client for client, _ in self._taken}
+
+    def told(self, node: bytes, last: int) -> int:
+        """Up to which of a node's entries, of which this is the last, it may be told: what came after a snapshot may be
+        of columns that are read still."""
+        return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
+
+    def take(self, leader: Leader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
+        """Raises LimitExceeded."""
+        count = 1 + sum(client == asked.client for client, _ in self._taken)
+        if count > MAX_SNAPSHOTS:
+            what = "snapshots of a client at a time"
+            raise LimitExceeded(f"{count} {what}", what=what, asked=count, limit=MAX_SNAPSHOTS)
+        snapshot, number = Snapshot(leader.home, now), next(self._numbers)
+        self._taken[asked.client, number] = snapshot, {each.node: each.last for each in leader.outboxes.state()}
+        return r.SnapshotTaken(number, snapshot.head)
+
+    def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
+        """Raises LeaseExpired where it went with an earlier leader, or was released; Misuse."""
+        snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
+        if snapshot is None:
+            raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")
+        if asked.first < 0 or not 1 <= asked.count <= PAGE:
+            raise Misuse(f"no rows {asked.first} and {asked.count} more of a snapshot")
+        return r.SnapshotRows(snapshot.block(asked.first, asked.count), snapshot.columns(asked.first, asked.count))
+
+    def release(self, leader: Leader, asked: r.ReleaseSnapshot, now: float) -> r.Done:
+        """Never refused."""
+        self._taken.pop((asked.client, asked.snapshot), None)
+        return r.Done()
+
+    def leave(self, client: str) -> None:
+        """The client has gone."""
+        for key in [key for key in self._taken if key[0] == client]:
+            del self._taken[key]

@@ -1,0 +1,491 @@
+"""The replicated state of a stream's partition, and what each command makes of it.
+
+Over a `Home`, which does the bookkeeping: rows, keys, groups, counts of deliveries, the lost. Beside it are quotas,
+sequences, outboxes, and which groups the partition takes.
+
+What always holds: `apply` depends on the state and the command; a command that can't be done changes nothing and has an
+error as its result. A client's request is done once, by its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, OwnerDied, Rejected
+from dataplane.replication.lost_nodes import LostNodes
+from dataplane.replication.outbox import Outboxes
+from dataplane.replication.sessions import Sessions, Settled
+from dataplane.stream import commands as c
+from dataplane.stream import requests as r
+from dataplane.stream.facts import Arrival
+from dataplane.stream.held import HeldRows
+from dataplane.stream.home import Home
+from dataplane.stream.ownership import NO, YES, Ownership
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Patch
+from dataplane.stream.pieces import Begin
+from dataplane.stream.prepared import PreparedRows
+from dataplane.stream.quota import Loan, Quotas
+from dataplane.stream.replica_state import (
+    PartitionState,
+    counts_of,
+    open_sealed,
+    restore_counts,
+    restore_rows,
+    rows_state,
+    seal,
+)
+from dataplane.stream.settings import Settings
+from dataplane.stream.snapshot import begin, finish, put_back, put_columns
+
+_DONE = r.Done()
+_UNOPENED = Settings(("unopened",))
+
+
+class Replicated:
+    """See the module. Who leads has more, and is told by the methods at the end."""
+
+    def __init__(self, name: str, partition: int, settings: Settings | None, mark: str) -> None:
+        """Without settings: those come with the first command, `Open`."""
+        self.name = name
+        self.partition = partition
+        self._first = settings, mark
+        self._begin(settings, mark)
+
+    def _begin(self, settings: Settings | None, mark: str) -> None:
+        self.opened = settings is not None
+        settings = settings or _UNOPENED
+        self.home = Home(settings, self._released, mark=mark)
+        self.home.replicate()
+        self.outboxes = Outboxes()
+        self.ownership = Ownership()
+        self.quotas = Quotas(settings, self.partition)
+        self.sessions = Sessions()
+        self.clock_s = 0.0
+        self.lost_nodes = LostNodes()
+
+    def _released(self, patches: list[Patch]) -> None:
+        for patch in patches:
+            self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares), self.lost_nodes)
+
+    @property
+    def settings(self) -> Settings:
+        """What the stream was made with."""
+        return self.home.settings
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing here that is needed: the first partition lends quotas as long as the stream is."""
+        home, settings = self.home, self.home.settings
+        lends = not self.partition and (settings.max_rows or settings.max_bytes)
+        return not (home.books.rows.count or home.lost or self.outboxes or lends)
+
+    # Applying
+
+    def applied(self, command: c.AnyCommand) -> bytes:
+        """Do a command, unless its client's sequence was done before; the result."""
+        key = command.client, command.sequence
+        if not command.sequence:
+            return r.encode_result(self._done(command))
+        try:
+            known = self.sessions.result(*key)
+        except Settled:
+            return r.encode_result(r.Refused.of(Rejected("this sequence was answered long ago")))
+        if known is None:
+            known = r.encode_result(self._done(command))
+            self.sessions.keep(*key, known)
+        return known
+
+    def _done(self, command: c.AnyCommand) -> r.AnyResult:
+        try:
+            return _APPLY[type(command)](self, command)
+        except DataplaneError as error:
+            return r.Refused.of(error)
+
+    def _do_append(self, command: c.Append) -> r.AnyResult:
+        self.clock_s = max(self.clock_s, command.time_s)
+        begin = None if command.begin is None else Begin(*command.begin, command.client)
+        arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
+        count = len(command.ref)
+        if begin is not None and count != 1:
+            raise Misuse(f"{count} rows in progress are begun at once; it is one")
+        if not count:
+            raise Misuse("an append of no rows")
+        _check_counts(count, [command.versions, *command.lengths.values(), *command.tags.values()])
+        if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
+            raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")
+        self._require_there(command.ref, command.nodes)
+        moved = self.ownership.moved(command.table, command.groups or command.keys, self.home.books)
+        if moved is not None:
+            return r.Moved(moved)
+        first, new = self.home.appended(command.ref, command.keys, command.digest, arrival, command.time_s)
+        if new:
+            if command.held:
+                self.home.held.add(first, count, command.client)
+            self.ownership.arrived(command.table, first + count - 1)
+            self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        return r.Appended(first, count, new)
+
+    def _there(self, node: bytes, shard: int) -> bool:
+        return node not in self.lost_nodes and not self.lost_nodes.has(node, shard)
+
+    def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
+        """Raises OwnerDied where columns that come are gone with the node that stored them."""
+        if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
+            for node, shard in ref.shards():
+                if self.lost_nodes.has(node, shard):
+                    raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
+
+    def _do_extend(self, command: c.Extend) -> r.AnyResult:
+        _check_counts(len(command.rows), list(command.lengths.values()))
+        self._require_there(command.ref, command.nodes)
+        self.home.extended(
+            command.rows,
+            command.ref,
+            command.lengths,
+            self.clock_s,
+            replace=command.replace,
+            holds=command.holds,
+            spares=command.nodes,
+        )
+        self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        return _DONE
+
+    def _do_grow(self, command: c.Grow) -> r.AnyResult:
+        self.clock_s = max(self.clock_s, command.time_s)
+        _check_counts(1, list(command.lengths.values()))
+        self._require_there(command.ref, command.nodes)
+        new = self.home.grow(command.row, command.piece, command.ref, command.lengths, self.clock_s, command.nodes)
+        if new:
+            self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        return r.Appended(command.row, 1, new)
+
+    def _do_take_up(self, command: c.TakeUp) -> r.AnyResult:
+        self.clock_s = max(self.clock_s, command.time_s)
+        self.home.books.unfinished.require(command.row, command.before, command.token)
+        return r.UnfinishedRows(
+            [self.home.take_up(command.row, command.token, command.client, command.lease_s, self.clock_s)]
+        )
+
+    def _do_give_up(self, command: c.GiveUp) -> r.AnyResult:
+        self.home.give_up(command.row, command.token, self.clock_s)
+        return _DONE
+
+    def _do_settle(self, command: c.Settle) -> r.AnyResult:
+        """Of rows that are open to the task. Of a client's, if some have been lost meanwhile, of none."""
+        books, rows = self.home.books, command.rows
+        if not len(rows):
+            return _DONE
+        there = books.rows.there(rows)
+        if not there.all():
+            rows = rows[there]
+            if command.client:
+                books.progress.unlease(books.rows.places(rows), command.task)
+                raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
+        places = books.rows.places(rows)
+        fits = books.progress.open(command.task, places, len(rows))
+        if not fits.all():
+            rows = rows[fits]
+        if len(rows):
+            self.home.do(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
+        return _DONE
+
+    def _do_release(self, command: c.Release) -> r.AnyResult:
+        rows = self.home.held.release(command.first)
+        if len(rows) and not command.keep:
+            self.home.do(c.Drop(rows=rows))
+            self.home.do(c.Remove(rows=rows))  # nobody ever held them
+        return _DONE
+
+    def _do_prepare(self, command: c.Prepare) -> r.AnyResult:
+        """If some of the rows have been lost meanwhile, of none."""
+        books, rows = self.home.books, command.rows
+        there = books.rows.there(rows)
+        if not there.all():
+            books.progress.unlease(books.rows.places(rows[there]), command.task)
+            raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
+        rows = rows[books.progress.open(command.task, books.rows.places(rows), len(rows))]
+        self.home.prepared.add(command.grant, command.client, command.task, rows)
+        return _DONE
+
+    def _do_conclude(self, command: c.Conclude) -> r.AnyResult:
+        if self.home.prepared.has(command.grant, command.client, keep=command.keep):
+            self._over(command.grant, keep=command.keep)
+        return _DONE
+
+    def _over(self, grant: int, *, keep: bool) -> None:
+        """What becomes of prepared rows, and of those that lost a column meanwhile."""
+        if not keep:
+            self.home.leases.forsake(grant)
+        rows = self.home.prepared.conclude(grant, keep=keep)
+        if self.lost_nodes and len(rows):
+            self._lose(np.intersect1d(rows, self.home.books.rows.dead(self._there, rows)))
+
+    def _do_drop(self, command: c.Drop) -> r.AnyResult:
+        rows = command.rows[self.home.books.rows.there(command.rows)]
+        if len(rows):
+            self.home.do(c.Drop(rows=rows))
+        return _DONE
+
+    def _do_remove(self, command: c.Remove) -> r.AnyResult:
+        books = self.home.books
+        rows = command.rows[books.rows.there(command.rows)]
+        self.home.do(c.Remove(rows=rows[books.progress.dropped(books.rows.places(rows), len(rows))]))
+        return _DONE
+
+    def _do_lose(self, command: c.Lose) -> r.AnyResult:
+        self.lost_nodes.lose(command.node)
+        self.home.books.rows.forget_spare(command.node)
+        self._lose(self.home.books.rows.dead(self._there))
+        self._count_holders()
+        return _DONE
+
+    def _lose(self, dead: Index) -> None:
+        """These rows have a column that is nowhere any more. Who holds a dropped one goes on."""
+        books = self.home.books
+        dead = dead[~self.home.prepared.among(dead)]
+        self.home.lose_rows(dead[~books.progress.dropped(books.rows.places(dead), len(dead))], self.clock_s)
+
+    def _do_return(self, command: c.Return) -> r.AnyResult:
+        self.lost_nodes.come_back(command.node, command.first)
+        return _DONE
+
+    def _count_holders(self) -> None:
+        """Count anew which nodes have columns that rows need."""
+        patches = self.home.books.rows.all_patches()
+        self.outboxes.recount(((*patch.nodes, *patch.spares) for patch in patches), self.lost_nodes)
+
+    def _do_take_lost(self, command: c.TakeLost) -> r.AnyResult:
+        lost = self.home.lost
+        return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
+
+    def _do_close(self, command: c.Close) -> r.AnyResult:
+        self.home.close(self.clock_s)
+        return _DONE
+
+    def _do_clear(self, command: c.Clear) -> r.AnyResult:
+        self.home.closed = True
+        for grant in self.home.leases:
+            self.home.leases.end(grant)
+        self.home.forget_kept()
+        self.home.held.clear()
+        self.home.prepared.clear()
+        self.home.books.clear()
+        self.home.close(self.clock_s)
+        return _DONE
+
+    def _do_configure(self, command: c.Configure) -> r.AnyResult:
+        if command.settings.tasks != self.home.settings.tasks:
+            raise Misuse(f"the tasks of the stream {self.name!r} are {', '.join(self.home.settings.tasks)}")
+        self.home.configure(command.settings)
+        self.quotas.configure(command.settings, self.partition)
+        self.limited()
+        return _DONE
+
+    def _do_set_quota(self, command: c.SetQuota) -> r.AnyResult:
+        self.quotas.take(Loan(command.version, command.rows, command.nbytes))
+        self.kept(command.rows, command.nbytes)
+        return r.Lent(self.quotas.own)
+
+    def _do_lend(self, command: c.Lend) -> r.AnyResult:
+        asked = Loan(command.version, command.rows, command.nbytes)
+        kept = Loan(0, command.own_rows, command.own_bytes)
+        lent = self.quotas.lend(self.home.settings, command.partition, asked, kept)
+        self.kept(command.own_rows, command.own_bytes)
+        return r.Lent(lent)
+
+    def _do_reclaim(self, command: c.Reclaim) -> r.AnyResult:
+        self.quotas.reclaim(self.settings, command.partitions)
+        self.limited()
+        return r.Lent(self.quotas.own)
+
+    def _do_end(self, command: c.End) -> r.AnyResult:
+        for client in command.clients:
+            self.sessions.drop(client)
+        for first in self.home.held.of(command.clients):
+            self.home.held.release(first)
+        for grant in self.home.prepared.of(command.clients):
+            self._over(grant, keep=False)
+        return _DONE
+
+    def _do_open(self, command: c.Open) -> r.AnyResult:
+        if not self.opened:
+            self._begin(command.settings, command.mark)
+            self.began()
+        return _DONE
+
+    def _do_told(self, command: c.Told) -> r.AnyResult:
+        self.outboxes.told(command.node, command.last)
+        return _DONE
+
+    def _do_disown(self, command: c.Disown) -> r.AnyResult:
+        return r.Flags(self.ownership.disown(command.groups, command.table, self.home.books))
+
+    def _do_outlive(self, command: c.Outlive) -> r.AnyResult:
+        return r.Flags(YES if self.ownership.outlive(command.table, self.home.books) else NO)
+
+    def _do_retire(self, command: c.Retire) -> r.AnyResult:
+        if not self.empty:
+            return r.Flags(NO)
+        self.ownership.retired = True
+        return r.Flags(YES)
+
+    def _do_unkeep(self, command: c.Unkeep) -> r.AnyResult:
+        self.home.do(command)
+        return _DONE
+
+    # From a snapshot for users
+
+    def _do_restore(self, command: c.Restore) -> r.AnyResult:
+        home = self.home
+        if home.books.rows.next or command.head.settings.tasks != home.settings.tasks:
+            raise Misuse(f"partition {self.partition} of the stream {self.name!r} is not new, or has other tasks")
+        begin(home, command.head)  # but for the mark: rows without a key are called by this partition
+        return _DONE
+
+    def _do_put_back(self, command: c.PutBack) -> r.AnyResult:
+        self.clock_s = max(self.clock_s, command.time_s)
+        put_back(self.home, command.block, command.time_s)
+        return _DONE
+
+    def _do_put_columns(self, command: c.PutColumns) -> r.AnyResult:
+        _check_counts(len(command.rows), list(command.lengths.values()))
+        self._require_there(command.ref, command.nodes)
+        put_columns(self.home, command.rows, command.task, command.ref, command.lengths, command.nodes)
+        self.outboxes.hold((*(node for node, _ in command.ref.shards()), *command.nodes))
+        return _DONE
+
+    def _do_finish_restore(self, command: c.FinishRestore) -> r.AnyResult:
+        finish(self.home)
+        self.home.books.look_again()
+        return _DONE
+
+    # The state as bytes
+
+    def snapshot(self) -> bytes:
+        home = self.home
+        books = home.books
+        return seal(
+            PartitionState(
+                name=self.name,
+                partition=self.partition,
+                settings=home.settings,
+                mark=books.keys.mark,
+                next_offset=books.rows.next,
+                next_patch=books.rows.next_patch,
+                columns=[(name, books.rows.schema[name]) for name in books.rows.bits],
+                tag_names=sorted(books.facts.tag_names),
+                appended=books.appended,
+                latest=books.facts.latest,
+                closed=home.closed,
+                clock_s=self.clock_s,
+                counts=counts_of(books),
+                lost=[(row, *told) for row, told in home.lost.items()],
+                own=self.quotas.own,
+                lent=sorted(self.quotas.lent.items()),
+                lost_nodes=self.lost_nodes.state(),
+                opened=self.opened,
+                outboxes=self.outboxes.state(),
+                ownership=self.ownership.state(),
+                sessions=self.sessions.snapshot(),
+                rows=rows_state(books, home.kept),
+                held=home.held.state(),
+                prepared=home.prepared.state(),
+                unfinished=books.unfinished.state(),
+            )
+        )
+
+    def restore(self, state: bytes) -> None:
+        if not state:
+            self._begin(*self._first)
+            self.began()
+            return
+        found = open_sealed(state)
+        if (found.name, found.partition) != (self.name, self.partition):
+            raise Corrupt(
+                f"a snapshot of partition {found.partition} of the stream {found.name!r}, and this is partition"
+                f" {self.partition} of {self.name!r}"
+            )
+        home, sessions = Home(found.settings, self._released, mark=found.mark), Sessions()
+        books = home.books
+        try:
+            books.rows.resume(found.next_offset, found.next_patch)
+            for kept in restore_rows(books, found.rows, found.columns):
+                home.keep(kept)
+            restore_counts(books, found.counts)
+            home.held = HeldRows(books, found.held)
+            home.prepared = PreparedRows(books, found.prepared)
+            books.unfinished.restore(found.unfinished)
+            sessions.restore(found.sessions)
+        except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
+            raise Corrupt(f"a snapshot of the stream {self.name!r} that no replica made: {error}") from error
+        books.facts.know_tags(found.tag_names)
+        books.facts.latest, books.appended, home.closed = found.latest, found.appended, found.closed
+        home.lost.update({row: (key, group, version, acked) for row, key, group, version, acked in found.lost})
+        home.replicate()
+        self._begin(found.settings, found.mark)
+        self.opened = found.opened
+        self.home, self.sessions, self.clock_s = home, sessions, found.clock_s
+        self.quotas.own, self.quotas.lent = found.own, dict(found.lent)
+        self.lost_nodes = LostNodes(found.lost_nodes)
+        self.outboxes = Outboxes(found.outboxes)
+        self.ownership = Ownership(found.ownership)
+        self._count_holders()
+        self.began()
+
+    # For who leads
+
+    def began(self) -> None:
+        """There is another home."""
+
+    def limited(self) -> None:
+        """The partition's own quota may be another."""
+
+    def kept(self, rows: int, nbytes: int) -> None:
+        """It was decided that no more than this is kept, and it is done."""
+
+
+def _check_counts(rows: int, listed: list[Sized]) -> None:
+    """Raises Misuse where one of these does not have a value for each row."""
+    if any(len(values) != rows for values in listed):
+        raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
+
+
+_APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult]] = {
+    c.Append: Replicated._do_append,
+    c.Extend: Replicated._do_extend,
+    c.Settle: Replicated._do_settle,
+    c.Release: Replicated._do_release,
+    c.Prepare: Replicated._do_prepare,
+    c.Conclude: Replicated._do_conclude,
+    c.Drop: Replicated._do_drop,
+    c.Remove: Replicated._do_remove,
+    c.Lose: Replicated._do_lose,
+    c.Return: Replicated._do_return,
+    c.TakeLost: Replicated._do_take_lost,
+    c.Close: Replicated._do_close,
+    c.Clear: Replicated._do_clear,
+    c.Configure: Replicated._do_configure,
+    c.SetQuota: Replicated._do_set_quota,
+    c.Lend: Replicated._do_lend,
+    c.Reclaim: Replicated._do_reclaim,
+    c.End: Replicated._do_end,
+    c.Open: Replicated._do_open,
+    c.Told: Replicated._do_told,
+    c.Disown: Replicated._do_disown,
+    c.Outlive: Replicated._do_outlive,
+    c.Retire: Replicated._do_retire,
+    c.Unkeep: Replicated._do_unkeep,
+    c.Restore: Replicated._do_restore,
+    c.PutBack: Replicated._do_put_back,
+    c.PutColumns: Replicated._do_put_columns,
+    c.FinishRestore: Replicated._do_finish_restore,
+    c.Grow: Replicated._do_grow,
+    c.TakeUp: Replicated._do_take_up,
+    c.GiveUp: Replicated._do_give_up,
+}

@@ -1,0 +1,314 @@
+"""Rows in progress: begun, brought piece by piece, and finished; who brings each, and for how long nobody else may.
+
+A row in progress has its number, key and group as any row, and counts as one: its group is not complete without it,
+and a stream that is closed waits for it. But no task is given it: its columns have no bits, and lie in a layer of no
+names (`page`), in a patch of pieces (`patch`). To finish it gives the columns their bits, and the row its policy
+version; until then it has none (`facts.UNFINISHED`), so that `max_lag` does not wait for what nobody can be given.
+
+Who brings pieces holds a token, a number that it has drawn. Who takes the row up draws another; then the first is
+refused. Tokens, pieces and versions are replicated state. Leases are the leader's own: that of a row begins when its
+holder was last heard, or when a leader first looks, and ends at once when the holder's process goes.
+
+What always holds: a piece is joined once, by its number, and after those before it; none of a token that is not the
+row's. The bytes of pieces count as the stream's. What is finished or given up stays known for a while by its token, so
+that to do it again does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.joined import joined, require_alike
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt, LeaseExpired, Misuse
+from dataplane.stream.facts import Facts
+from dataplane.stream.page import Index
+from dataplane.stream.patch import Patch
+from dataplane.stream.pieces import Begin, Begun, Listed, Piece
+from dataplane.stream.rows import Rows
+
+MAX_ENDED = 1 << 14
+"""Tokens of rows that were finished or given up which are remembered, the last ones."""
+
+MAX_PIECES = 1 << 16
+"""Pieces of a row."""
+
+
+class UnfinishedState(msgspec.Struct, array_like=True):
+    """All that is replicated."""
+
+    begun: list[Begun] = []
+    ended: list[int] = []
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """The rows in progress of `rows`, whose `facts` are beside."""
+
+    rows: Rows
+    facts: Facts
+    begun: dict[int, Begun] = field(default_factory=dict)
+    ended: dict[int, None] = field(default_factory=dict)
+    _until: dict[int, float] = field(default_factory=dict)
+    _clients: dict[int, Hashable] = field(default_factory=dict)
+    _left: dict[int, None] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.begun)
+
+    # arriving
+
+    def begin(self, row: int, begin: Begin, version: int, now: float) -> None:
+        """The row, which came just now, is in progress."""
+        self.begun[row] = Begun(row, begin.token, begin.client, begin.lease_s, begin.tokens, version)
+        self._until[row] = now + begin.lease_s
+        self.hide(row)
+
+    def hide(self, row: int) -> None:
+        """No task is given the row: its columns, which came together, move to the layer of no names."""
+        page, inside = self.rows.place(row)
+        for layer in [layer for names, layer in page.layers.items() if names and layer.patch[inside] >= 0]:
+            number, layer.patch[inside] = int(layer.patch[inside]), -1
+            hidden = page.layer(())
+            hidden.patch[inside], hidden.index[inside] = number, 0
+            first = self.rows.patch(number)
+            self.rows.change_patch(number, Patch.whole(first.ref, (Patch(first.ref, 1, spares=first.spares),)))
+        page.columns[inside] = 0
+
+    def require(self, row: int, *tokens: int) -> Begun:
+        """Raises LeaseExpired unless who has one of these tokens brings the row."""
+        begun = self.begun.get(row)
+        if begun is None or begun.token not in tokens:
+            why = (
+                "was taken up by another"
+                if begun is not None
+                else "is in progress no more: it was finished, or dropped"
+            )
+            raise LeaseExpired(f"the row {why}; what is brought for it does not count")
+        return begun
+
+    def is_new(self, row: int, piece: Piece) -> bool:
+        """Whether the piece is the next; False: it came before. Raises LeaseExpired, Misuse."""
+        if piece.last and piece.token in self.ended:
+            return False
+        begun = self.require(row, piece.token)
+        again = piece.number == begun.pieces - 1 and piece.digest == begun.digest
+        if begun.pieces >= MAX_PIECES or (piece.number != begun.pieces and not again):
+            raise Misuse(f"piece {piece.number} of a row that has {begun.pieces} others, of at most {MAX_PIECES}")
+        return not again
+
+    def check(self, row: int, ref: BatchRef) -> None:
+        """Raises SchemaMismatch where these columns are no piece of the row, or of the stream."""
+        if len(ref) != 1:
+            raise Misuse(f"a piece of {len(ref)} rows; it is of one")
+        self.rows.fits(ref)
+        pieces = self._patch(row).pieces
+        for name, found in ref.schema.items():
+            before = next((each.ref.schema[name] for each in reversed(pieces) if name in each.ref.columns), None)
+            if before is not None:
+                require_alike(name, (before, found))
+
+    def grow(
+        self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
+    ) -> None:
+        """The next piece of the row comes, which was `check`ed. Raises LimitExceeded."""
+        self.rows.give_bits(ref)
+        begun, number = self.begun[row], self._number(row)
+        before = self.rows.patch(number)
+        more = Patch(ref, 1, spares=tuple(spares))
+        self.rows.change_patch(number, Patch.whole(before.ref, (*before.pieces, more)))
+        places = self.rows.places(np.array([row]))
+        for name, length in lengths.items():
+            joined_to = self.facts.lengths(places, name) if ref.schema[name].varying == 1 else 0
+            self.facts.measure(places, {name: joined_to + length})
+        count = int(lengths[begun.tokens][0]) if begun.tokens in lengths else 0
+        begun.pieces += 1
+        begun.digest = piece.digest
+        if count and begun.spans and begun.spans[-1][0] == piece.version:
+            begun.spans[-1] = piece.version, begun.spans[-1][1] + count
+        elif count:
+            begun.spans.append((piece.version, count))
+
+    def finish(self, row: int) -> None:
+        """The row is as any other from now on."""
+        page, inside = self.rows.place(row)
+        number = self._number(row)
+        patch = self.rows.patch(number)
+        ref = joined([piece.ref for piece in patch.pieces])
+        self.rows.change_patch(number, Patch.whole(ref, patch.pieces))
+        page.layers[()].patch[inside] = -1
+        layer = page.layer(tuple(sorted(ref.columns)))
+        layer.patch[inside], layer.index[inside] = number, 0
+        mask = self.rows.mask(ref.columns)
+        page.columns[inside] = 0 if mask is None else mask
+        page.changes += 1
+        self.end(row)
+
+    def end(self, row: int) -> None:
+        """The row is in progress no more, at the word of who brought it."""
+        self.ended[self.begun[row].token] = None
+        for token in list(self.ended)[:-MAX_ENDED]:
+            del self.ended[token]
+        self.forget(np.array([row]))
+
+    def forget(self, rows: Index) -> None:
+        """These rows are finished or gone."""
+        for row in rows.tolist() if self.begun else ():
+            if self.begun.pop(row, None) is not None:
+                self._until.pop(row, None)
+                self._clients.pop(row, None)
+                self._left.pop(row, None)
+
+    def refuse(self, rows: Index) -> None:
+        """Raises Misuse where one of these rows is in progress."""
+        if self.begun and (row := next((row for row in rows.tolist() if row in self.begun), None)) is not None:
+            raise Misuse(
+                f"row {row} is in progress; who brings it appends to it, and others extend it once it is finished"
+            )
+
+    # who brings it
+
+    def take(self, row: int, token: int, client: str, lease_s: float, now: float) -> None:
+        """Who has this token brings the row from now on."""
+        begun = self.begun.get(row)
+        if begun is None:
+            raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
+        begun.token, begun.client, begun.lease_s = token, client, lease_s
+        self._left.pop(row, None)
+        self._until[row] = now + lease_s
+
+    def free(self, row: int, now: float) -> bool:
+        """Whether nobody holds the row."""
+        begun = self.begun[row]
+        if row in self._left or not (begun.client or row in self._clients):
+            return True
+        return now >= self._until.setdefault(row, now + begun.lease_s)
+
+    def first_free(self, now: float) -> int | None:
+        """The row that is in progress since longest, of those that nobody holds."""
+        return min((row for row in self.begun if self.free(row, now)), default=None)
+
+    def reserve(self, row: int, client: Hashable, lease_s: float, now: float) -> None:
+        """It is decided that this client brings the row: nobody else is given it meanwhile."""
+        self._clients[row], self._until[row] = client, now + lease_s
+        self._left.pop(row, None)
+
+    def require_free(self, row: int, token: int, now: float) -> None:
+        """Raises LeaseExpired where another than who has this token holds the row, or it is no more."""
+        begun = self.begun.get(row)
+        if begun is None:
+            raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
+        if begun.token != token and not self.free(row, now):
+            left_s = self._until[row] - now
+            raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
+
+    def is_of(self, row: int, token: int) -> bool:
+        """Whether who has this token brings the row."""
+        begun = self.begun.get(row)
+        return begun is not None and begun.token == token
+
+    def held_by(self, row: int, client: Hashable) -> None:
+        """Of streams of one node: who that is."""
+        if row in self.begun:
+            self._clients[row] = client
+
+    def heard(self, row: int, token: int, now: float) -> None:
+        """The holder was heard: its lease begins again. Raises LeaseExpired."""
+        self._until[row] = now + self.require(row, token).lease_s
+        self._left.pop(row, None)
+
+    def release(self, row: int, token: int) -> None:
+        """The holder lets others take it up. Raises LeaseExpired."""
+        self.require(row, token)
+        self._left[row] = None
+
+    def leave(self, client: Hashable) -> None:
+        """The client has gone: what it held is free."""
+        for row, begun in self.begun.items():
+            if client in (begun.client, self._clients.get(row)):
+                self._left[row] = None
+
+    @property
+    def clients(self) -> set[str]:
+        """Those that hold rows, as far as is known."""
+        return {begun.client for row, begun in self.begun.items() if begun.client and row not in self._left}
+
+    def forget_leases(self) -> None:
+        """Another leads."""
+        self._until.clear()
+        self._clients.clear()
+        self._left.clear()
+
+    # what there is
+
+    def listed(self, row: int, now: float, key: str, group: Any, tags: Mapping[str, list[Any]]) -> Listed:
+        """The row as it is told, without columns."""
+        begun = self.begun[row]
+        return Listed(
+            row,
+            key,
+            group,
+            begun.version,
+            {name: value for name, (value,) in tags.items() if value is not None},
+            begun.tokens,
+            begun.pieces,
+            list(begun.spans),
+            max(0.0, now - self._arrived(row)),
+            self.free(row, now),
+        )
+
+    def _arrived(self, row: int) -> float:
+        return float(self.facts.arrived(self.rows.places(np.array([row])))[0])
+
+    def oldest(self) -> float | None:
+        """When the row began that is in progress since longest; None where none is."""
+        return self._arrived(min(self.begun)) if self.begun else None
+
+    def columns(self, row: int) -> BatchRef:
+        """The columns of all pieces, read as one."""
+        return joined([piece.ref for piece in self._patch(row).pieces])
+
+    def _number(self, row: int) -> int:
+        page, inside = self.rows.place(row)
+        return int(page.layers[()].patch[inside])
+
+    def _patch(self, row: int) -> Patch:
+        return self.rows.patch(self._number(row))
+
+    # in a snapshot
+
+    def copy(self, rows: Rows) -> Unfinished:
+        """The rows in progress now, of a copy of the rows."""
+        return Unfinished(rows, self.facts, {row: msgspec.structs.replace(begun) for row, begun in self.begun.items()})
+
+    def told(self, rows: Index) -> list[Begun]:
+        """Those of these rows that are in progress, which nobody holds when they are put back."""
+        begun = [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
+        return [msgspec.structs.replace(each, token=0, client="", spans=list(each.spans)) for each in begun]
+
+    def put_back(self, begun: list[Begun], rows: Index) -> None:
+        """These of rows that are put back are in progress. Raises Corrupt."""
+        known = set(rows.tolist())
+        if any(each.row not in known or each.pieces < 0 for each in begun):
+            raise Corrupt("a row in progress that is not in its block")
+        self.begun.update({each.row: each for each in begun})
+
+    # as a replica's state
+
+    def state(self) -> UnfinishedState:
+        """All that is replicated."""
+        return UnfinishedState([self.begun[row] for row in sorted(self.begun)], list(self.ended))
+
+    def restore(self, state: UnfinishedState) -> None:
+        """Raises ValueError where these are no rows in progress of the rows that are there."""
+        for begun in state.begun:
+            there = self.rows.there(np.array([begun.row]))
+            if not there.all() or self._number(begun.row) < 0:
+                raise ValueError("a row in progress that is not there, or finished")
+        self.begun = {begun.row: begun for begun in state.begun}
+        self.ended = dict.fromkeys(state.ended)

@@ -1,0 +1,178 @@
+"""What a table answers: the same for a table of one node and for a partition's.
+
+No table (None) has no rows: what names rows is refused then, and what asks for all of them finds none. What one message
+tells is bounded; who asked goes on behind the last row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.stream.requests import Done
+from dataplane.table import requests as r
+from dataplane.table.table import Table
+from dataplane.table.written import Index, Over
+
+MAX_TAG_BYTES = 64 << 10
+"""Of the tags of one row."""
+
+_PAGE = 1 << 15  # rows that one message tells of
+_NUMBERS = 1 << 18  # numbers of rows that one message has
+_PAGE_BYTES = 1 << 20  # of tags in one message; keys and flags take no more
+_ALL_BYTES = 1 << 62
+_NONE: Index = np.empty(0, np.int64)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def there(name: str, table: Table | None) -> Table:
+    """Raises Misuse where there is none."""
+    if table is None:
+        raise Misuse(f"there is no table {name!r}: nothing was written to it yet, or it was dropped")
+    return table
+
+
+def named(keys: list[str], rows: Index) -> list[str] | Index:
+    """Rows by key or, where there are none, by number."""
+    return keys or rows
+
+
+# Reading
+
+
+def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | None:
+    """None where a request for rows that are ready finds too few. Raises Misuse."""
+    match asked:
+        case r.Number():
+            return numbered(there(name, table).numbers(asked.keys) if asked.keys else _NONE)
+        case r.Read():
+            found = there(name, table)
+            rows = named(asked.keys, asked.rows)
+            numbers = rows if isinstance(rows, np.ndarray) else found.numbers(rows)
+            return r.Referred(found.read(numbers, asked.columns).encode())
+        case r.Describe():
+            described = None if table is None else table.described()
+            return r.Referred(b"" if described is None else described.encode())
+        case r.Look():
+            return _look(name, table, asked)
+        case r.Ready():
+            return _ready(table, asked)
+        case r.Claimed():
+            return given(None if table is None else table.claimed(asked.task, asked.claim))
+        case r.Taken():
+            return _taken(name, table, asked)
+
+
+def numbered(numbers: Index) -> r.Numbered:
+    """As many of these as one message has."""
+    told = numbers[:_NUMBERS]
+    return r.Numbered(told, len(told) < len(numbers))
+
+
+def given(rows: Index | None) -> r.Given:
+    """None: nothing was."""
+    return r.Given(granted=False) if rows is None else r.Given(granted=True, rows=rows)
+
+
+def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
+    if table is None or table.changes == asked.since:
+        if not asked.all and (asked.keys or len(asked.rows)):
+            there(name, table)
+        return r.Looked(0 if table is None else table.changes)
+    if asked.all:
+        most = max(1, min(_PAGE, _PAGE_BYTES // max(1, len(asked.columns) // 8)))
+        numbers, more = table.after(asked.after, most, _PAGE_BYTES)
+    else:
+        rows, more = named(asked.keys, asked.rows), False
+        numbers = rows if isinstance(rows, np.ndarray) else table.numbers(rows)
+    seen = table.look(numbers, asked.columns, tags=asked.tags)
+    return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), more)
+
+
+def seen_all(table: Table, numbers: Index) -> r.Looked:
+    """What is known of these rows, which are of one write, and what columns there are."""
+    names = list(table.schema)
+    seen = table.look(numbers, names)
+    return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)
+
+
+def _bits(have: Any) -> bytes:
+    return np.packbits(have, axis=1).tobytes() if have.shape[1] else b""
+
+
+def _ready(table: Table | None, asked: r.Ready) -> r.Numbered | None:
+    if table is None:
+        return numbered(_NONE) if asked.least <= 0 else None
+    claimed = table.claimed(asked.task, asked.claim) if asked.claim else None
+    if claimed is not None:
+        return numbered(claimed)
+    numbers = table.ready(asked.columns, asked.task or None)
+    numbers = numbers[np.searchsorted(numbers, asked.after, side="right") :]
+    return numbered(numbers) if len(numbers) >= asked.least else None
+
+
+def _taken(name: str, table: Table | None, asked: r.Taken) -> r.Flagged:
+    if table is None:
+        if not asked.all and len(asked.rows):
+            there(name, table)
+        return r.Flagged()
+    numbers, more = asked.rows, False
+    if asked.all:
+        numbers, more = table.after(asked.after, _NUMBERS, _ALL_BYTES)
+    flags = table.taken(asked.task, numbers)
+    return r.Flagged(flags.tobytes(), int(numbers[-1]) if len(numbers) else -1, more)
+
+
+# Writing
+
+
+def check_write(asked: r.Write, ref: BatchRef | None) -> None:
+    """What can be said of a write without the table. Raises Misuse, ProtocolMismatch."""
+    count = len(asked.keys) or len(asked.rows)
+    if not all(asked.keys):
+        raise Misuse("a key is a text of one character or more")
+    if len(asked.tags) not in (0, count):
+        raise ProtocolMismatch(f"{len(asked.tags)} tags for {count} rows")
+    if ref is not None and len(ref) != count:
+        raise ProtocolMismatch(f"{len(ref)} rows of columns for {count} rows")
+
+
+def write(table: Table, asked: r.Write, ref: BatchRef | None, encoded: bytes = b"") -> tuple[Index, list[Over]]:
+    """The numbers of the rows, and what is not needed any more. `encoded`: as for `Table.write`. Raises as that;
+    LimitExceeded where the tags of a row come to be too many."""
+    rows = named(asked.keys, asked.rows)
+    sizes = _tag_bytes(table, rows, asked.tags)
+    return table.write(rows, ref, asked.tags, sizes, encoded)
+
+
+def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:
+    if not tags:
+        return _NONE
+    sizes = np.fromiter((len(_encode(each)) for each in tags), np.int64, len(tags))
+    most, what = int((table.tag_bytes(rows) + sizes).max()), "bytes of the tags of a row"
+    if most > MAX_TAG_BYTES:
+        raise LimitExceeded(f"{most} is more than {MAX_TAG_BYTES}: {what}", what=what, asked=most, limit=MAX_TAG_BYTES)
+    return sizes
+
+
+def wrote(table: Table, asked: r.Write, numbers: Index) -> r.Numbered | r.Looked:
+    """What a write is answered."""
+    return seen_all(table, numbers) if asked.look else numbered(numbers)
+
+
+def act(table: Table, asked: r.Clear | r.Take | r.Untake) -> tuple[r.AnyResult, list[Over]]:
+    """Change a table that is there; the answer, and what is not needed any more. Raises Misuse, LimitExceeded."""
+    match asked:
+        case r.Clear():
+            return Done(), table.cleared(named(asked.keys, asked.rows))
+        case r.Take():
+            return given(table.take(asked.task, asked.rows, asked.give, asked.claim)), []
+        case r.Untake():
+            table.untake(asked.task or None, None if asked.all else asked.rows)
+            return Done(), []

@@ -1,0 +1,327 @@
+"""A table's partition as a state machine.
+
+What changes the table is its own command, and is done where it is applied: a write that can't be done changes nothing,
+and has an error as its result. What only reads is answered by the leader at once, from what is committed. Nothing is
+volatile but who waits: marks of rows that are taken, and claims, are promises, and outlive a leader.
+
+The partition is there before the table is, and after: a table begins with its first write and ends when it is dropped.
+Numbers of rows and of changes go on, so none of them ever means something else. `Retire` ends a partition without a
+table, once it has nothing to tell.
+
+Columns are not here. An entry of the outbox says to the node that stores them which cells are not needed any more
+(`freeing`). When a node is lost, rows keep their cells there: to read one raises `OwnerDied`, and to write it again
+mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Closed, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
+from dataplane.replication.lost_nodes import LostNodes
+from dataplane.replication.machine import Decision, StateMachine
+from dataplane.replication.outbox import Outboxes
+from dataplane.replication.sessions import Sessions, Settled
+from dataplane.stream.packing import pack, unpack
+from dataplane.stream.requests import Done, Held, Holding, Refused
+from dataplane.table import answers, freeing
+from dataplane.table import replica_state as state
+from dataplane.table import requests as r
+from dataplane.table.table import Table
+from dataplane.table.written import Over
+
+NOTHING = b""
+_UNREADY = 1024  # questions that are remembered
+_HELD = 256 << 10  # bytes of references in one answer, about
+_OF_CLIENTS = (r.Write, r.Clear, r.Take, r.Untake, r.Drop)
+
+
+class TableMachine(StateMachine):
+    """See the module."""
+
+    tells = False  # who waited in vain asks again when it likes
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._begin()
+        self.forget()
+
+    def _begin(self) -> None:
+        self.there = False
+        """Whether there is a table."""
+        self.retired = False
+        self.changes = 0
+        self.table = Table(self.name, self._change)
+        self.sessions = Sessions()
+        self.outboxes = Outboxes()
+        self.lost_nodes = LostNodes()
+
+    def _change(self) -> int:
+        self.changes += 1
+        return self.changes
+
+    def forget(self) -> None:
+        self._version = 0  # of the state, for `_unready`
+        self._unready: dict[bytes, int] = {}
+        self._decoded: tuple[bytes, r.AnyRequest] = (b"", r.Drop())
+
+    @property
+    def idle(self) -> bool:
+        """Whether `Retire` would end it."""
+        return not self.there and not self.outboxes
+
+    # Deciding
+
+    def decide(self, request: bytes, term: int, now: float) -> Decision:
+        asked = r.decode_request(request)
+        if isinstance(asked, r.Question):
+            answer = self._answer(asked)
+            return Decision((), NOTHING if answer is None else r.encode_result(answer))
+        if isinstance(asked, Holding):
+            return Decision((), r.encode_result(self._held(asked)))
+        if asked.sequence:
+            known = self._known(asked)
+            if known is not None:
+                return Decision((), r.encode_result(self._again(asked, known)))
+        elif isinstance(asked, _OF_CLIENTS):
+            raise ProtocolMismatch("what changes a table has a sequence, or could be done twice")
+        self._decoded = request, asked
+        return Decision((request,))
+
+    def _answer(self, asked: r.Question) -> r.AnyResult | None:
+        self._check_open()
+        return answers.answer(self.name, self.table if self.there else None, asked)
+
+    def _held(self, asked: Holding) -> Held:
+        """What rows need of a node, all of each write of which a cell is left."""
+        refs, nbytes, following = [], 0, -1
+        for number, written in self.table.writes_after(asked.after):
+            if asked.node in written.nodes:
+                refs.append(written.encode())
+                nbytes += len(refs[-1])
+            if nbytes > _HELD:
+                following = number
+                break
+        return Held(refs, following, self.outboxes.last(asked.node))
+
+    def _known(self, asked: r.Command) -> bytes | None:
+        try:
+            return self.sessions.result(asked.client, asked.sequence)
+        except Settled:
+            raise Rejected(f"sequence {asked.sequence} of {asked.client!r} was answered long ago") from None
+
+    def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
+        """The answer of a command that was done before. Of a write that looks, as its rows are now."""
+        result = r.decode_result(known)
+        match result:
+            case r.Wrote(rows) if isinstance(asked, r.Write):
+                try:
+                    return answers.wrote(self.table, asked, unpack(rows))
+                except Misuse as error:
+                    return Refused.of(error)
+            case r.Gave(granted, rows):
+                return r.Given(granted, unpack(rows))
+        return result
+
+    def _check_open(self) -> None:
+        if self.retired:
+            raise Closed(f"this partition of the table {self.name!r} is over; there may be another")
+
+    def serves(self, request: bytes, now: float) -> bool:
+        if self._unready.get(request) == self._version:
+            return False
+        asked = r.decode_request(request)
+        try:
+            found = not isinstance(asked, r.Ready) or self._answer(asked) is not None
+        except DataplaneError:
+            return True  # it is told
+        if not found:
+            if len(self._unready) >= _UNREADY:
+                self._unready.clear()
+            self._unready[request] = self._version
+        return found
+
+    # Applying
+
+    def apply(self, command: bytes) -> bytes:
+        known, asked = self._decoded
+        if known is not command or not isinstance(asked, r.Command):
+            asked = r.decode_command(command)
+        self._version += 1
+        if not asked.sequence:
+            return r.encode_result(self._done(asked))
+        try:
+            before = self._known(asked)
+        except Rejected as error:
+            return r.encode_result(Refused.of(error))
+        if before is not None:
+            return r.encode_result(self._again(asked, before))
+        result = self._done(asked)
+        self.sessions.keep(asked.client, asked.sequence, r.encode_result(_brief(result)))
+        return r.encode_result(result)
+
+    def _done(self, asked: r.Command) -> r.AnyResult:
+        try:
+            if isinstance(asked, _OF_CLIENTS):
+                self._check_open()
+            return _APPLY[type(asked)](self, asked)
+        except DataplaneError as error:
+            return Refused.of(error)
+
+    def _write(self, asked: r.Write) -> r.AnyResult:
+        ref = BatchRef.decode(asked.ref) if asked.ref else None
+        answers.check_write(asked, ref)
+        if not asked.keys:
+            answers.there(self.name, self.table if self.there else None)
+        if ref is not None:
+            self._check_there(ref)
+        numbers, over = answers.write(self.table, asked, ref, encoded=asked.ref)
+        self.there = True
+        if ref is not None and len(ref):
+            self.outboxes.hold(node for node, _ in ref.shards())
+        self._free(over)
+        return answers.wrote(self.table, asked, numbers)
+
+    def _check_there(self, ref: BatchRef) -> None:
+        for node, shard in ref.shards() if self.lost_nodes else ():
+            if self.lost_nodes.has(node, shard):
+                raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
+
+    def _act(self, asked: r.Clear | r.Take | r.Untake) -> r.AnyResult:
+        if not self.there:
+            return answers.given(None) if isinstance(asked, r.Take) else Done()
+        result, over = answers.act(self.table, asked)
+        self._free(over)
+        return result
+
+    def _drop(self, asked: r.Drop) -> r.AnyResult:
+        if self.there:
+            self._free(self.table.drop())
+            self.table = Table(self.name, self._change, self.table.next)
+            self.there = False
+        return Done()
+
+    def _free(self, over: list[Over]) -> None:
+        freeing.tell(over, self.outboxes, self.lost_nodes)
+
+    def _open(self, asked: r.Open) -> r.AnyResult:
+        if not self.changes or not self.there:
+            self.table.next = max(self.table.next, asked.first)
+            self.changes = max(self.changes, asked.changes)
+        return Done()
+
+    def _lose(self, asked: r.Lose) -> r.AnyResult:
+        self.lost_nodes.lose(asked.node, asked.before)
+        self.outboxes.recount((written.nodes for written in self.table.writes), self.lost_nodes)
+        return Done()
+
+    def _return(self, asked: r.Return) -> r.AnyResult:
+        self.lost_nodes.come_back(asked.node, asked.first)
+        return Done()
+
+    def _told(self, asked: r.Told) -> r.AnyResult:
+        self.outboxes.told(asked.node, asked.last)
+        return Done()
+
+    def _end(self, asked: r.End) -> r.AnyResult:
+        of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
+        for client in (*asked.clients, *of_node):
+            self.sessions.drop(client)
+        return Done()
+
+    def _retire(self, asked: r.Retire) -> r.AnyResult:
+        self.retired = self.retired or self.idle
+        return r.Retired(self.retired, self.table.next)
+
+    # Clients
+
+    def clients(self) -> Iterable[str]:
+        """NODE/LIFE of those whose sequences are remembered, each once."""
+        return {client.rpartition("/")[0] for client in self.sessions.producers}
+
+    def leaving(self, process: str) -> bytes:
+        """The request by which all clients of a NODE/LIFE are forgotten."""
+        return r.encode_request(r.End(node=f"{process}/"))
+
+    # Columns in the stores of nodes
+
+    def holders(self) -> Iterable[str]:
+        """The nodes that store cells, or are to be told of some, and are not known to be lost."""
+        return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
+
+    def losing(self, node: str) -> bytes:
+        """The request by which what the node stored is lost."""
+        return r.encode_request(r.Lose(node=bytes.fromhex(node)))
+
+    def returning(self, node: str, first: int) -> bytes:
+        """The request by which the node is there again, with the shards that it stores from this one on."""
+        return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
+
+    def waiting(self) -> Iterable[str]:
+        """The nodes that there is something to tell."""
+        return [node.hex() for node in self.outboxes]
+
+    def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
+        """What to tell a node, and the number of the last of it."""
+        return self.outboxes.first(bytes.fromhex(node), most)
+
+    def telling(self, node: str, told: int) -> bytes:
+        """The request by which entries leave the outbox."""
+        return r.encode_request(r.Told(node=bytes.fromhex(node), last=told))
+
+    # The state as bytes
+
+    def snapshot(self) -> bytes:
+        return state.seal(
+            state.PartitionState(
+                name=self.name,
+                there=self.there,
+                retired=self.retired,
+                changes=self.changes,
+                table=self.table.state(),
+                lost_nodes=self.lost_nodes.state(),
+                outboxes=self.outboxes.state(),
+                sessions=self.sessions.snapshot(),
+            )
+        )
+
+    def restore(self, data: bytes) -> None:
+        self._begin()
+        self.forget()
+        if not data:
+            return
+        found = state.open_sealed(data, self.name)
+        with state.believing_nothing(self.name):
+            self.table.restore(found.table)
+            self.sessions.restore(found.sessions)
+        self.there, self.retired, self.changes = found.there, found.retired, found.changes
+        self.lost_nodes = LostNodes(found.lost_nodes)
+        self.outboxes = Outboxes(found.outboxes)
+        self.outboxes.recount((written.nodes for written in self.table.writes), self.lost_nodes)
+
+
+def _brief(result: r.AnyResult) -> r.AnyResult:
+    """What is remembered of a result: rows packed, and not what is known of them."""
+    match result:
+        case r.Numbered() | r.Looked():
+            return r.Wrote(pack(result.rows))
+        case r.Given():
+            return r.Gave(result.granted, pack(result.rows))
+    return result
+
+
+_APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult]] = {
+    r.Write: TableMachine._write,
+    r.Clear: TableMachine._act,
+    r.Take: TableMachine._act,
+    r.Untake: TableMachine._act,
+    r.Drop: TableMachine._drop,
+    r.Open: TableMachine._open,
+    r.Lose: TableMachine._lose,
+    r.Return: TableMachine._return,
+    r.Told: TableMachine._told,
+    r.End: TableMachine._end,
+    r.Retire: TableMachine._retire,
+}

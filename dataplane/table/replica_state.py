@@ -1,0 +1,111 @@
+"""The replicated state of a table's partition as bytes: all that commands depend on.
+
+Equal states have equal bytes, however a replica came by its state. What can be counted from rows is not there: it is
+counted again. Everything else is, with a version and a checksum before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import xxhash
+
+from dataplane.batch.field import Field
+from dataplane.errors import Corrupt, DataplaneError
+from dataplane.replication.outbox import OutboxState
+from dataplane.stream.packing import Packed
+
+_MAGIC = b"dptables\x01"  # the last is the version
+_SUM = 8
+
+
+class ColumnState(msgspec.Struct, array_like=True):
+    """Of each row which write brought the column, or -1, and in which of its rows."""
+
+    name: str
+    field: Field
+    written: Packed
+    row: Packed
+
+
+class WrittenState(msgspec.Struct, array_like=True):
+    """What one write brought, of which so many cells are left."""
+
+    number: int
+    ref: bytes
+    left: int
+    exact: bool
+
+
+class TaskState(msgspec.Struct, array_like=True):
+    """Which rows a task has taken, by their places, and what was given under its claims."""
+
+    name: str
+    taken: Packed
+    claims: list[tuple[str, Packed]]
+
+
+class TableState(msgspec.Struct, array_like=True):
+    """The rows that are there, ascending, and an entry a row of what is known of them."""
+
+    next: int
+    next_written: int
+    changes: int
+    numbers: Packed
+    keys: list[str]
+    tags: list[dict[str, Any] | None]
+    tag_bytes: Packed
+    columns: list[ColumnState]
+    written: list[WrittenState]
+    tasks: list[TaskState]
+
+
+class PartitionState(msgspec.Struct, array_like=True):
+    """All of it."""
+
+    name: str
+    there: bool
+    retired: bool
+    changes: int
+    table: TableState
+    lost_nodes: list[tuple[bytes, int]]
+    outboxes: list[OutboxState]
+    sessions: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(PartitionState).decode
+
+
+def seal(state: PartitionState) -> bytes:
+    """The bytes of a state."""
+    body = _encode(state)
+    return _MAGIC + xxhash.xxh3_64_digest(body) + body
+
+
+def open_sealed(data: bytes, name: str) -> PartitionState:
+    """Raises Corrupt for bytes that are no state of this table, or of another version."""
+    start = len(_MAGIC) + _SUM
+    if not data.startswith(_MAGIC[:-1]):
+        raise Corrupt("this is no snapshot of a table's partition")
+    if not data.startswith(_MAGIC):
+        raise Corrupt(f"a snapshot of version {data[len(_MAGIC) - 1]}; this reads version {_MAGIC[-1]}")
+    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
+        raise Corrupt("a snapshot of a table's partition with another checksum than its bytes have")
+    with believing_nothing(name):
+        state = _decode(data[start:])
+    if state.name != name:
+        raise Corrupt(f"a snapshot of the table {state.name!r}, and this is {name!r}")
+    return state
+
+
+@contextmanager
+def believing_nothing(name: str) -> Iterator[None]:
+    """What is no state that a replica had is Corrupt."""
+    try:
+        yield
+    except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
+        raise Corrupt(f"a snapshot of the table {name!r} that no replica made: {error}") from error

@@ -1,0 +1,187 @@
+"""Nodes with stores of bytes and partitions of tables, in one loop, and the clients of one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.field import Field
+from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline, monotonic
+from dataplane.config import NodeConfig
+from dataplane.coordinator.base import Coordinator
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.clustered.holders import Holders
+from dataplane.node.clustered.retained import Retained
+from dataplane.node.clustered.table_directory import key_of, machine
+from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.streaming import Streaming
+from dataplane.store.store import Store
+from dataplane.table.machine import TableMachine
+from dataplane.wire import messages as m
+from dataplane.wire import peer_messages as pm
+from tests.unit.node.partitions.bench import Bench, benches
+
+T = "t"
+INT = Field("dense", "int64", ())
+_staged = itertools.count(1)
+
+
+class TableBench(Bench):
+    """One node, and its clients' tables."""
+
+    def __init__(
+        self, name: str, coordinator: Coordinator, *, directory: Path, idle_s: float = 60.0, **options: Any
+    ) -> None:
+        self.id = name.encode().ljust(8, b".")
+        config = NodeConfig(memory="2MiB", spill=0, spill_dir=directory / name, prewarm=0)
+        self.store = Store(config)
+        self.homes = Homes(self.id, self.store, monotonic)
+        self.retained = Retained(self.homes)
+        super().__init__(self.id.hex(), coordinator, machines=machine, **options)
+        self.holders = Holders(self.id, self.retained, self.members, self.peers)
+        self.tables = ClusteredTables(
+            self, coordinator, self.peers, self.holders, life=1, idle_s=idle_s, care_s=0.05, sweep_s=0.05
+        )
+
+    def start(self) -> None:
+        super().start()
+        self.tables.start()
+
+    def _settled(self, partition: str, last: int, entries: tuple[bytes, ...]) -> None:
+        self.retained.settled(partition, last, entries)
+
+    def _answer(self, request: Any) -> Any:
+        match request:
+            case pm.LedTables():
+                return self.tables.answer(request)
+            case pm.RetainColumns():
+                return self._retain(request)
+            case pm.ReleaseColumns():
+                self.holders.release(request)
+                return m.Done(request.id)
+        return super()._answer(request)
+
+    async def _retain(self, request: pm.RetainColumns) -> m.Done:
+        await self.holders.retain(request)
+        return m.Done(request.id)
+
+    def client(self) -> User:
+        return User(self)
+
+    @property
+    def live(self) -> int:
+        """How many cells are stored here."""
+        found = 0
+        for _, rows, columns, _, live in self.store.describe([*self.store._shards]):
+            bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
+            found += int(bits.sum()) if live else rows * columns
+        return found
+
+    async def aclose(self) -> None:
+        await self.tables.aclose()
+        await super().aclose()
+        await self.store.aclose()
+
+
+class User:
+    """A client of a node: its messages, and what they are answered."""
+
+    def __init__(self, node: TableBench) -> None:
+        self.node = node
+        self.home = b""
+        self.streams = Streaming(self, node.homes)
+        self.tables = node.tables.client(self.streams)
+
+    async def ask(self, kind: type[m.Message], timeout_s: float = 0.0, **fields: Any) -> Any:
+        """The reply to such a message about the table."""
+        if kind is m.ReadyRows:
+            fields["timeout_s"] = timeout_s
+        request = kind(id=7, table=fields.pop("table", T), home=self.home, **fields)
+        answer = self.tables.answer(request, Deadline.after(timeout_s))  # type: ignore[arg-type]
+        reply = await answer()
+        assert reply.id == 7
+        self.home = getattr(reply, "home", self.home)
+        return reply
+
+    def put(self, rows: int, *columns: str, scope: str = "") -> BatchRef:
+        """So many rows of these columns, stored at the node."""
+        laid = tuple((name, ColumnLayout(INT, rows, rows, ((512 * i, 8 * rows),))) for i, name in enumerate(columns))
+        layout = ShardLayout(laid).encode()
+        shard = self.node.store.put_now(self, bytes(512 * len(columns)), layout, scope=scope, holder="")
+        assert shard is not None
+        return BatchRef.of(self.node.id, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
+
+    def stage(self, rows: int, *columns: str) -> tuple[str, BatchRef]:
+        """As `put`, for a write, which is to be told the scope."""
+        scope = f"{m.STAGED}{next(_staged)}"
+        self.streams.staged(scope)
+        return scope, self.put(rows, *columns, scope=scope)
+
+    async def write(self, keys: Sequence[str], *columns: str, ref: BatchRef | None = None, **more: Any) -> list[int]:
+        """Write rows with these columns, which are stored here."""
+        staged = ""
+        if columns:
+            staged, ref = self.stage(len(keys), *columns)
+        encoded = b"" if ref is None else ref.encode()
+        fields = {"rows": b"", "tags": [], **more}
+        reply = await self.ask(m.WriteRows, staged=staged, ref=encoded, keys=list(keys), **fields)
+        found: list[int] = np.frombuffer(reply.rows, np.int64).tolist()
+        return found
+
+    async def look(self, *columns: str, **more: Any) -> Any:
+        """All rows."""
+        fields = {"keys": [], "rows": b"", "all": True, "after": -1, "tags": True, "since": 0, **more}
+        return await self.ask(m.LookAtRows, columns=list(columns), **fields)
+
+    async def read(self, keys: Sequence[str], *columns: str) -> BatchRef:
+        """What the rows have of these columns."""
+        reply = await self.ask(m.ReadRows, keys=list(keys), rows=b"", columns=list(columns) or None)
+        return BatchRef.decode(reply.ref)
+
+    async def clear(self, *keys: str) -> None:
+        await self.ask(m.ClearRows, keys=list(keys), rows=b"")
+
+    async def ready(self, *columns: str, timeout_s: float = 0.0, **more: Any) -> list[int]:
+        fields = {"task": "", "claim": "", "least": 1, "after": -1, **more}
+        reply = await self.ask(m.ReadyRows, timeout_s, columns=list(columns), **fields)
+        found: list[int] = np.frombuffer(reply.rows, np.int64).tolist()
+        return found
+
+    async def take(self, task: str, *rows: int, claim: str = "") -> list[int] | None:
+        numbers = np.array(rows, np.int64).tobytes()
+        reply = await self.ask(m.TakeRows, task=task, rows=numbers, give=numbers, claim=claim)
+        return np.frombuffer(reply.rows, np.int64).tolist() if reply.granted else None
+
+
+def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1) -> TableBench | None:
+    """The node that leads the table's partition, once it has so many followers."""
+    for node in nodes:
+        hosted = hosted_at(node, name)
+        there = hosted is not None and node.at(hosted.partition) is hosted
+        if hosted is not None and there and followers in (None, len(hosted.configuration.followers)):
+            return node
+    return None
+
+
+def hosted_at(node: TableBench, name: str = T) -> Hosted | None:
+    """The node's replica of the table."""
+    key = key_of(node.tables.directory.find(name))
+    hosted = None if key is None else node.replicas.find(key)
+    assert hosted is None or isinstance(hosted.machine, TableMachine)
+    return hosted
+
+
+@asynccontextmanager
+async def table_nodes(count: int, directory: Path, **options: Any) -> AsyncIterator[list[TableBench]]:
+    """So many nodes."""
+    async with benches(count, ProcessCoordinator(), TableBench, directory=directory, **options) as nodes:
+        yield nodes

@@ -1,0 +1,91 @@
+"""Columns of durable partitions, where the disk fails once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dataplane.clock import Deadline
+from dataplane.errors import PeerUnavailable
+from dataplane.node.clustered.durable import DurableColumns
+from dataplane.store.durable.errors import DirectoryUnusable
+from tests.processes import WAIT_S
+
+PARTITION = "rollouts/s0/0-6e.durable"
+
+
+class _Notes:
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes | None] = {}
+        self.broken = True
+
+    def load(self) -> dict[str, bytes]:
+        return {}
+
+    async def write(self, changes: dict[str, bytes | None], *, lazily: bool = False) -> None:
+        if self.broken:
+            self.broken = False
+            raise DirectoryUnusable("the disk failed once", path="", reason="failed")
+        self.kept.update(changes)
+
+
+class _Keeping:
+    me = "6e" * 8
+
+    def __init__(self) -> None:
+        self.of = _Notes()
+
+    def notes(self, kind: str) -> _Notes:
+        return self.of
+
+
+class _Store:
+    async def persist(self, shards: object, deadline: object, *, with_next: bool) -> None:
+        return
+
+
+class _Homes:
+    def number(self, key: tuple[bytes, int]) -> int:
+        return key[1]
+
+
+class _Partitions:
+    class replicas:
+        remembered = None
+
+        @staticmethod
+        def find(partition: str) -> None:
+            return None
+
+
+async def test_a_partition_whose_name_could_not_be_kept_is_kept_with_the_next_columns() -> None:
+    """Or after a restart nobody asks what it needs here, and what it needs is freed."""
+    keeping: Any = _Keeping()
+    store: Any = _Store()
+    nothing: Any = None
+    homes: Any = _Homes()
+    columns = DurableColumns(keeping, store, homes, nothing)
+    partitions: Any = _Partitions()
+    columns.partitions = partitions
+    with pytest.raises(DirectoryUnusable):
+        await columns.keep(PARTITION, [(bytes.fromhex(keeping.me), 1)], Deadline.after(1.0))
+    await columns.keep(PARTITION, [(bytes.fromhex(keeping.me), 2)], Deadline.after(1.0))
+    assert PARTITION in keeping.of.kept
+
+
+async def test_columns_wait_for_what_a_partition_needed_before_as_long_as_their_append_may() -> None:
+    keeping: Any = _Keeping()
+    keeping.of.broken = False
+    columns = DurableColumns(keeping, _Store(), _Homes(), None)  # type: ignore[arg-type]
+    columns.partitions = _Partitions()  # type: ignore[assignment]
+    said = columns._pending[PARTITION] = asyncio.Event()
+    shards = [(bytes.fromhex(keeping.me), 1)]
+    with pytest.raises(PeerUnavailable):
+        await columns.keep(PARTITION, shards, Deadline.after(0.01))
+    keeps = asyncio.ensure_future(columns.keep(PARTITION, shards, Deadline.after(WAIT_S)))
+    await asyncio.sleep(0)
+    assert not keeps.done()
+    said.set()
+    await keeps

@@ -1,0 +1,81 @@
+"""Nodes that come back: as the same process after a while, or as a new one under the same name."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dataplane.clock import Deadline
+from dataplane.node.clustered.holders import Holders
+from dataplane.node.partitions.channel import Channel
+from dataplane.stream import requests as r
+from dataplane.wire import partition_messages as m
+from tests.unit.node.partitions.bench import benches, until
+from tests.unit.node.partitions.streambench import S, StreamBench
+
+
+async def absent(node: StreamBench, others: list[StreamBench]) -> None:
+    """The node is registered no more, though it lives."""
+    node._running[0].cancel()
+    await asyncio.gather(node._running[0], return_exceptions=True)
+    registration = node.members._registration
+    assert registration is not None
+    await registration.leave()
+    await until(lambda: all(other.members.away(node.name) for other in others))
+
+
+async def back(node: StreamBench, others: list[StreamBench]) -> None:
+    """The same process registers again."""
+    node._running[0] = asyncio.ensure_future(node.members.run())
+    await until(lambda: not any(other.members.away(node.name) for other in others))
+
+
+async def test_a_member_that_comes_back_as_the_same_is_asked_again() -> None:
+    async with benches(3, make=StreamBench) as [node, leader, third]:
+        await node.opened()
+        await leader.directory.own(S)
+        table = await node.directory.read(S)
+        assert table is not None
+        key = leader.own_key(table)
+        await until(lambda: leader.led(key))
+        await absent(leader, [node, third])
+        await back(leader, [node, third])
+        await until(lambda: leader.at(key))
+        measure = r.encode_request(r.Measure())
+        for other in (node, third):
+            assert await other.router.ask(key, measure, Deadline.after(4.0))
+
+
+async def test_an_answer_to_an_earlier_process_is_no_answer_to_this_one() -> None:
+    """Nodes with a data directory have one name for all their lives."""
+    async with benches(2, make=StreamBench) as [node, other]:
+        numbers: list[int] = []
+
+        def question(number: int) -> m.Item:
+            numbers.append(number)
+            return m.Ask(number, "nowhere", b"", "", 0.0)
+
+        deaf: Any = lambda sender, item: None  # noqa: E731
+        other.channel.heard = deaf
+        before = asyncio.ensure_future(node.channel.ask(other.name, question, 5.0))
+        await until(lambda: len(numbers) == 1)
+        again = Channel(node.peers, node.members, life=99)  # the process that comes after it
+        now = asyncio.ensure_future(again.ask(other.name, question, 5.0))
+        await until(lambda: len(numbers) == 2)
+        again.receive(m.Frame(other.name, 1, node.name, [m.Answered(numbers[0], b"to the one before")]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done = now.done()
+        for asked in (before, now):
+            asked.cancel()
+        await asyncio.gather(before, now, return_exceptions=True)
+        await again.aclose()
+        assert not done
+
+
+async def test_claims_of_an_earlier_process_have_other_numbers_than_those_of_this_one() -> None:
+    """What the earlier one did not say of a claim, nothing that is said of another is to be taken for."""
+    async with benches(1, make=StreamBench) as [node]:
+        lives: list[Any] = [Holders(b"n0" + bytes(6), Any, node.members, node.peers) for _ in range(2)]  # type: ignore[arg-type]
+        first, second = (next(each._numbers) for each in lives)
+        assert first != second

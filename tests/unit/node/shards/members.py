@@ -1,0 +1,28 @@
+"""A membership of those that a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from dataplane.cluster.membership import Member, Membership
+from dataplane.coordinator.process import ProcessCoordinator
+
+ME = b"myself.."
+
+
+class Members(Membership):
+    """See the module."""
+
+    def __init__(self, *nodes: bytes, of: Mapping[bytes, Member] | None = None) -> None:
+        super().__init__(ProcessCoordinator(), ME.hex(), Member(1, ""))
+        self._say({node: Member(1, "") for node in nodes} | dict(of or {}))
+
+    def _say(self, members: Mapping[bytes, Member]) -> None:
+        self.current = MappingProxyType({node.hex(): member for node, member in members.items()})
+        for changed in self._changed:
+            changed()
+
+    def lose(self, node: bytes) -> None:
+        """This one is a member no more."""
+        self._say({other: member for other, member in self.members.items() if other != node})

@@ -1,0 +1,293 @@
+"""Rows in progress, against a plain list of pieces: on a leader, followers, and one that comes back from snapshots."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataplane.batch.field import Field
+from dataplane.batch.joined import joined
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import LeaseExpired, Misuse, NotReady, ProtocolMismatch
+from dataplane.stream import requests as r
+from dataplane.stream.pieces import Piece, stale_version
+from dataplane.stream.settings import Settings
+from tests.unit.stream.test_machine import INT, INTS, Partition, at
+
+SPANS = Field("ragged", "int64", (None, 3))
+NODES = [b"node-one", b"node-two"]
+
+
+class Rows:
+    """Rows in progress of a partition, and what they are by a plain model."""
+
+    def __init__(self) -> None:
+        self.part = Partition(Settings(("train",)))
+        self.pieces: dict[int, list[tuple[tuple[bytes, int], int, int]]] = {}  # row -> shard, version, tokens
+        self.tokens: dict[int, int] = {}
+        self.nodes: dict[int, set[bytes]] = {}
+        self.free: set[int] = set()
+        self.finished: dict[int, list[tuple[tuple[bytes, int], int, int]]] = {}
+        self.drawn = 0
+
+    def token(self) -> int:
+        self.drawn += 1
+        return self.drawn
+
+    def shard(self, node: bytes, name: str, field: Field) -> BatchRef:
+        self.part.shards += 1
+        return BatchRef.of(node, 1, [(name, field, 8, self.part.shards, 0)])
+
+    def begin(self) -> None:
+        token = self.token()
+        ref = self.shard(NODES[0], "version_spans", SPANS)
+        row = self.part.append(1, ref=ref, client=f"n/1/{token}", begin=(token, 60.0, "x"), versions=at(3)).first
+        self.pieces[row], self.tokens[row], self.nodes[row] = [], token, {NODES[0]}
+
+    def grow(self, row: int, node: bytes, version: int, count: int, again: bool) -> None:
+        ref, token = self.shard(node, "x", INTS), self.tokens[row]
+        piece = Piece(token, len(self.pieces[row]), version, False, self.part.shards)
+        answers = [self.ask_grow(row, piece, ref, count) for _ in range(1 + again)]
+        assert [answer.new for answer in answers] == [True, False][: 1 + again]
+        self.pieces[row].append((ref.shards()[0], version, count))
+        self.nodes[row].add(node)
+        self.free.discard(row)
+
+    def ask_grow(self, row: int, piece: Piece, ref: BatchRef, count: int) -> Any:
+        lengths = {"x": at(count)} if "x" in ref.columns else {}
+        sequence = self.part.sequence()
+        return self.part.ask(
+            r.Grow(client=f"n/1/{piece.token}", sequence=sequence, row=row, piece=piece, ref=ref, lengths=lengths)
+        )
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for _, version, count in self.pieces[row]:
+            if count and found and found[-1][0] == version:
+                found[-1] = version, found[-1][1] + count
+            elif count:
+                found.append((version, count))
+        return found
+
+    def leave(self, row: int) -> None:
+        self.part.ask(r.Leave(client=f"n/1/{self.tokens[row]}"))
+        self.free.add(row)
+
+    def take(self, row: int) -> None:
+        token, old = self.token(), self.tokens[row]
+        ask = r.TakeUp(client=f"n/1/{token}", sequence=self.part.sequence(), row=row, token=token, lease_s=60.0)
+        if row not in self.free:
+            with pytest.raises(LeaseExpired):
+                self.part.ask(ask)
+            return
+        (told,) = self.part.ask(ask).rows
+        self.tokens[row] = token
+        self.free.discard(row)
+        assert (told.pieces, [tuple(span) for span in told.spans]) == (len(self.pieces[row]), self.spans(row))
+        ref = BatchRef.decode(told.columns)
+        shards = ref.select("x").shards() if self.pieces[row] else ()
+        assert shards == tuple(shard for shard, _, _ in self.pieces[row])
+        with pytest.raises(LeaseExpired):
+            self.ask_grow(row, Piece(old, told.pieces, 1, False, 7), self.shard(NODES[0], "x", INTS), 1)
+
+    def finish(self, row: int) -> None:
+        token, count = self.tokens[row], len(self.pieces[row])
+        version = stale_version(self.spans(row), 0.0, 3)
+        piece, ref = Piece(token, count, version, True, 1), self.shard(NODES[0], "version_spans", SPANS)
+        for _ in range(2):
+            self.ask_grow(row, piece, ref, 0)
+        self.finished[row] = self.pieces.pop(row)
+
+    def give_up(self, row: int) -> None:
+        for _ in range(2):
+            client = f"n/1/{self.tokens[row]}"
+            self.part.ask(r.GiveUp(client=client, sequence=self.part.sequence(), row=row, token=self.tokens[row]))
+        del self.pieces[row]
+
+    def lose(self) -> None:
+        self.part.ask(r.Lose(node=NODES[1]))
+        for row in [row for row in (*self.pieces, *self.finished) if NODES[1] in self.nodes[row]]:
+            self.pieces.pop(row, None)
+            self.finished.pop(row, None)
+        NODES.append(b"node-%03d" % self.token())
+        NODES.pop(1)
+
+    def drain(self) -> None:
+        """Every row that was finished is given, with all of its pieces; then nothing is kept."""
+        names = [row for row, pieces in self.finished.items() if pieces]
+        with suppress(NotReady):
+            given = self.part.consume(columns=("x",), rows=1000)
+            assert given.rows.tolist() == sorted(names)
+            for at_, row in enumerate(given.rows.tolist()):
+                assert given.ref[at_].shards() == tuple(shard for shard, _, _ in self.finished[row])
+                assert given.versions[at_] == min((v for _, v, n in self.finished[row] if n), default=3)
+            self.part.ack(given.grant)
+            names = []
+        assert not names
+        left = [*self.pieces, *self.finished]
+        rows = self.part.leader.home.books.rows
+        there = [row for row in left if rows.there(at(row)).all()]
+        if there:
+            self.part.ask(r.Drop(client="d", sequence=self.part.sequence(), rows=at(*there)))
+        for machine in self.part.machines:
+            assert machine.home.books.nbytes == 0
+            assert machine.home.books.rows.count == 0
+            assert not machine.outboxes.holders
+
+
+STEP = st.tuples(
+    st.sampled_from(
+        ["begin", "grow", "grow", "grow", "grow", "leave", "take", "finish", "give_up", "lose", "fail_over"]
+    ),
+    st.integers(0, 1 << 16),
+    st.integers(0, 3),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEP, max_size=25))
+def test_pieces_and_spans_are_those_of_a_plain_list(steps: list[tuple[str, int, int, int]]) -> None:
+    NODES[:] = [b"node-one", b"node-two"]
+    rows = Rows()
+    rows.begin()
+    for what, which, version, count in steps:
+        there = sorted(rows.pieces)
+        if what == "begin":
+            rows.begin()
+        elif what == "fail_over":
+            rows.part.fail_over()
+            rows.free.clear()  # who holds a row may be there still
+        elif what == "lose":
+            rows.lose()
+        elif there:
+            row = there[which % len(there)]
+            if what == "grow":
+                rows.grow(row, NODES[which % 2], version, count, again=which % 3 == 0)
+            else:
+                getattr(rows, what)(row)
+        with pytest.raises(NotReady):
+            rows.part.consume(columns=("never",))
+    listed = rows.part.ask(r.ListUnfinished(most=100)).rows
+    assert [each.row for each in listed] == sorted(rows.pieces)
+    assert [[tuple(span) for span in each.spans] for each in listed] == [rows.spans(row) for row in sorted(rows.pieces)]
+    rows.drain()
+
+
+def test_a_piece_of_another_digest_is_not_the_one_that_came() -> None:
+    rows = Rows()
+    rows.begin()
+    rows.grow(0, NODES[0], 1, 2, again=True)
+    for number, digest in ((0, 99), (3, 1)):
+        with pytest.raises(Misuse):
+            rows.ask_grow(0, Piece(rows.tokens[0], number, 1, False, digest), rows.shard(NODES[0], "x", INTS), 1)
+
+
+def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:
+    rows = Rows()
+    rows.begin()
+    rows.leave(0)
+    take = [r.TakeUp(client=f"n/1/{i}", sequence=1, row=-1, token=i, lease_s=60.0) for i in (7, 8)]
+    first = rows.part.decide(take[0])
+    assert rows.part.decide(take[1]) == r.UnfinishedRows([])
+    with pytest.raises(LeaseExpired):
+        rows.part.decide(take[1].__class__(client="n/1/8", sequence=2, row=0, token=8, lease_s=60.0))
+    assert isinstance(first, list)
+    (given,) = rows.part.commit(first[0]).rows  # type: ignore[union-attr]
+    assert given.row == 0
+
+
+def test_a_lease_outlives_a_failover_and_ends_by_time() -> None:
+    rows = Rows()
+    rows.begin()
+    rows.part.fail_over()
+    rows.take(0)
+    rows.part.now += 61.0
+    rows.free.add(0)
+    rows.take(0)
+    assert rows.part.leader.clients()
+
+
+@pytest.mark.parametrize(
+    ("share", "version"), [(0.0, 1), (0.09, 1), (0.1, 2), (0.5, 2), (0.6, 3), (0.99, 3)], ids=lambda value: str(value)
+)
+def test_the_stale_share(share: float, version: int) -> None:
+    assert stale_version([(2, 3), (1, 1), (2, 2), (3, 4)], share, 9) == version
+    assert stale_version([], share, 9) == 9
+
+
+REFS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(REFS, st.data())
+def test_joined_rows_are_picked_as_lists_are(rows: list[list[int]], data: st.DataObject) -> None:
+    """Each row is a list of shards; whatever is done to the reference is done to the lists."""
+
+    def ref(shard: int) -> BatchRef:
+        return BatchRef.of(b"the-node", 1, [("x", INTS, 8, shard, 0), ("y", INT, 8, shard, 1)])
+
+    def read(of: BatchRef) -> list[list[int]]:
+        found = [[piece.shard for piece in of[i].pieces("x") for _ in range(len(piece.rows))] for i in range(len(of))]
+        assert [of[i].pieces("y")[-1].shard for i in range(len(of))] == [row[-1] for row in found]
+        return found
+
+    from dataplane.batch.concat import concat
+
+    together = concat([joined([ref(shard) for shard in row]) for row in rows])
+    assert read(together) == rows
+    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
+    start = data.draw(st.integers(0, len(rows)))
+    for made, expected in (
+        (together[picked], [rows[i] for i in picked]),
+        (together[start:], rows[start:]),
+        (together.repeat(2), [row for row in rows for _ in range(2)]),
+        (concat([together[picked], together]), [rows[i] for i in picked] + rows),
+        (together.select("x").union(together.select("y")), rows),
+    ):
+        assert read(made) == expected
+        assert read(BatchRef.decode(made.encode())) == expected
+        assert BatchRef.decode(made.encode()) == made
+    other = concat([joined([ref(shard) for shard in row]) for row in rows])
+    assert other == together
+    if len(rows) > 1 and len(rows[0]) > 1:
+        split = concat([ref(rows[0][0]), joined([ref(shard) for shard in rows[0][1:]]), *map(ref, rows[1])])
+        assert read(split) != rows
+
+
+def test_false_bounds_are_no_reference() -> None:
+    import msgspec
+
+    ref = joined([BatchRef.of(b"the-node", 1, [("x", INTS, 8, shard, 0)]) for shard in (1, 2, 3)])
+    told = msgspec.msgpack.decode(ref.encode())
+    for bounds in (
+        (0, 4, b""),
+        (1, 4, b""),
+        (0, 1, b""),
+        (0, 4, b"B\x00\x02\x02\x03"),
+        (0, 4, b"B\x00\x04"),
+        (0, 0, b""),
+    ):
+        told[6][0][2] = bounds
+        with pytest.raises(ProtocolMismatch):
+            BatchRef.decode(msgspec.msgpack.encode(told))
+    told[6][0][2] = [0, 4, b"B\x00\x03"]
+    assert BatchRef.decode(msgspec.msgpack.encode(told)) == ref
+
+
+def test_nothing_is_said_of_rows_that_are_no_row() -> None:
+    rows = Rows()
+    rows.begin()
+    for ask in (
+        r.TakeUp(client="n/1/9", sequence=1, row=5, token=9, lease_s=1.0),
+        r.GiveUp(client="n/1/9", sequence=2, row=5, token=9),
+        r.Hear(client="n/1/9", row=5, token=9),
+    ):
+        with pytest.raises(LeaseExpired):
+            rows.part.ask(ask)
+    assert np.array_equal(rows.part.leader.home.books.rows.all(), [0])

@@ -1,0 +1,398 @@
+"""A table's partition: commands that are done once, reads of what is committed, and what nodes are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import Closed, Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
+from dataplane.replication.sessions import WINDOW
+from dataplane.table import requests as r
+from dataplane.table.freeing import decode
+from dataplane.table.machine import NOTHING, TableMachine
+
+INT = Field("dense", "int64", ())
+ME, OTHER = b"node-one", b"node-two"
+
+Cell = tuple[bytes, int, int, int]  # node, shard, ordinal, row
+
+
+def stored(shard: int, rows: int, *columns: str, node: bytes = ME) -> BatchRef:
+    return BatchRef.of(node, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
+
+
+def numbers(*rows: int) -> Any:
+    return np.array(rows, np.int64)
+
+
+class Asked:
+    """A machine, and what is asked of it: each command is decided and applied at once."""
+
+    def __init__(self) -> None:
+        self.machine = TableMachine("t")
+        self.sequence = 0
+
+    def run(self, request: r.Request) -> r.AnyResult | None:
+        decision = self.machine.decide(r.encode_request(request), 1, 0.0)
+        result = decision.result
+        for command in decision.commands:
+            result = self.machine.apply(command)
+        if result == NOTHING:
+            return None
+        found = r.decode_result(result)
+        if isinstance(found, r.Refused):
+            raise found.error
+        return found
+
+    def do(self, kind: type[r.Request], **fields: Any) -> Any:
+        """As the next request of a client."""
+        self.sequence += 1
+        return self.run(kind(client="c", sequence=self.sequence, **fields))
+
+    def write(self, keys: list[str], ref: BatchRef | None = None, **more: Any) -> Any:
+        return self.do(r.Write, keys=keys, ref=b"" if ref is None else ref.encode(), **more)
+
+    def look(self, **more: Any) -> Any:
+        return self.run(r.Look(all=True, **more))
+
+    def told(self, node: bytes) -> list[tuple[BatchRef, bool]]:
+        entries, last = self.machine.outbox(node.hex(), 1 << 20)
+        self.machine.apply(self.machine.telling(node.hex(), last))
+        return [decode(entry) for entry in entries]
+
+
+def cells(ref: BatchRef) -> set[Cell]:
+    return {
+        (node, shard, column, row)
+        for (node, shard), selected in ref.footprint().items()
+        for columns, rows in selected
+        for column in columns
+        for row in rows.array().tolist()
+    }
+
+
+def test_a_write_is_a_command_and_is_read_without_one() -> None:
+    asked = Asked()
+    wrote = asked.write(["a", "b"], stored(1, 2, "x"), tags=[{"n": 1}, {}])
+    assert wrote.rows.tolist() == [0, 1]
+    decision = asked.machine.decide(r.encode_request(r.Read(keys=["b"])), 1, 0.0)
+    assert decision.commands == ()
+    read = asked.run(r.Read(keys=["b"]))
+    assert isinstance(read, r.Referred)
+    assert BatchRef.decode(read.ref) == stored(1, 2, "x")[1]
+    seen = asked.look(columns=["x"])
+    assert (seen.keys, seen.tags, seen.rows.tolist()) == (["a", "b"], [{"n": 1}, {}], [0, 1])
+    assert asked.look(since=seen.changes).keys == []
+    assert asked.write(["c"], look=True).columns == ["x"]
+
+
+def test_a_request_that_comes_again_is_answered_as_it_was() -> None:
+    asked = Asked()
+    write = r.Write(client="c", sequence=1, keys=["a"], ref=stored(1, 1, "x").encode())
+    first = asked.run(write)
+    asked.sequence = 1
+    asked.do(r.Clear, keys=["a"])
+    assert asked.look().keys == []
+    again = asked.run(write)
+    assert isinstance(first, r.Numbered)
+    assert isinstance(again, r.Numbered)
+    assert (first.rows == again.rows).all()
+    assert asked.look().keys == []  # it was not done again
+
+
+def test_what_is_remembered_of_a_large_write_is_small() -> None:
+    asked = Asked()
+    keys = [f"key-{number}" for number in range(5000)]
+    write = r.Write(client="c", sequence=1, keys=keys, tags=[{"n": 1}] * len(keys), look=True)
+    first = asked.run(write)
+    assert len(asked.machine.sessions.snapshot()) < 100
+    again = asked.run(write)
+    assert isinstance(first, r.Looked)
+    assert isinstance(again, r.Looked)
+    assert r.encode_result(again) == r.encode_result(first)
+    asked.sequence = 1
+    asked.do(r.Clear, keys=keys[:1])
+    with pytest.raises(Misuse, match="was cleared"):
+        asked.run(write)
+
+
+def test_a_command_in_flight_that_comes_again_is_done_once() -> None:
+    machine = TableMachine("t")
+    take = r.encode_request(r.Take(client="c", sequence=2, task="train", rows=numbers(0), give=numbers(0)))
+    machine.apply(r.encode_request(r.Write(client="c", sequence=1, keys=["a"])))
+    commands = [machine.decide(take, 1, 0.0).commands for _ in range(2)]
+    results = [r.decode_result(machine.apply(command)) for [command] in commands]
+    assert [isinstance(result, r.Given) and result.granted for result in results] == [True, True]
+
+
+def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> None:
+    asked = Asked()
+    for number in range(WINDOW + 1):
+        asked.write([str(number)])
+    with pytest.raises(Rejected, match="answered long ago"):
+        asked.run(r.Write(client="c", sequence=1, keys=["0"]))
+    with pytest.raises(ProtocolMismatch, match="has a sequence"):
+        asked.run(r.Write(keys=["0"]))
+    asked.run(r.End(clients=["c"]))
+    asked.run(r.Write(client="c", sequence=1, keys=["new"]))
+    assert "new" in asked.look().keys
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "match"),
+    [
+        (r.Write(keys=["a", "a"]), Misuse, "given twice"),
+        (r.Write(keys=["a", ""]), Misuse, "one character or more"),
+        (r.Write(rows=numbers(7)), Misuse, "no row number 7"),
+        (r.Write(keys=["a"], ref=b"what"), ProtocolMismatch, "reference"),
+        (r.Write(keys=["a"], ref=stored(2, 2, "x").encode()), ProtocolMismatch, "2 rows of columns for 1"),
+        (r.Write(keys=["a"], tags=[{}, {}]), ProtocolMismatch, "2 tags for 1"),
+        (r.Write(keys=["a"], tags=[{"t": "x" * 70_000}]), DataplaneError, "bytes of the tags"),
+        (r.Take(task="t", rows=numbers(0, 0), give=numbers()), Misuse, "named twice"),
+        (r.Untake(task="t", rows=numbers(9)), Misuse, "no row number 9"),
+    ],
+)
+def test_what_is_refused_has_changed_nothing(request_: Any, error: type[Exception], match: str) -> None:
+    asked = Asked()
+    asked.write(["a"], stored(1, 1, "x"))
+    before = asked.machine.table.state()
+    fields = {
+        name: getattr(request_, name) for name in request_.__struct_fields__ if name not in ("client", "sequence")
+    }
+    with pytest.raises(error, match=match):
+        asked.do(type(request_), **fields)
+    after = asked.machine.table.state()
+    assert r.encode_result(after) == r.encode_result(before)  # type: ignore[arg-type]
+
+
+def test_nodes_are_told_of_cells_that_are_replaced_or_cleared() -> None:
+    asked = Asked()
+    mine, theirs = stored(1, 2, "x"), stored(7, 2, "y", node=OTHER)
+    asked.write(["a", "b"], mine.union(theirs))
+    assert set(asked.machine.holders()) == {ME.hex(), OTHER.hex()}
+    asked.write(["a"], stored(2, 1, "x"))
+    assert asked.told(ME) == [(mine[0], False)]
+    assert asked.told(OTHER) == []
+    asked.do(r.Clear, keys=["b"])
+    assert asked.told(OTHER) == [(mine.union(theirs)[1], False)]
+    asked.do(r.Clear, keys=["a"])
+    assert asked.told(OTHER) == [(mine.union(theirs), True)]  # until its last cell is over, all shards of it are needed
+    assert asked.told(ME) == [(mine.union(theirs)[1], False), (stored(2, 1, "x"), True), (mine.union(theirs), True)]
+    assert not [*asked.machine.holders()]
+
+
+def test_cells_that_are_stored_as_one_are_told_with_the_last() -> None:
+    asked = Asked()
+    ref = stored(1, 1, "x").repeat(2)
+    asked.write(["a", "b"], ref)
+    asked.do(r.Clear, keys=["a"])
+    assert asked.told(ME) == []
+    asked.do(r.Clear, keys=["b"])
+    assert asked.told(ME) == [(ref, True)]
+
+
+def test_entries_are_told_until_they_are_known_to_be_and_numbered_on() -> None:
+    asked = Asked()
+    for shard in range(3):
+        asked.write([f"k{shard}"], stored(shard, 1, "x"))
+        asked.do(r.Clear, keys=[f"k{shard}"])
+    entries, last = asked.machine.outbox(ME.hex(), 2)
+    assert (len(entries), last) == (2, 2)
+    for _ in range(2):  # a leader that did not hear of it says so again
+        asked.machine.apply(asked.machine.telling(ME.hex(), 2))
+    other = TableMachine("t")
+    other.restore(asked.machine.snapshot())
+    entries, last = other.outbox(ME.hex(), 9)
+    assert ([decode(entry) for entry in entries], last) == ([(stored(2, 1, "x"), True)], 3)
+
+
+def test_a_node_that_is_lost_is_told_nothing_and_its_rows_stay() -> None:
+    asked = Asked()
+    asked.write(["a"], stored(1, 1, "x", node=OTHER), tags=[{"n": 1}])
+    asked.write(["a"], stored(2, 1, "y"))
+    asked.run(r.decode_request(asked.machine.losing(OTHER.hex())))
+    assert set(asked.machine.holders()) == {ME.hex()}
+    assert asked.look(columns=["x", "y"]).tags == [{"n": 1}]
+    with pytest.raises(OwnerDied, match=OTHER.hex()):
+        asked.write(["b"], stored(3, 1, "x", node=OTHER))
+    asked.write(["a"], stored(4, 1, "x"))
+    assert not [*asked.machine.waiting()]
+    read = asked.run(r.Read(keys=["a"], columns=["x"]))
+    assert isinstance(read, r.Referred)
+    assert {node for node, _ in BatchRef.decode(read.ref).shards()} == {ME}
+
+
+def test_who_waits_is_served_once_there_is_enough() -> None:
+    asked = Asked()
+    ready = r.encode_request(r.Ready(columns=["x"], task="t", least=2))
+    assert asked.machine.decide(ready, 1, 0.0).result == NOTHING
+    assert not asked.machine.serves(ready, 0.0)
+    asked.write(["a"], stored(1, 1, "x"))
+    assert not asked.machine.serves(ready, 0.0)
+    asked.write(["b"], stored(2, 1, "x"))
+    assert asked.machine.serves(ready, 0.0)
+    found = asked.run(r.Ready(columns=["x"], task="t", least=2))
+    assert isinstance(found, r.Numbered)
+    assert found.rows.tolist() == [0, 1]
+    asked.do(r.Take, task="t", rows=numbers(0), give=numbers(0, 0), claim="step")
+    assert not asked.machine.serves(ready, 0.0)
+    claim = r.encode_request(r.Ready(columns=["never"], task="t", claim="step", least=9))
+    assert asked.machine.serves(claim, 0.0)
+
+
+def test_what_was_taken_outlives_its_leader() -> None:
+    asked = Asked()
+    asked.write(list("abc"), stored(1, 3, "x"))
+    asked.do(r.Take, task="t", rows=numbers(0, 2), give=numbers(2, 0), claim="step")
+    other = Asked()
+    other.machine.restore(asked.machine.snapshot())
+    other.machine.forget()
+    claimed = other.run(r.Claimed(task="t", claim="step"))
+    assert isinstance(claimed, r.Given)
+    assert claimed.rows.tolist() == [2, 0]
+    ready = other.run(r.Ready(columns=["x"], task="t"))
+    assert isinstance(ready, r.Numbered)
+    assert ready.rows.tolist() == [1]
+
+
+def test_a_table_that_is_dropped_ends_and_its_numbers_go_on() -> None:
+    asked = Asked()
+    asked.run(r.Open(first=5, changes=100))
+    assert asked.write(["a", "b"], stored(1, 2, "x")).rows.tolist() == [5, 6]
+    asked.do(r.Take, task="t", rows=numbers(5), give=numbers(5))
+    retired = asked.run(r.Retire())
+    assert isinstance(retired, r.Retired)
+    assert not retired.gone
+    before = asked.look().changes
+    assert before > 100
+    asked.do(r.Drop)
+    assert asked.look().keys == []
+    with pytest.raises(Misuse, match="there is no table"):
+        asked.run(r.Read(keys=["a"]))
+    assert asked.run(r.Retire()) == r.Retired(gone=False, next=7)  # there is something to tell
+    assert asked.write(["a"], stored(2, 1, "x")).rows.tolist() == [7]
+    assert asked.look().changes > before
+    ready = asked.run(r.Ready(columns=["x"], task="t"))
+    assert isinstance(ready, r.Numbered)
+    assert ready.rows.tolist() == [7]
+    asked.do(r.Drop)
+    asked.told(ME)
+    assert asked.run(r.Retire()) == r.Retired(gone=True, next=8)
+    for refused in (r.Look(all=True), r.Write(client="c", sequence=99, keys=["a"])):
+        with pytest.raises(Closed):
+            asked.run(refused)
+
+
+def test_clients_that_have_ended_are_forgotten() -> None:
+    asked = Asked()
+    for client in ("aa/1/1", "aa/2/1", "bb/1/1"):
+        asked.run(r.Write(client=client, sequence=1, keys=[client]))
+    asked.run(r.End(node="aa/1/"))
+    assert asked.machine.sessions.producers == ["aa/2/1", "bb/1/1"]
+
+
+def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:
+    asked = Asked()
+    asked.write(["a", "b"], stored(1, 2, "x"), tags=[{"n": 1}, {}])
+    state = asked.machine.snapshot()
+    for wrong in (b"what", state[:-1], state[:20] + b"!" + state[21:], state[:8] + b"\x07" + state[9:]):
+        with pytest.raises(Corrupt):
+            TableMachine("t").restore(wrong)
+    with pytest.raises(Corrupt, match="and this is 'u'"):
+        TableMachine("u").restore(state)
+
+
+KEYS = [f"k{i}" for i in range(6)]
+COLUMNS = ["x", "y"]
+
+
+class Replicas(RuleBasedStateMachine):
+    """A leader and a follower that is restored now and then: they always agree to the byte, every cell is told once to
+    the node that stores it, and each write's shards are let go once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leader, self.follower = Asked(), TableMachine("t")
+        self.shard = 0
+        self.writes: dict[int, set[Cell]] = {}
+        self.freed: set[Cell] = set()
+
+    def do(self, kind: type[r.Request], **fields: Any) -> Any:
+        self.leader.sequence += 1
+        request = r.encode_request(kind(client="c", sequence=self.leader.sequence, **fields))
+        for command in self.leader.machine.decide(request, 1, 0.0).commands:
+            result = self.leader.machine.apply(command)
+            assert self.follower.apply(bytes(bytearray(command))) == result
+        return r.decode_result(result)
+
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), unique=True, min_size=1, max_size=5),
+        columns=st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1),
+        node=st.sampled_from([ME, OTHER]),
+    )
+    def write(self, keys: list[str], columns: list[str], node: bytes) -> None:
+        self.shard += 1
+        ref = stored(self.shard, len(keys), *columns, node=node)
+        self.do(r.Write, keys=keys, ref=ref.encode(), tags=[{"n": self.shard}] * len(keys))
+        self.writes[self.shard] = cells(ref)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def clear(self, keys: list[str]) -> None:
+        self.do(r.Clear, keys=keys)
+
+    @rule(row=st.integers(0, 30), claim=st.sampled_from(["", "one", "two"]))
+    def take(self, row: int, claim: str) -> None:
+        self.do(r.Take, task="t", rows=numbers(row), give=numbers(row), claim=claim)
+
+    @rule()
+    def drop(self) -> None:
+        self.do(r.Drop)
+
+    @rule(node=st.sampled_from([ME, OTHER]))
+    def tell(self, node: bytes) -> None:
+        entries, last = self.leader.machine.outbox(node.hex(), 2)
+        for entry in entries:
+            ref, done = decode(entry)
+            if done:
+                self.freed |= self.writes.pop(ref.shards()[0][1])
+            else:
+                assert self.freed.isdisjoint(cells(ref))
+                self.freed |= cells(ref)
+        command = self.leader.machine.telling(node.hex(), last)
+        self.leader.machine.apply(command)
+        self.follower.apply(command)
+
+    @rule()
+    def restart(self) -> None:
+        restored = TableMachine("t")
+        restored.restore(self.follower.snapshot())
+        self.follower = restored
+
+    @invariant()
+    def agrees(self) -> None:
+        assert self.follower.snapshot() == self.leader.machine.snapshot()
+        assert set(self.follower.holders()) == set(self.leader.machine.holders())
+        assert self.follower.table.nbytes == self.leader.machine.table.nbytes
+        there = self.leader.machine.table
+        if there.schema:
+            for name in there.schema:
+                ready = there.ready([name])
+                assert not len(ready) or self.freed.isdisjoint(cells(there.read(ready, [name])))
+
+    def teardown(self) -> None:
+        self.do(r.Drop)
+        for node in (ME, OTHER):
+            while node.hex() in self.leader.machine.waiting():
+                self.tell(node)
+        assert not self.writes  # each was let go of, once
+
+
+TestReplicas = Replicas.TestCase
+TestReplicas.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,340 @@
+"""A table's bookkeeping: rows by key, cells that are replaced and freed, tags, and what tasks have taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef
+from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
+from dataplane.table.table import MAX_COLUMNS, Over, Table
+from dataplane.table.taking import MAX_CLAIMS, MAX_TASKS
+
+INT = Field("dense", "int64", ())
+FLOAT = Field("dense", "float32", ())
+
+Cell = tuple[int, int, int]  # shard, ordinal, row
+
+
+def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
+    return BatchRef.of(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+
+
+def made(first: int = 0) -> Table:
+    return Table("t", itertools.count(1).__next__, first)
+
+
+def cells(ref: BatchRef, column: str) -> list[Cell]:
+    return [(p.shard, p.ordinal, at) for p in ref.pieces(column) for at in p.rows.array().tolist()]
+
+
+def freed(overs: list[Over]) -> Counter[Cell]:
+    return Counter(cell for over in overs for name in over.columns for cell in cells(over.ref, name))
+
+
+def numbers(*rows: int) -> Any:
+    return np.array(rows, np.int64)
+
+
+def test_rows_are_numbered_as_they_come_and_found_by_key() -> None:
+    table = made(first=5)
+    given, over = table.write(["a", "b"], stored(1, 2, "x"))
+    assert (given.tolist(), over) == ([5, 6], [])
+    given, _ = table.write(["c", "a"], stored(2, 2, "y"))
+    assert given.tolist() == [7, 5]
+    assert table.numbers(["c", "b"]).tolist() == [7, 6]
+    assert table.keys(numbers(6, 5)) == ["b", "a"]
+    assert (len(table), table.all().tolist()) == (3, [5, 6, 7])
+
+
+def test_columns_of_several_writes_are_read_together_in_any_order() -> None:
+    table = made()
+    table.write(["a", "b", "c"], stored(1, 3, "x", "y"))
+    table.write(["c", "a", "b"], stored(2, 3, "z"))
+    ref = table.read(numbers(2, 0, 1), ["z", "x"])
+    assert ref.columns == ("z", "x")
+    assert cells(ref, "z") == [(2, 0, 0), (2, 0, 1), (2, 0, 2)]
+    assert cells(ref, "x") == [(1, 0, 2), (1, 0, 0), (1, 0, 1)]
+    assert table.read(numbers(0)).columns == ("x", "y", "z")
+
+
+def test_many_writes_of_one_row_are_read_in_the_order_asked_for() -> None:
+    table = made()
+    for shard in range(300):
+        table.write([f"k{shard}"], stored(shard, 1, "x"))
+    order = np.random.default_rng(0).permutation(300)
+    assert [shard for shard, _, _ in cells(table.read(order), "x")] == order.tolist()
+
+
+def test_what_all_rows_have_is_read_where_no_column_is_named() -> None:
+    table = made()
+    table.write(["a", "b"], stored(1, 2, "x"))
+    table.write(["a"], stored(2, 1, "y"))
+    assert table.read(numbers(0, 1)).columns == ("x",)
+    table.write(["bare"])
+    with pytest.raises(Misuse, match="no column that all of them have"):
+        table.read(numbers(0, 2))
+    with pytest.raises(Misuse, match="'b' of 't' has no column 'y'"):
+        table.read(numbers(0, 1), ["y"])
+
+
+def test_a_column_that_is_replaced_is_freed_cell_by_cell() -> None:
+    table = made()
+    table.write(["a", "b"], stored(1, 2, "x", "y"))
+    _, over = table.write(["b"], stored(2, 1, "x"))
+    assert freed(over) == Counter([(1, 0, 1)])
+    assert not over[0].done
+    assert cells(table.read(numbers(0, 1), ["x"]), "x") == [(1, 0, 0), (2, 0, 0)]
+    _, over = table.write(["a", "b"], stored(3, 2, "x", "y"))
+    assert freed(over) == Counter([(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 0, 0)])
+    assert all(each.done for each in over if each.written.ref.shards()[0][1] == 2)
+
+
+def test_each_row_that_is_cleared_frees_its_own_share() -> None:
+    table = made()
+    table.write([str(i) for i in range(256)], stored(1, 256, "x", "y"))
+    assert table.nbytes == 256 * 16
+    over = table.clear(np.arange(255))
+    assert sum(freed(over).values()) == 510
+    assert not any(each.done for each in over)
+    assert table.nbytes == 16
+    last = table.clear(np.arange(256))
+    assert freed(last) == Counter([(1, 0, 255), (1, 1, 255)])
+    assert [each.done for each in last] == [True]
+    assert (table.nbytes, table.schema, table.refs) == (0, {}, [])
+
+
+def test_cells_that_are_stored_as_one_are_not_freed_one_by_one() -> None:
+    table = made()
+    _, _ = table.write(["a", "b"], stored(1, 1, "x").repeat(2))
+    [over] = table.clear(numbers(0))
+    assert (over.written.exact, over.done) == (False, False)
+    [over] = table.clear(numbers(1))
+    assert over.done
+
+
+def test_a_key_is_free_when_its_row_is_gone_and_its_number_is_not() -> None:
+    table = made()
+    table.write(["a", "b"], stored(1, 2, "x"))
+    table.cleared(["a", "unknown"])
+    assert table.cleared(["a"]) == []
+    given, _ = table.write(["a"], stored(2, 1, "x"))
+    assert given.tolist() == [2]
+    with pytest.raises(Misuse, match="no row number 0"):
+        table.read(numbers(0), ["x"])
+    with pytest.raises(Misuse, match="no row 'c'"):
+        table.numbers(["c"])
+
+
+def test_rows_that_went_cost_nothing() -> None:
+    table = made()
+    for start in range(0, 100_000, 1000):
+        given, _ = table.write([f"k{i}" for i in range(start, start + 1000)], stored(1, 1000, "x"))
+        assert given[0] == start
+        table.take("t", given)
+        table.clear(given[:-1])
+    assert len(table) == 100
+    assert table._lines.count < 4096
+    assert table.all().tolist() == list(range(999, 100_000, 1000))
+    assert table.taken("t").all()
+    assert table.keys(numbers(1999)) == ["k1999"]
+
+
+def test_a_call_that_is_refused_has_changed_nothing() -> None:
+    table = made()
+    table.write(["a"], stored(1, 1, "x"), [{"n": 1}], [4])
+    before = table.changes
+    for refused, error, match in [
+        (lambda: table.write(["a", "a"], stored(2, 2, "x")), Misuse, "given twice"),
+        (lambda: table.write(numbers(0, 0), stored(2, 2, "x")), Misuse, "named twice"),
+        (lambda: table.write(numbers(7), stored(2, 1, "x")), Misuse, "no row number 7"),
+        (lambda: table.write(["b"], stored(2, 1, "x", field=FLOAT)), SchemaMismatch, "float32"),
+        (lambda: table.write(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS)))), LimitExceeded, "columns"),
+        (lambda: table.take("t", numbers(0, 0)), Misuse, "named twice"),
+        (lambda: table.untake("t", numbers(9)), Misuse, "no row number 9"),
+        (lambda: table.read(numbers(0), ["x", "x"]), Misuse, "each once"),
+    ]:
+        with pytest.raises(error, match=match):
+            refused()
+    assert (len(table), table.changes, list(table.schema)) == (1, before, ["x"])
+    assert table.look(numbers(0)).tags == [{"n": 1}]
+
+
+def test_a_column_that_no_other_row_has_may_become_another() -> None:
+    table = made()
+    table.write(["a", "b"], stored(1, 2, "x"))
+    with pytest.raises(SchemaMismatch):
+        table.write(["a"], stored(2, 1, "x", field=FLOAT))
+    table.write(["a", "b"], stored(3, 2, "x", field=FLOAT))
+    assert table.schema == {"x": FLOAT}
+    assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
+
+
+def test_tags_are_merged() -> None:
+    table = made()
+    table.write(["a", "b"], None, [{"n": 1}, {}], [4, 1])
+    table.write(["b", "a"], None, [{"m": [2]}, {"n": 3, "o": None}], [5, 9])
+    assert table.look(table.all()).tags == [{"n": 3, "o": None}, {"m": [2]}]
+    assert table.tag_bytes(["a", "b", "c"]).tolist() == [13, 6, 0]
+    assert table.look(table.all(), tags=False).tags == []
+
+
+def test_pages_end_where_tags_are_too_large() -> None:
+    table = made()
+    table.write(list("abcdef"), None, [{}] * 6, [1, 1, 9, 1, 1, 1])
+    assert table.after(-1, 4, 100)[0].tolist() == [0, 1, 2, 3]
+    assert table.after(-1, 9, 2)[0].tolist() == [0, 1]
+    assert table.after(1, 9, 2)[0].tolist() == [2]
+    rest, more = table.after(2, 9, 2)
+    assert (rest.tolist(), more) == ([3, 4], True)
+    assert table.after(4, 9, 2)[1] is False
+    assert table.after(5, 9, 2)[0].tolist() == []
+
+
+def test_rows_are_ready_once_they_have_all_columns_and_until_they_are_taken() -> None:
+    table = made()
+    table.write(list("abc"), stored(1, 3, "x"))
+    table.write(["c", "a"], stored(2, 2, "y"))
+    assert table.ready(["x", "y"]).tolist() == [0, 2]
+    assert table.ready(["never"]).tolist() == []
+    given = table.take("t", numbers(2))
+    assert given is not None
+    assert given.tolist() == [2]
+    assert table.ready(["x", "y"], "t").tolist() == [0]
+    assert table.ready(["x", "y"], "other").tolist() == [0, 2]
+    assert table.take("t", numbers(0, 2)) is None
+    assert table.take("t", numbers(0, 9)) is None
+    assert table.taken("t").tolist() == [False, False, True]
+    table.untake("t", numbers(2))
+    assert table.ready(["y"], "t").tolist() == [0, 2]
+
+
+def test_a_claim_is_what_was_given_first() -> None:
+    table = made()
+    table.write(list("abcd"), stored(1, 4, "x"))
+    for chosen in (numbers(0, 1), numbers(2, 3)):
+        given = table.take("t", chosen, claim="step-1")
+        assert given is not None
+        assert given.tolist() == [0, 1]
+    assert table.taken("t").tolist() == [True, True, False, False]
+    given = table.take("t", numbers(2), numbers(2, 2), claim="step-2")
+    assert given is not None
+    assert given.tolist() == [2, 2]
+    table.clear(numbers(0))
+    assert table.claimed("t", "step-1") is not None
+    table.clear(numbers(1))
+    assert table.claimed("t", "step-1") is None
+    table.untake("t", numbers(2))
+    assert table.claimed("t", "step-2") is None
+    assert table.claimed("other", "step-2") is None
+
+
+def test_tasks_and_claims_are_bounded() -> None:
+    table = made()
+    table.write(["a"])
+    for number in range(MAX_TASKS):
+        table.take(f"t{number}", numbers())
+    with pytest.raises(LimitExceeded, match="tasks"):
+        table.take("one more", numbers())
+    for number in range(MAX_CLAIMS + 1):
+        table.take("t0", numbers(), numbers(0), f"c{number}")
+    assert table.claimed("t0", "c0") is None
+    assert table.claimed("t0", "c1") is not None
+    table.untake()
+    assert table.tasks == []
+
+
+COLUMNS = ["x", "y", "z"]
+KEYS = [f"k{i}" for i in range(6)]
+
+
+class Model(RuleBasedStateMachine):
+    """Against plain dicts: what each row has, and that every cell is freed once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = made()
+        self.rows: dict[str, tuple[int, dict[str, Cell], dict[str, int]]] = {}
+        self.taken: dict[str, set[int]] = {"s": set(), "t": set()}
+        self.all: Counter[Cell] = Counter()
+        self.freed: Counter[Cell] = Counter()
+        self.next = 0
+        self.shard = 0
+
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=5),
+        columns=st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1),
+        tag=st.integers(0, 3),
+    )
+    def write(self, keys: list[str], columns: list[str], tag: int) -> None:
+        self.shard += 1
+        ref = stored(self.shard, len(keys), *columns)
+        given, over = self.table.write(keys, ref, [{str(tag): self.shard}] * len(keys))
+        self.freed += freed(over)
+        for row, (key, number) in enumerate(zip(keys, given.tolist(), strict=True)):
+            if key not in self.rows:
+                assert number == self.next
+                self.next += 1
+                self.rows[key] = number, {}, {}
+            assert self.rows[key][0] == number
+            self.rows[key][1].update({name: (self.shard, at, row) for at, name in enumerate(columns)})
+            self.rows[key][2][str(tag)] = self.shard
+            self.all.update((self.shard, at, row) for at in range(len(columns)))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def clear(self, keys: list[str]) -> None:
+        self.freed += freed(self.table.cleared(keys))
+        for key in keys:
+            number, _, _ = self.rows.pop(key, (-1, {}, {}))
+            for rows in self.taken.values():
+                rows.discard(number)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=4), task=st.sampled_from(["s", "t"]))
+    def take(self, keys: list[str], task: str) -> None:
+        chosen = [self.rows[key][0] for key in keys if key in self.rows]
+        given = self.table.take(task, numbers(*chosen))
+        if self.taken[task].isdisjoint(chosen):
+            assert given is not None
+            self.taken[task].update(chosen)
+        else:
+            assert given is None
+
+    @rule(task=st.sampled_from(["s", "t"]), key=st.sampled_from(KEYS))
+    def untake(self, task: str, key: str) -> None:
+        if key in self.rows:
+            self.table.untake(task, numbers(self.rows[key][0]))
+            self.taken[task].discard(self.rows[key][0])
+
+    @invariant()
+    def agrees(self) -> None:
+        rows = sorted(self.rows.items(), key=lambda row: row[1][0])
+        there = numbers(*(number for _, (number, _, _) in rows))
+        seen = self.table.look(self.table.all(), COLUMNS)
+        assert seen.numbers.tolist() == there.tolist()
+        assert seen.keys == [key for key, _ in rows]
+        assert seen.tags == [tags for _, (_, _, tags) in rows]
+        assert seen.have.tolist() == [[name in has for name in COLUMNS] for _, (_, has, _) in rows]
+        for name in COLUMNS:
+            ready = self.table.ready([name])
+            assert ready.tolist() == [number for _, (number, has, _) in rows if name in has]
+            if len(ready):
+                assert cells(self.table.read(ready, [name]), name) == [
+                    has[name] for _, (_, has, _) in rows if name in has
+                ]
+        for task, taken in self.taken.items():
+            assert self.table.taken(task).tolist() == [number in taken for _, (number, _, _) in rows]
+        held = Counter(cell for _, (_, has, _) in rows for cell in has.values())
+        assert self.freed + held == self.all
+        assert sum(written.left for written in self.table._written.values()) == sum(held.values())
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=30)
