@@ -1,0 +1,168 @@
+"""A drafter: what may come next in one response, from earlier responses to its prompt.
+
+What always holds: a draft is a guess, and whatever it says the model decides (`history.verifying`), so that tokens are
+those that the model would have made; a drafter without responses proposes nothing. Not for several threads at once.
+
+A proposal has the tokens that are likely enough to be accepted, by how often those that followed as long a match were
+(learnt as it goes, and handed from drafter to drafter of a history): as likely as makes a token worth what it costs
+at the pace that drafts give (Dinkelbach 1967: the rate of tokens is highest where each is worth its cost times the
+rate). And at most `length` of them, which begins at 16, doubles when all of a draft of that length came true, and
+falls towards what did where it was refused: cheap where history does not rhyme, long where it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.errors import Misuse
+from dataplane.history.matching import MOST, Tokens, matcher, order
+
+FIRST, LEAST, LONGEST = 16, 4, 64
+"""Tokens of the first draft, and of the shortest and the longest."""
+
+COST = 0.085
+"""What a drafted token costs, in what a verification costs."""
+
+THRESHOLDS = 0.27, 0.75
+"""The chance, from 0 to 1, that a proposed token has at least: between these, `COST` times tokens a verification."""
+
+_PACED = 64  # verifications over which the pace is taken
+
+RECENCY = 0.8
+"""What a response counts for each epoch that it is older than the newest."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """An earlier response. `order`: see `matching.order`; made where it is None."""
+
+    tokens: Tokens
+    epoch: int = 0
+    reward: float | None = None
+    order: Tokens | None = None
+
+
+@dataclass(slots=True)
+class Learnt:
+    """What the drafters of a history have learnt: how often proposed tokens came true, by the length of the match; and
+    the tokens of a verification."""
+
+    chances: list[tuple[float, float]] = field(default_factory=list)
+    pace: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStatistics:
+    """Of one drafter: `drafts` that proposed something, tokens `proposed` and `accepted` of these; `verifications`:
+    calls of `accept`; all `tokens` that came."""
+
+    drafts: int
+    proposed: int
+    accepted: int
+    verifications: int
+    tokens: int
+
+    @property
+    def acceptance(self) -> float:
+        """The share of proposed tokens that came true; 0 where none was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+    @property
+    def tokens_per_verification(self) -> float:
+        """Tokens that came, the model's own among them, for each call of `accept`; 0 before the first."""
+        return self.tokens / self.verifications if self.verifications else 0.0
+
+
+def weights(responses: Sequence[Response]) -> npt.NDArray[np.float64]:
+    """How much each response counts: `RECENCY` to the epochs it is older than the newest, times 0.5 to 1.5 by where its
+    reward lies between the least and the highest; 1 where these are alike, or it has none."""
+    newest = max((each.epoch for each in responses), default=0)
+    age = np.array([newest - each.epoch for each in responses], np.float64)
+    rewards = np.array([np.nan if each.reward is None else each.reward for each in responses], np.float64)
+    known = np.isfinite(rewards)
+    low, high = (rewards[known].min(), rewards[known].max()) if known.any() else (0.0, 0.0)
+    place = np.where(known & (high > low), (rewards - low) / max(high - low, 1e-30), 0.5)
+    found: npt.NDArray[np.float64] = np.maximum(RECENCY**age, 1e-9) * (0.5 + place)
+    return found
+
+
+class Drafter:
+    """Proposes what continues a response, of which nothing is there at first. Made by `history.drafter`."""
+
+    def __init__(
+        self, responses: Sequence[Response] = (), *, max_tokens: int = LONGEST, learnt: Learnt | None = None
+    ) -> None:
+        counted = weights(responses)
+        best = sorted(np.argsort(-counted, kind="stable")[:MOST].tolist())
+        self._matcher = matcher()
+        for number in best:
+            each = responses[number]
+            tokens = np.ascontiguousarray(each.tokens, np.int32)
+            if len(tokens):
+                ordered = order(tokens) if each.order is None else each.order
+                self._matcher.add(tokens, ordered, float(counted[number]))
+        self._learnt = Learnt() if learnt is None else learnt
+        if self._learnt.chances:
+            self._matcher.set_chances(self._learnt.chances)
+        self._most = max_tokens
+        self._length = min(FIRST, max_tokens)
+        self._asked = 0
+        self._drafts = self._proposed = self._accepted = self._verifications = self._tokens = 0
+
+    def propose(self, max_tokens: int | None = None) -> list[int]:
+        """Tokens that may come next, at most so many; none where nothing is likely."""
+        return self._propose(max_tokens, 1)[0]
+
+    def propose_tree(self, max_tokens: int | None = None, *, branches: int = 3) -> tuple[list[int], list[int]]:
+        """As `propose`, with several continuations of which one may come true: tokens, and the position of each one's
+        parent among them, -1 for those that come first. Parents stand before their children."""
+        return self._propose(max_tokens, branches)
+
+    def _propose(self, max_tokens: int | None, branches: int) -> tuple[list[int], list[int]]:
+        most = self._length if max_tokens is None else min(self._length, max_tokens)
+        threshold = min(max(COST * self._learnt.pace, THRESHOLDS[0]), THRESHOLDS[1])
+        tokens, parents = self._matcher.propose(max(0, most), threshold, branches)
+        self._asked = len(tokens)
+        return tokens, parents
+
+    def accept(self, tokens: Any) -> int:
+        """These tokens came, the model's own among them: a sequence or array of integers. How many of the first of them
+        the last proposal had. Raises Misuse for what is no such."""
+        try:
+            came = np.ascontiguousarray(tokens, np.int32)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise Misuse(f"tokens are a flat sequence of integers within 32 bits: {error}") from None
+        if came.ndim != 1:
+            raise Misuse(f"tokens are a flat sequence of integers, not of shape {came.shape}")
+        accepted = self._matcher.accept(came)
+        if self._asked:
+            self._adapt(accepted, len(came))
+            self._drafts += 1
+            self._proposed += self._asked
+        self._accepted += accepted
+        self._verifications += 1
+        self._tokens += len(came)
+        self._asked = 0
+        self._learnt.pace += (len(came) - self._learnt.pace) / _PACED
+        self._learnt.chances = self._matcher.chances()
+        return accepted
+
+    def _adapt(self, accepted: int, came: int) -> None:
+        if accepted >= self._asked:
+            self._length = min(self._most, max(self._length, 2 * self._asked))
+        elif came > accepted:  # refused, and not just cut off by the end
+            self._length = min(self._most, max(LEAST, (self._length + accepted) // 2))
+
+    @property
+    def length(self) -> int:
+        """The most tokens of the next draft."""
+        return self._length
+
+    def statistics(self) -> DraftStatistics:
+        """What came of its drafts so far."""
+        return DraftStatistics(self._drafts, self._proposed, self._accepted, self._verifications, self._tokens)

@@ -1,0 +1,131 @@
+"""How long responses will be, from how long earlier ones to the same prompts were.
+
+Logarithms of lengths are taken to be normal about a prompt's mean, and the means of prompts about that of all
+(empirical Bayes: Efron and Morris 1975). A prompt's own mean counts the more the more responses it has and the less
+they differ among each other, so that a prompt of which little is known is predicted as all are. Older epochs count
+less, as for drafts. What all prompts' means moved by from one epoch to the next is the drift, which is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+RECENCY = 0.8
+"""What a length counts for each epoch that it is older than the newest."""
+
+_UNKNOWN = 512.0  # tokens, where no prompt has a response
+_SPREAD = 0.75  # of logarithms, where nothing tells it
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The responses that there are to one prompt: (epoch, tokens) of each."""
+
+    lengths: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Predicted lengths, an entry a prompt. `known`: responses that it was told from; `center` and `error`: of the
+    logarithm of one response's tokens, mean and standard deviation; `drift`: what the prompt's own mean moved by, per
+    epoch, in logarithms, shrunk towards that of all."""
+
+    center: Floats
+    error: Floats
+    drift: Floats
+    known: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.center)
+
+    @property
+    def tokens(self) -> Floats:
+        """The tokens of a response, on average."""
+        found: Floats = np.exp(np.minimum(self.center + self.error**2 / 2, 40.0))
+        return found
+
+    def remaining(self, position: int, made: float) -> float:
+        """The tokens that are still to come, on average, of a response that has so many and has not ended."""
+        if made <= 0:
+            return float(self.tokens[position])
+        error = float(self.error[position])
+        above = (float(self.center[position]) - np.log(made)) / error
+        rest = _normal(above)  # the chance to be longer
+        if rest < 1e-6:
+            return float(made * error * error / max(1e-6, -above * error))  # the tail is about a Pareto's there
+        return max(1.0, float(self.tokens[position]) * _normal(above + error) / rest - made)
+
+    def longest(self, samples: int) -> Floats:
+        """The tokens of the longest of so many responses, about (Blom 1958)."""
+        score = _quantile((samples - 0.375) / (samples + 0.25))
+        found: Floats = np.exp(np.minimum(self.center + score * self.error, 40.0))
+        return found
+
+
+def predict(pasts: Sequence[Past]) -> Lengths:
+    """The lengths of the next responses to these prompts."""
+    count = len(pasts)
+    prompt = np.repeat(np.arange(count), [len(past.lengths) for past in pasts])
+    flat = np.array([pair for past in pasts for pair in past.lengths], np.float64).reshape(-1, 2)
+    logs = np.log(np.maximum(flat[:, 1], 1.0))
+    known = np.bincount(prompt, minlength=count)
+    if not len(flat):
+        unknown = np.full(count, np.log(_UNKNOWN))
+        return Lengths(unknown, np.full(count, _SPREAD), np.zeros(count), known)
+    newest = np.full(count, -np.inf)
+    np.maximum.at(newest, prompt, flat[:, 0])
+    drift, moved = _drift(prompt, flat[:, 0], logs, newest, count)
+    age = newest[prompt] - flat[:, 0]
+    weight = RECENCY ** np.minimum(age, 64)
+    total = np.bincount(prompt, weight, count)
+    level = logs + moved * age  # as if of the newest epoch
+    mean = np.bincount(prompt, weight * level, count) / np.where(total > 0, total, 1)
+    squares = np.bincount(prompt, weight * (level - mean[prompt]) ** 2, count)
+    own = total * total / np.maximum(np.bincount(prompt, weight**2, count), 1e-12)  # as many as count fully
+    own = np.where(known > 0, own, 0.0)
+    freedom = np.maximum(own - 1, 0)
+    has = known > 0
+    within = (squares / np.where(total > 0, total, 1) * own).sum() / freedom.sum() if freedom.sum() >= 1 else _SPREAD**2
+    within = max(within, 1e-4)
+    every = float(mean[has].mean())
+    between = max(float(mean[has].var()) - float((within / own[has]).mean()), 1e-6) if has.sum() > 1 else within
+    share = own / (own + within / between)
+    center = share * mean + (1 - share) * every + moved
+    spread = (squares / np.where(total > 0, total, 1) * own + 4 * within) / (freedom + 4)  # four rows of all's
+    error = np.sqrt(np.where(has, spread, within) + (1 - share) * between)
+    return Lengths(center, np.maximum(error, 1e-3), drift, known)
+
+
+def _drift(
+    prompt: npt.NDArray[np.int64], epoch: Floats, logs: Floats, newest: Floats, count: int
+) -> tuple[Floats, float]:
+    """What each prompt's mean moved by from the epochs before to the newest, per epoch, and the median of all."""
+    last = epoch == newest[prompt]
+    now, before = np.bincount(prompt[last], minlength=count), np.bincount(prompt[~last], minlength=count)
+    both = (now > 0) & (before > 0)
+    if not both.any():
+        return np.zeros(count), 0.0
+    apart = np.bincount(prompt[~last], (newest[prompt] - epoch)[~last], count) / np.maximum(before, 1)
+    step = np.bincount(prompt[last], logs[last], count) / np.maximum(now, 1)
+    step = (step - np.bincount(prompt[~last], logs[~last], count) / np.maximum(before, 1)) / np.maximum(apart, 1)
+    moved = float(np.median(step[both]))
+    share = np.minimum(now, before) / (np.minimum(now, before) + 8.0)  # eight responses make half of it its own
+    return np.where(both, share * step + (1 - share) * moved, moved), moved
+
+
+def _normal(score: float) -> float:
+    from math import erf, sqrt
+
+    return 0.5 * (1 + erf(score / sqrt(2)))
+
+
+def _quantile(share: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(share)

@@ -1,0 +1,63 @@
+"""HistoPipe as a sampler: rollout workers take prompts of a stream by their predicted lengths.
+
+Prompts are appended with a tag that says how many tokens their responses are predicted to have (`history.lengths`),
+and the step as their version. A worker takes those of the oldest step first, the longest first: whoever is free takes
+the longest that is left, so that workers end together however wrong a prediction is (Graham 1969). Of every other
+step the shortest come first, while the step before ends with its last ones: its bubbles are filled with short
+responses, and what is long begins when all of a worker is free.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.errors import Misuse
+from dataplane.stream.sampler import Candidates, Choice
+
+
+class HistoPipe:
+    """Prompts by predicted length, whole groups side by side: the longest first in steps of even number, the shortest
+    first in the others, and none of a step more than `max_lag` beyond the oldest that is left.
+
+    tag: where each row says the tokens that its responses are predicted to have; a number. `alternate`: with False, the
+    longest come first in all steps. Raises Misuse where the rows lack the tag.
+    """
+
+    def __init__(self, tag: str = "predicted_tokens", *, max_lag: int = 1, alternate: bool = True) -> None:
+        if max_lag < 0:
+            raise Misuse(f"HistoPipe: max_lag is 0 or more, not {max_lag}")
+        self.tag, self.max_lag, self.alternate = tag, max_lag, alternate
+
+    @property
+    def tags_read(self) -> tuple[str, ...]:
+        """The tag."""
+        return (self.tag,)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """No column."""
+        return ()
+
+    def choose(self, candidates: Candidates, want: int) -> Choice:
+        """At most `want` rows."""
+        predicted = candidates.tags.get(self.tag)
+        if predicted is None:
+            raise Misuse(f"the rows have no tag {self.tag!r}: append prompts with the tokens that history.lengths says")
+        if not len(candidates):
+            return Choice(np.empty(0, np.int64))
+        order = self._order(candidates, np.asarray(predicted, np.float64))
+        return Choice(order[:want])
+
+    def _order(self, candidates: Candidates, predicted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        version = candidates.version
+        rows = np.flatnonzero(version <= version.min() + self.max_lag)
+        _, group = np.unique(candidates.group[rows], return_inverse=True)
+        longest = np.full(group.max(initial=-1) + 1, -np.inf)
+        np.maximum.at(longest, group, predicted[rows])
+        up = (version[rows] % 2 == 1) & self.alternate
+        length = np.where(up, longest[group], -longest[group])
+        found: npt.NDArray[np.int64] = rows[np.lexsort((rows, group, length, version[rows]))]
+        return found

@@ -1,0 +1,281 @@
+"""Columns as tables that Parquet holds without changing a bit, and back.
+
+Arrow's extension types stay out of the files, since `datasets` refuses files that have any: a tensor is stored as its
+extension type's storage, and the field's metadata say which type it was, so `decoded` has it again. What Parquet would
+change is stored as what it keeps: seconds as int64.
+
+Values of some KiB that come again and again (the image of a prompt in each of its responses) are media: the cell has
+the hash of their bytes, and the bytes are stored once. Which columns are media is decided when a column is seen first,
+and kept: bytes of `LARGE` on average are, and tensors of which rows repeat. The large parts of objects always are.
+
+What always holds: what `decoded` gives has the field's kind, dtype, shape and bits. What is no table of ours is
+Corrupt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from dataplane.batch import arrow_in, arrow_out, parts, reading
+from dataplane.batch.arrow import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
+from dataplane.batch.arrow_check import check
+from dataplane.batch.batch import Batch
+from dataplane.batch.buffers import as_bytes
+from dataplane.batch.dtypes import storage
+from dataplane.batch.field import Field, check_field
+from dataplane.batch.parts import LARGE
+from dataplane.batch.pieces import Reading
+from dataplane.batch.values import Values, byte_rows, dense, ragged_rows
+from dataplane.batch.values import struct as struct_of
+from dataplane.errors import Corrupt, DataplaneError
+
+MEDIA, TENSOR = b"dataplane.media", b"dataplane.tensor"
+
+Find = Callable[[str], bytes]
+"""The bytes of a medium by its hash. Raises KeyError."""
+
+_REFERS = b"\xc1dpm"  # begins no MessagePack
+_COUNT = struct.Struct("<I")
+_DIGEST = 16  # bytes
+
+
+class Encoder:
+    """Makes tables of batches. `media`: which columns are, by path, and is added to; `named` always are. `seed`: of the
+    hashes, which nobody can foresee who makes media."""
+
+    def __init__(self, media: dict[str, bool], named: Iterable[str] = (), seed: int = 0) -> None:
+        self.media = media | dict.fromkeys(named, True)
+        self._seed = seed
+        self.contents: dict[str, Any] = {}
+        """The bytes of the media of the last table, by their hashes."""
+        self._rows: list[list[str]] = []
+        self._known: dict[tuple[int, int], str] = {}
+        self._alive: list[Any] = []
+
+    def table(self, batch: Batch) -> tuple[Any, list[list[str]]]:
+        """The columns as a `pyarrow.Table`, and of each row the hashes of its media."""
+        self.contents, self._rows = {}, [[] for _ in range(len(batch))]
+        self._known, self._alive = {}, []
+        arrays, fields = [], []
+        try:
+            everything = np.arange(len(batch))
+            for name, column in batch.items():
+                array, said = self._column(name, column.field, column.reading, everything)
+                arrays.append(array)
+                fields.append(pa.field(name, array.type, metadata=said))
+            return pa.Table.from_arrays(arrays, schema=pa.schema(fields)), self._rows
+        finally:
+            self._known, self._alive = {}, []
+
+    def _column(
+        self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any], *, nullable: bool = True
+    ) -> tuple[Any, Any]:
+        """The array, and the metadata of its field. `at`: which rows of the table its rows are. `nullable`: a time that
+        is none may be null."""
+        if field.kind == "struct":
+            return self._struct(path, field, rows, at)
+        if field.kind == "object":
+            return self._objects(path, rows, at), metadata(field)
+        if self._is_media(path, field, rows):
+            return self._media(field, rows, at), {MEDIA: msgspec.json.encode(field)}
+        array = arrow_out.array(path, field, rows, nullable=nullable)
+        said = dict(metadata(field) or {})
+        if isinstance(array, pa.ExtensionArray):
+            said[TENSOR] = json.dumps(_tensor(array.type)).encode()
+        return _plain(array), said
+
+    def _struct(self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any]) -> tuple[Any, Any]:
+        children, fields = [], []
+        for key, child in field.children:
+            present, own = reading.presence(rows, key, child)
+            array, said = self._column(f"{path}.{key}", child, own, at[present], nullable=False)
+            if not present.all():
+                array = arrow_out.spread(array, present)
+            children.append(array)
+            fields.append(pa.field(key, array.type, metadata=said))
+        kind = pa.struct(fields)
+        return pa.Array.from_buffers(kind, rows.rows, [None], children=children), metadata(field)
+
+    # media
+
+    def _is_media(self, path: str, field: Field, rows: Reading) -> bool:
+        known = self.media.get(path)
+        if known is None and rows.rows and field.kind != "text":
+            known = reading.nbytes(rows, field) >= LARGE * rows.rows
+            if known and field.kind != "bytes":
+                found = [self._hash(each, keep=False) for each in _items(field, rows)]
+                known = len(set(found)) < len(found)
+            self.media[path] = known
+        return bool(known) and field.kind != "text"
+
+    def _hash(self, data: Any, *, keep: bool = True) -> str:
+        """The hash of these bytes, which are hashed once wherever they are seen."""
+        flat = as_bytes(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        place = flat.__array_interface__["data"][0], flat.nbytes
+        found = self._known.get(place)
+        if found is None:
+            found = self._known[place] = hash_of(flat.data, self._seed)
+            self._alive.append(flat)
+        if keep:
+            self.contents.setdefault(found, flat)
+        return found
+
+    def _media(self, field: Field, rows: Reading, at: npt.NDArray[Any]) -> Any:
+        items = _items(field, rows)
+        hashes = [self._hash(each) for each in items]
+        for row, found in zip(at.tolist(), hashes, strict=True):
+            self._rows[row].append(found)
+        named = pa.array(hashes, pa.string())
+        if field.kind == "bytes":
+            return named
+        shapes = pa.array([list(each.shape) for each in items], pa.list_(pa.int64()))
+        return pa.StructArray.from_arrays([named, shapes], ["media", "shape"])
+
+    def _objects(self, path: str, rows: Reading, at: npt.NDArray[Any]) -> Any:
+        cells = []
+        for number, (data, lookup) in zip(at.tolist(), reading.objects(rows), strict=True):
+            row = parts.row_of(path, data, lookup)
+            if not row.parts:
+                cells.append(row.tree)
+                continue
+            hashes = [self._hash(part) for part in row.parts]
+            self._alive.append(row)
+            self._rows[number] += hashes
+            cells.append(_REFERS + _COUNT.pack(len(hashes)) + bytes.fromhex("".join(hashes)) + row.tree)
+        return pa.array(cells, pa.large_binary())
+
+
+def hash_of(data: Any, seed: int) -> str:
+    """What a medium of these bytes is called in a recording of this seed."""
+    return xxhash.xxh3_128_hexdigest(data, seed)
+
+
+def _items(field: Field, rows: Reading) -> Sequence[Any]:
+    """What a medium is of each row: arrays, or runs of bytes."""
+    if field.kind == "bytes":
+        return reading.spans(rows)
+    return reading.rows_of(rows, field) if field.kind == "ragged" else list(reading.dense(rows, field))
+
+
+def _tensor(kind: Any) -> dict[str, Any]:
+    if kind.extension_name == VARIABLE:
+        return {"uniform_shape": list(uniform_shape(kind) or ())}
+    return {"shape": list(kind.shape)}
+
+
+def _plain(array: Any) -> Any:
+    """Without extension types, and without seconds, which Parquet has not."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind = array.type
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.Array.from_buffers(pa.int64(), len(array), [None, array.buffers()[1]])  # NaT is there as its bits
+    if pa.types.is_struct(kind):
+        children = [_plain(array.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, [field.name for field in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(_plain(array.values), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(array.offsets, _plain(array.values))
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(array.offsets, _plain(array.values))
+    return array
+
+
+# Back
+
+
+def decoded(table: Any, find: Find) -> dict[str, Values]:
+    """The columns of a table that `Encoder` made. Raises Corrupt."""
+    found = {}
+    try:
+        for field, column in zip(table.schema, table.columns, strict=True):
+            array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+            if isinstance(array, pa.ChunkedArray):
+                array = array.chunk(0)
+            check(field.name, array)
+            found[field.name] = _values(field.name, array, field.metadata or {}, find)
+    except KeyError as error:
+        raise Corrupt(f"the medium {error} is not in the recording") from None
+    except DataplaneError as error:
+        raise Corrupt(f"columns that were not recorded so: {error}") from error
+    except (pa.ArrowException, ValueError, TypeError, IndexError, msgspec.MsgspecError) as error:
+        raise Corrupt(f"columns that were not recorded so: {error}") from error
+    return found
+
+
+def _values(path: str, array: Any, said: Mapping[bytes, bytes], find: Find) -> Values:
+    if MEDIA in said:
+        return _from_media(path, msgspec.json.decode(said[MEDIA], type=Field), array, find)
+    declared = said.get(DTYPE, b"").decode()
+    if declared == "object":
+        return _from_objects(array, find)
+    if declared == "struct":
+        presence, children = [], []
+        for i, field in enumerate(array.type):
+            child = array.field(i)
+            flags = child.is_valid().to_numpy(zero_copy_only=False)
+            presence.append(flags)
+            child = child if flags.all() else child.drop_null()
+            children.append(_values(f"{path}.{field.name}", child, field.metadata or {}, find))
+        return struct_of([field.name for field in array.type], presence, children, len(array))
+    if TENSOR in said:
+        array = _extended(array, json.loads(said[TENSOR]))
+    return arrow_in.converted(path, array, said)
+
+
+def _extended(array: Any, said: dict[str, list[int | None]]) -> Any:
+    """A tensor's storage as its extension type."""
+    if "shape" in said:
+        shape = [int(size or 0) for size in said["shape"]]
+        flat = array.type.value_type
+        nested = pa.FixedSizeListArray.from_arrays(
+            array.values.slice(array.offset * array.type.list_size, len(array) * array.type.list_size), math.prod(shape)
+        )
+        kind = pa.fixed_shape_tensor(flat, shape)
+        return pa.ExtensionArray.from_storage(kind, nested.cast(kind.storage_type))
+    uniform = tuple(said["uniform_shape"])
+    own = VariableShapeTensorType(array.type.field(0).type.value_type, len(uniform), uniform)
+    return pa.ExtensionArray.from_storage(own, array.cast(own.storage_type))
+
+
+def _from_media(path: str, field: Field, array: Any, find: Find) -> Values:
+    check_field(path, field)
+    if field.kind == "bytes":
+        return byte_rows("bytes", [find(each) for each in array.to_pylist()])
+    hashes, shapes = array.field("media").to_pylist(), array.field("shape").to_pylist()
+    dtype = storage(field.dtype)
+    rows = [np.frombuffer(find(each), dtype).reshape(shape) for each, shape in zip(hashes, shapes, strict=True)]
+    if field.kind == "ragged":
+        return ragged_rows(path, field.dtype, rows, field.shape)
+    return dense(path, np.stack(rows) if rows else np.empty((0, *field.item_shape), dtype), field.dtype)
+
+
+def _from_objects(array: Any, find: Find) -> Values:
+    return parts.values_of([_object(data, find) for data in _cells(array)])
+
+
+def _object(data: bytes, find: Find) -> parts.Row:
+    if not data.startswith(_REFERS):
+        return parts.Row(data)
+    at = len(_REFERS) + _COUNT.size
+    (count,) = _COUNT.unpack(data[len(_REFERS) : at])
+    end = at + count * _DIGEST
+    if end > len(data):
+        raise ValueError(f"{count} parts in a cell of {len(data)} bytes")
+    return parts.Row(data[end:], [find(data[i : i + _DIGEST].hex()) for i in range(at, end, _DIGEST)])
+
+
+def _cells(array: Any) -> Iterator[bytes]:
+    for value in array:
+        yield value.as_py()

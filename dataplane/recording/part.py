@@ -1,0 +1,90 @@
+"""A part of a recording: rows and their media as they were committed, before they are in a Parquet file.
+
+    magic (16 bytes) | bytes of the rows (8) | bytes of the media (8) | checksum (8) | rows | media
+
+Both are Arrow IPC streams; the checksum is xxh3-64 of them. A part that is torn, or was changed, is Corrupt.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from dataplane.errors import Corrupt
+from dataplane.recording import manifest
+
+_MAGIC = b"dataplane/part\x01\n"
+_HEAD = struct.Struct("<16sQQQ")
+
+
+def write(path: Path, rows: Any, media: Any) -> int:
+    """Write a part of these two `pyarrow.Table`; its bytes. It is on the disk when this returns."""
+    sink = _Sink()
+
+    def fill(file: Any) -> None:
+        sink.file = file
+        file.write(bytes(_HEAD.size))
+        sizes = []
+        for table in (rows, media):
+            before = sink.size
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            sizes.append(sink.size - before)
+        file.seek(0)
+        file.write(_HEAD.pack(_MAGIC, *sizes, sink.checksum.intdigest()))
+
+    manifest.write(path, fill)
+    return _HEAD.size + sink.size
+
+
+def read(path: Path) -> tuple[Any, Any]:
+    """The rows and the media. Raises Corrupt, and FileNotFoundError where there is no such part."""
+    try:
+        with pa.OSFile(str(path)) as file:  # into memory of Arrow's, whose pages are warm
+            data = file.read_buffer()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Corrupt(f"{path} can not be read: {error.strerror or error}", path=str(path)) from None
+    if data.size >= _HEAD.size:
+        magic, rows, media, checksum = _HEAD.unpack(data.slice(0, _HEAD.size))
+        body = data.slice(_HEAD.size)
+        if magic == _MAGIC and rows + media == body.size and xxhash.xxh3_64_intdigest(body) == checksum:
+            return _decoded(path, body.slice(0, rows)), _decoded(path, body.slice(rows))
+    raise Corrupt(f"{path} is torn, or was changed", path=str(path))
+
+
+class _Sink:
+    """A file as Arrow writes to it: buffers come as they lie in memory, and go into the checksum on their way."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.file: Any = None
+        self.size = 0
+        self.checksum = xxhash.xxh3_64()
+
+    def write(self, data: Any) -> None:
+        """Arrow's, and bytes."""
+        self.checksum.update(data)
+        self.file.write(data)
+        self.size += data.size if isinstance(data, pa.Buffer) else len(data)
+
+    def tell(self) -> int:
+        """Where the next byte is written, from the first stream's begin on."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing: the file is synced when it is whole."""
+
+
+def _decoded(path: Path, data: Any) -> Any:
+    try:
+        with pa.ipc.open_stream(data) as stream:
+            return stream.read_all()
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise Corrupt(f"{path} holds no table: {error}", path=str(path)) from error

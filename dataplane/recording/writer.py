@@ -1,0 +1,286 @@
+"""Writes a recording: a commit is a part that is on the disk when it returns, and parts become Parquet files by size.
+
+The order on the disk: the file of media, the file of rows, the manifest that names both, and then their parts go. A
+writer that dies in between leaves files that no manifest names; the next one removes them, and has the parts.
+
+What always holds: one process writes a recording at a time (a lock); a row that is in a part, and of which the stream
+does not know it, is `pending`, and `seen` when it comes again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataplane.batch.batch import Batch
+from dataplane.errors import Corrupt, Misuse
+from dataplane.recording import names, part
+from dataplane.recording.encoding import Encoder
+from dataplane.recording.manifest import MEDIA, OPEN, ROWS, File, Manifest, make, part_path, sync, typed
+from dataplane.recording.names import RowNames
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 256 << 20
+"""Bytes in one file of rows and the one of their media, before compression, where nothing is said."""
+
+_GROUP_BYTES = 64 << 20  # of a row group
+_DICTIONARY = [names.GROUP, names.TAGS]
+_STATISTICS = [names.KEY, names.GROUP, names.NUMBER, names.VERSION]
+
+
+class Writer:
+    """Writes to one directory. A context manager; to be used by one thread at a time."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        manifest: Manifest,
+        *,
+        media: Sequence[str] = (),
+        max_file_bytes: int = MAX_FILE_BYTES,
+        compression: str = "zstd",
+    ) -> None:
+        """A new recording, or on with the one that is there. Raises Misuse (another process writes it, it is of other
+        columns, nothing can be written there), LimitExceeded, Corrupt."""
+        self.directory = Path(directory)
+        self._most, self._compression = max_file_bytes, compression
+        with typed(self.directory):
+            for each in (ROWS, MEDIA, OPEN):
+                (self.directory / each).mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory / OPEN / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._claim()
+            self.manifest = self._found(manifest)
+            self._encoder = Encoder(self.manifest.media, media, self.manifest.seed)
+            self.pending = set(self.manifest.pending)
+            self._media: set[str] = set()
+            self._parts: list[int] = []
+            self._bytes = 0
+            self._schema: Any = None
+            self.rows = sum(each.count for each in self.manifest.files)
+            self._recover()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Misuse(f"another process records to {self.directory}: give each recorder its own directory") from None
+
+    def _found(self, wanted: Manifest) -> Manifest:
+        if not (self.directory / "manifest.json").exists():
+            wanted.seed = secrets.randbits(63)
+            wanted.write(self.directory)
+            return wanted
+        found = Manifest.read(self.directory)
+        if (found.stream, sorted(found.columns)) != (wanted.stream, sorted(wanted.columns)):
+            raise Misuse(
+                f"{self.directory} is a recording of {', '.join(found.columns)} of stream {found.stream!r}, "
+                f"not of {', '.join(wanted.columns)} of {wanted.stream!r}"
+            )
+        return found
+
+    def _recover(self) -> None:
+        """Take up what the writer before has left."""
+        known = {name for each in self.manifest.files for name in (each.rows, each.media)}
+        with typed(self.directory):
+            for kind in (ROWS, MEDIA):
+                for path in (self.directory / kind).iterdir():
+                    if f"{kind}/{path.name}" not in known:
+                        path.unlink()
+            for path in sorted((self.directory / OPEN).iterdir()):
+                if path.suffix == ".tmp":
+                    path.unlink()
+                elif path.name.startswith("part-") and not path.suffix:
+                    self._take_up(path)
+        for each in self.manifest.files:
+            if each.media:
+                with typed(self.directory / each.media):
+                    self._media.update(pq.read_table(self.directory / each.media, columns=["media"])[0].to_pylist())
+
+    def _take_up(self, path: Path) -> None:
+        number = int(path.name.removeprefix("part-"))
+        if number < self.manifest.parts:
+            path.unlink()
+            return
+        try:
+            rows, media = part.read(path)
+            said, _ = names.split(rows)
+        except Corrupt as error:
+            log.warning("%s is left out of the recording: %s", path, error)
+            path.rename(path.with_suffix(".torn"))
+            return
+        self.pending.update(said.rows)
+        self._add(number, rows, media)
+
+    def _add(self, number: int, rows: Any, media: Any) -> None:
+        self._parts.append(number)
+        self._bytes += rows.nbytes + media.nbytes
+        self._schema = rows.schema
+        self._media.update(media["media"].to_pylist())
+        self.rows += rows.num_rows
+
+    @property
+    def _next(self) -> int:
+        return max(self.manifest.parts, *(number + 1 for number in self._parts)) if self._parts else self.manifest.parts
+
+    def seen(self, rows: Sequence[str]) -> list[bool]:
+        """Of each of these rows, whether it is in the recording and the stream may not know it."""
+        return [row in self.pending for row in rows]
+
+    def write(self, batch: Batch, said: RowNames) -> None:
+        """Commit rows. They are on the disk when this returns, or not in the recording. Raises LimitExceeded (the disk
+        is full), Misuse, Corrupt (a row is no row), SchemaMismatch."""
+        table, media = self._encoder.table(batch)
+        rows = names.added(said, media, table)
+        if self._schema is not None and not rows.schema.equals(self._schema, check_metadata=True):
+            self.rotate()
+        new = {found: data for found, data in self._encoder.contents.items() if found not in self._media}
+        self._encoder.contents = {}
+        number, contents = self._next, names.media_table(new)
+        part.write(part_path(self.directory, number), rows, contents)
+        self._add(number, rows, contents)
+        self.pending.update(said.rows)
+
+    def acknowledged(self, rows: Sequence[str]) -> None:
+        """The stream knows of these rows."""
+        self.pending.difference_update(rows)
+
+    @property
+    def due(self) -> bool:
+        """Whether what is in parts is enough for a file."""
+        return self._bytes >= self._most
+
+    def rotate(self) -> None:
+        """Make a file of the parts that there are. Raises LimitExceeded, Misuse; the parts are there still."""
+        if not self._parts:
+            return
+        first, last = self._parts[0], self._parts[-1]
+        stem = f"{first:08d}-{last:08d}.parquet"
+        media, rows = f"{MEDIA}/media-{stem}", f"{ROWS}/rows-{stem}"
+        found = _Found()
+        try:
+            has_media = self._pack(self.directory / media, 1, found, "none")
+            self._pack(self.directory / rows, 0, found, self._compression)
+            file = File(
+                rows, media if has_media else "", found.rows, (self.directory / rows).stat().st_size, (first, last),
+                (found.lowest, found.highest),
+            )  # fmt: skip
+        except BaseException:
+            for name in (media, rows):
+                with suppress(OSError):
+                    (self.directory / name).unlink(missing_ok=True)
+            raise
+        self._tell(file)
+        with typed(self.directory):
+            for number in self._parts:
+                part_path(self.directory, number).unlink(missing_ok=True)
+            sync(self.directory / OPEN)
+        self._parts, self._bytes, self._schema = [], 0, None
+
+    def _tell(self, file: File) -> None:
+        """Have the manifest name the file. Where that fails, the next writer removes what it does not name."""
+        files, parts = self.manifest.files, self.manifest.parts
+        self.manifest.files, self.manifest.parts = [*files, file], file.parts[1] + 1
+        self.manifest.media, self.manifest.pending = self._encoder.media, sorted(self.pending)
+        try:
+            self.manifest.write(self.directory)
+        except BaseException:
+            if len(Manifest.read(self.directory).files) == len(files):  # else it is there, though perhaps not for good
+                self.manifest.files, self.manifest.parts = files, parts
+            raise
+
+    def _pack(self, path: Path, which: int, found: _Found, compression: str) -> bool:
+        """Make a Parquet file of the rows (0) or the media (1) of all parts; whether there are any."""
+        tables = self._tables(which, found)
+        first = next(tables, None)
+        if first is None:
+            return False
+
+        def fill(beside: Path) -> None:
+            sums = which == 0 or not self.manifest.seed  # else a medium has its hash
+            own: list[str] | bool = _DICTIONARY if which == 0 else False
+            statistics: list[str] | bool = _STATISTICS if which == 0 else ["media"]
+            # By Arrow itself: a file of Python's would be given a copy of each page.
+            with pa.OSFile(str(beside), "wb") as file, pq.ParquetWriter(
+                file, first.schema, compression=compression, compression_level=1 if compression == "zstd" else None,
+                use_dictionary=own, write_statistics=statistics, write_page_checksum=sums,
+            ) as writer:  # fmt: skip
+                writer.write_table(first, row_group_size=max(1, first.num_rows))
+                for table in tables:
+                    writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+        make(path, fill)
+        return True
+
+    def _tables(self, which: int, found: _Found) -> Iterator[Any]:
+        """The parts' tables, joined to what a row group has."""
+        gathered: list[Any] = []
+        for number in self._parts:
+            table = part.read(part_path(self.directory, number))[which]
+            if which == 0:
+                found.add(table)
+            if not table.num_rows:
+                continue
+            gathered.append(table)
+            if sum(each.nbytes for each in gathered) >= _GROUP_BYTES:
+                yield pa.concat_tables(gathered)
+                gathered = []
+        if gathered:
+            yield pa.concat_tables(gathered)
+
+    def close(self, *, complete: bool = False, skipped: int = 0) -> None:
+        """Make a file of what is in parts, and say whether this is all of the stream. Raises as `rotate`; what is in
+        parts stays in the recording."""
+        if self._lock < 0:
+            return
+        try:
+            self.manifest.skipped += skipped
+            try:
+                self.rotate()
+                self.manifest.complete = complete
+            finally:
+                self.manifest.pending = [] if self.manifest.complete else sorted(self.pending)
+                self.manifest.write(self.directory)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Leave it as it is. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class _Found:
+    """What the rows of a file are."""
+
+    def __init__(self) -> None:
+        self.rows, self.lowest, self.highest = 0, (1 << 63) - 1, -(1 << 63)
+
+    def add(self, table: Any) -> None:
+        versions = table[names.VERSION].to_numpy()
+        self.rows += len(versions)
+        self.lowest = min(self.lowest, int(versions.min()))
+        self.highest = max(self.highest, int(versions.max()))

@@ -1,0 +1,203 @@
+"""What changed in a chunk of bytes: encoded, and applied to the chunk before, bit for bit.
+
+A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. Of a block that changed, either all bytes
+are in the delta, or the elements that differ: for each a byte that says how many before it are the same (255: so many,
+and no element), and its value. Of updates by gradient descent most elements of bfloat16 stay the same, those that
+change lie everywhere, and each costs its bytes and one more.
+
+    header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
+
+What always holds: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
+changed or not, and one of all of them are compared; a false delta writes nowhere but into its target.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dataplane.errors import Corrupt
+
+_sparse: Any
+try:
+    from dataplane.weights import _sparse
+except ImportError:  # there was no compiler
+    _sparse = None
+
+Bytes = npt.NDArray[np.uint8]
+
+BLOCK = 256 << 10
+"""Bytes that are compared together: they stay in a core's own cache."""
+
+_HEADER = struct.Struct("<4sHHQQ")  # magic, width, nothing, bytes of the chunk, sum of the sums
+_MAGIC = b"dpw1"
+_SAME, _ALL, _SOME = 0, 1, 2
+_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SKIP = 255
+_LOOK, _LOOKS = 4096, 16  # bytes of a place, and places
+
+
+def encode(
+    old: Bytes, new: Bytes, width: int, most: int, fill: Callable[[int, int], object] | None = None
+) -> bytes | None:
+    """What makes `new` of `old`, of as many bytes, a multiple of `width` (1, 2, 4 or 8); None where that would be more
+    than `most` bytes. Without a change it is `unchanged`.
+
+    fill: writes the bytes of `new` from one place to another. It is called for each block before that is read, so that
+    what was just written is compared and summed out of a core's own cache; all of them are written in any case."""
+    blocks = -(-len(new) // BLOCK)
+    kinds, lengths = np.zeros(blocks, np.uint8), np.zeros(blocks, "<u4")
+    sums = np.zeros(blocks, "<u8")
+    bodies: list[bytes] = []
+    room = np.empty(2 * BLOCK + 2, np.uint8)
+    left = most - _HEADER.size - 13 * blocks
+    for at in range(blocks):
+        part = slice(at * BLOCK, (at + 1) * BLOCK)
+        before, after = old[part], new[part]
+        if fill is not None:
+            fill(at * BLOCK, at * BLOCK + len(after))
+        sums[at] = _sum(after)
+        body = _some(before, after, width, room)
+        if body is None:
+            kinds[at], body = _ALL, after.tobytes()
+        elif body:
+            kinds[at] = _SOME
+        lengths[at] = len(body)
+        left -= len(body)
+        if left < 0:
+            if fill is not None:
+                fill(at * BLOCK + len(after), len(new))
+            return None
+        bodies.append(body)
+    whole = _sum(sums.tobytes())
+    header = _HEADER.pack(_MAGIC, width, 0, len(new), whole)
+    return b"".join([header, kinds.tobytes(), lengths.tobytes(), sums.tobytes(), *bodies])
+
+
+def unchanged(delta: bytes) -> bool:
+    """Whether what `encode` gave changes nothing."""
+    _, _, _, size, _ = _HEADER.unpack_from(delta)
+    return len(delta) == _HEADER.size + 13 * -(-int(size) // BLOCK)
+
+
+def looks_of(nbytes: int) -> list[slice]:
+    """The places of so many bytes that `worth` looks at."""
+    step = max(_LOOK, nbytes // _LOOKS // _LOOK * _LOOK)
+    return [slice(at, at + _LOOK) for at in range(0, nbytes - _LOOK + 1, step)]
+
+
+def worth(old: Bytes, new: Bytes, width: int) -> bool:
+    """Whether it is likely that less than half of the elements differ, by a look at a few places."""
+    looks = looks_of(len(new))
+    much = [np.count_nonzero(old[at].view(_WIDTHS[width]) != new[at].view(_WIDTHS[width])) * width for at in looks]
+    return sum(bool(differ > _LOOK // 2) for differ in much) <= len(looks) // 2
+
+
+def apply(old: Bytes, deltas: list[Bytes], into: Bytes) -> None:
+    """Write into `into` what the deltas, one after another, make of `old`. Raises Corrupt, after which `into` is
+    worthless."""
+    read = [_Delta(delta, len(old)) for delta in deltas]
+    if len(old) != len(into) or not read:
+        raise Corrupt(f"{len(read)} deltas of {len(old)} bytes for {len(into)}")
+    for at in range(-(-len(old) // BLOCK)):
+        part = slice(at * BLOCK, (at + 1) * BLOCK)
+        block = into[part]
+        first = max((i for i, delta in enumerate(read) if delta.kinds[at] == _ALL), default=0)
+        if read[first].kinds[at] != _ALL:
+            block[:] = old[part]
+        for delta in read[first:]:
+            delta.patch(at, block)
+        if _sum(block) != int(read[-1].sums[at]):
+            raise Corrupt(f"block {at} of a version of weights is not what was published")
+
+
+def _sum(data: Any) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+class _Delta:
+    """A delta as it came: from another process, so nothing in it is believed."""
+
+    def __init__(self, data: Bytes, size: int) -> None:
+        if len(data) < _HEADER.size:
+            raise Corrupt(f"{len(data)} bytes are no delta")
+        magic, self.width, _, nbytes, whole = _HEADER.unpack(data[: _HEADER.size].tobytes())
+        blocks = -(-nbytes // BLOCK)
+        start = _HEADER.size
+        if magic != _MAGIC or self.width not in _WIDTHS or nbytes != size or len(data) < start + 13 * blocks:
+            raise Corrupt("no delta of this chunk")
+        self.kinds = data[start : start + blocks].copy()
+        lengths = np.frombuffer(data[start + blocks : start + 5 * blocks].tobytes(), "<u4")
+        self.sums = np.frombuffer(data[start + 5 * blocks : start + 13 * blocks].tobytes(), "<u8")
+        if _sum(self.sums.tobytes()) != whole:
+            raise Corrupt("the sums of a delta are not those that were made")
+        self.ends = start + 13 * blocks + np.cumsum(lengths, dtype=np.int64)
+        self.starts = self.ends - lengths
+        if blocks and self.ends[-1] != len(data):
+            raise Corrupt("a delta that was cut")
+        self.data = data
+
+    def patch(self, at: int, block: Bytes) -> None:
+        """Make the changes of this block. Raises Corrupt."""
+        kind, body = self.kinds[at], self.data[self.starts[at] : self.ends[at]]
+        if kind == _ALL:
+            if len(body) != len(block):
+                raise Corrupt("a block of a delta that was cut")
+            block[:] = body
+        elif kind == _SOME:
+            _patch(body, block, self.width)
+        elif kind != _SAME:
+            raise Corrupt(f"a block of kind {kind}")
+
+
+def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = None) -> bytes | None:
+    """The elements that differ: their number, the gaps, the values. b"" where none does; None where all bytes would be
+    fewer. `room`: for the extension to work in, twice a block and two bytes."""
+    values = after.view(_WIDTHS[width])
+    changed = np.flatnonzero(before.view(_WIDTHS[width]) != values)
+    if not len(changed):
+        return b""
+    if len(changed) * (width + 1) + 4 >= len(after):
+        return None
+    steps = np.diff(changed, prepend=-1) - 1
+    skips = steps // _SKIP
+    gaps = np.full(len(changed) + int(skips.sum()), _SKIP, np.uint8)
+    gaps[np.arange(len(changed)) + np.cumsum(skips)] = steps % _SKIP
+    size = 8 + len(gaps) + len(changed) * width
+    if size >= len(after):
+        return None
+    return b"".join([struct.pack("<II", len(changed), len(gaps)), gaps.tobytes(), values[changed].tobytes()])
+
+
+def _patch_here(body: Bytes, block: Bytes, width: int) -> None:
+    """Write the elements of a body into the block. Raises Corrupt."""
+    if len(body) < 8:
+        raise Corrupt("a block of a delta that was cut")
+    count, steps = struct.unpack("<II", body[:8].tobytes())
+    if len(body) != 8 + steps + count * width:
+        raise Corrupt("a block of a delta that was cut")
+    gaps = body[8 : 8 + steps]
+    element = gaps != _SKIP
+    places = np.cumsum(gaps.astype(np.int64) + element)[element] - 1
+    values = np.frombuffer(body[8 + steps :].tobytes(), _WIDTHS[width])
+    target = block.view(_WIDTHS[width])
+    if len(places) != count or (count and places[-1] >= len(target)):
+        raise Corrupt("a delta of elements that are not there")
+    target[places] = values
+
+
+def _patch_by(write: Callable[[Any, Any, int], bool]) -> Callable[[Bytes, Bytes, int], None]:
+    def patch(body: Bytes, block: Bytes, width: int) -> None:
+        if not write(body, block, width):
+            raise Corrupt("a delta of elements that are not there")
+
+    return patch
+
+
+_some: Callable[..., bytes | None] = _some_here if _sparse is None else _sparse.some
+_patch: Callable[[Bytes, Bytes, int], None] = _patch_here if _sparse is None else _patch_by(_sparse.patch)

@@ -1,0 +1,137 @@
+"""What one publisher's part of a version is: which slices of which tensors lie where in its chunks, and its encoding.
+
+What always holds: an encoding comes from another process, so `decode` refuses one whose entries do not lie in its
+chunks, or whose shapes and dtypes do not agree with their bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.dtypes import storage
+from dataplane.batch.field import Field
+from dataplane.errors import Corrupt
+from dataplane.weights.slices import Box, box_of
+
+MAX_DIMENSIONS = 64
+
+COLUMN, FIELD = "bytes", Field("ragged", "uint8", (None,))
+"""The column of a chunk, and of a delta: one row of bytes."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A slice of a tensor: of which shape the whole is, where the slice begins in it, how large it is, and its bytes,
+    row-major, from `start` in a chunk. One without elements is in no chunk (-1)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    extent: tuple[int, ...]
+    chunk: int
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the slice."""
+        return math.prod(self.extent) * storage(self.dtype).itemsize
+
+    @property
+    def box(self) -> Box:
+        """Which part of the tensor it is."""
+        return box_of(self.offsets, self.extent)
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A chunk of an older version of the same part, of which a delta makes one of this: where it is stored."""
+
+    version: int
+    node: bytes
+    shard: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one of `ranks` publishers has of a version: the bytes of each chunk, its entries, and of each chunk that has
+    a delta, the chunk that this is from. A chunk that is the older version's is stored once for both."""
+
+    version: int
+    rank: int
+    ranks: int
+    chunks: list[int]
+    entries: list[Entry]
+    bases: dict[int, Base] = {}
+
+    def encode(self) -> bytes:
+        """The part as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its chunks."""
+        return sum(self.chunks)
+
+    @property
+    def layout(self) -> bytes:
+        """A digest of what lies where in its chunks: versions of one layout differ in their bytes alone."""
+        said = msgspec.msgpack.encode((self.rank, self.ranks, self.chunks, self.entries))
+        return hashlib.blake2b(said, digest_size=16).digest()
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a part is whose chunks are all on one node: its layout's digest, the node, and the shard of each chunk
+    (int64). Whoever knows the layout, and is there, needs nothing else to read it."""
+
+    layout: bytes
+    node: bytes
+    shards: bytes
+
+    def encode(self) -> bytes:
+        """The placement as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    def numbers(self) -> list[int]:
+        """The shard of each chunk."""
+        found: list[int] = np.frombuffer(self.shards, "<i8").tolist()
+        return found
+
+
+def placement(encoded: object) -> Placement | None:
+    """What `Placement.encode` gave; None for anything else."""
+    if not isinstance(encoded, bytes):
+        return None
+    try:
+        found = msgspec.msgpack.decode(encoded, type=Placement)
+    except msgspec.DecodeError:
+        return None
+    return None if len(found.shards) % 8 else found
+
+
+def decode(encoded: bytes) -> Part:
+    """What `Part.encode` gave. Raises Corrupt."""
+    try:
+        part = msgspec.msgpack.decode(encoded, type=Part)
+        for entry in part.entries:
+            _check(part, entry)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"no part of a version of weights: {error}") from None
+    return part
+
+
+def _check(part: Part, entry: Entry) -> None:
+    """Raises ValueError."""
+    sizes = (entry.shape, entry.offsets, entry.extent)
+    if len({len(each) for each in sizes}) != 1 or len(entry.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"{entry.name!r} has shapes of different dimensions")
+    if any(not 0 <= o <= o + e <= n for n, o, e in zip(*sizes, strict=True)):
+        raise ValueError(f"a slice of {entry.name!r} does not lie in it")
+    nbytes = entry.nbytes
+    if entry.chunk < 0 and nbytes:
+        raise ValueError(f"a slice of {entry.name!r} is in no chunk")
+    if entry.chunk >= 0:
+        there = entry.chunk < len(part.chunks) and 0 <= entry.start <= entry.start + nbytes <= part.chunks[entry.chunk]
+        if not there or entry.start % storage(entry.dtype).itemsize:
+            raise ValueError(f"a slice of {entry.name!r} does not lie in its chunk")

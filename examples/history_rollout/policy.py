@@ -1,0 +1,81 @@
+"""The policy: a small Llama of Hugging Face's, from nothing; shown some answers first, so that GRPO has what to
+rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples.history_rollout import task
+
+
+def policy(seed: int, width: int = 96, layers: int = 4) -> Any:
+    """A model of half a million parameters."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=task.VOCABULARY,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=task.END,
+        pad_token_id=task.END,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def show(model: Any, steps: int, seed: int, rows: int = 48) -> float:
+    """So many steps of learning from answers; the last loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
+    model.train()
+    loss = torch.zeros(())
+    for step in range(steps):
+        asked = task.prompts(rows, seed + step)
+        tokens = torch.tensor([prompt + task.answer(prompt) for prompt in asked])
+        labels = tokens.clone()
+        labels[:, : task.DIGITS + 1] = -100
+        loss = model(input_ids=tokens, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rate.step()
+    model.eval()
+    return float(loss.detach())
+
+
+class Grpo:
+    """GRPO (arXiv 2402.03300): what a response got beyond its group's mean, over its deviation, weighs its tokens."""
+
+    def __init__(self, model: Any, rate: float = 3e-5) -> None:
+        self._model = model
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+
+    def update(self, prompts: list[list[int]], responses: list[list[list[int]]], rewards: list[list[float]]) -> None:
+        """One step: of each prompt, its group of responses and their rewards."""
+        rows, weights = [], []
+        for prompt, group, got in zip(prompts, responses, rewards, strict=True):
+            scores = torch.tensor(got)
+            advantages = (scores - scores.mean()) / (scores.std(unbiased=False) + 1e-4)
+            for response, advantage in zip(group, advantages.tolist(), strict=True):
+                rows.append(prompt + response)
+                weights.append(advantage)
+        longest = max(map(len, rows))
+        tokens = torch.tensor([row + [task.END] * (longest - len(row)) for row in rows])
+        begins = len(prompts[0])
+        mask = torch.tensor([[begins <= at < len(row) for at in range(1, longest)] for row in rows]).float()
+        self._model.train()
+        scores = self._model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        chosen = scores.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+        loss = -(chosen * mask * torch.tensor(weights)[:, None]).sum() / mask.sum()
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._model.eval()

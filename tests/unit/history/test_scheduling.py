@@ -1,0 +1,121 @@
+"""Schedules and what becomes of them in the model: bubbles, lag, migration, partial rollouts; and the sampler."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.history.lengths import Past, predict
+from dataplane.history.sampling import HistoPipe
+from dataplane.history.scheduling import BASE, plan
+from dataplane.history.timeline import Rollouts
+from dataplane.stream.sampler import Candidates, checked
+
+
+def steps(count: int, prompts: int = 64, samples: int = 4, error: float = 0.2):
+    random = np.random.default_rng(1)
+    told, now = [], []
+    for _ in range(count):
+        means = 6 + 0.8 * random.standard_normal(prompts)
+        tokens = np.exp(means[:, None] + error * random.standard_normal((prompts, 2 * samples)))
+        told.append(predict([Past([(0, int(each)) for each in row[:samples]]) for row in tokens]))
+        now.append(tokens[:, samples:])
+    return told, now
+
+
+def run(told, now, workers: int, **how):
+    schedules = []
+    for step, each in enumerate(told):
+        behind = schedules[-1].ends - schedules[-1].ends.min() if schedules else None
+        schedules.append(plan(each, workers, step=step, samples=now[0].shape[1], slots=16, behind=behind))
+    return Rollouts(schedules, now, **how).run()
+
+
+def test_each_prompt_has_one_worker_and_they_end_together() -> None:
+    told, _ = steps(1)
+    schedule = plan(told[0], 8, samples=4, slots=4)
+    assert sorted(np.concatenate(schedule.workers).tolist()) == list(range(64))
+    assert (schedule.owner >= 0).all()
+    assert schedule.bubbles < 0.15
+    assert plan(told[0], 100).bubbles < 1  # more workers than prompts
+    assert plan(predict([]), 3).bubbles == 0
+
+
+def test_who_is_behind_is_given_less() -> None:
+    told, _ = steps(1)
+    even = plan(told[0], 4)
+    late = plan(told[0], 4, behind=[float(even.ends.mean()), 0, 0, 0])
+    assert late.tokens[0] < 0.6 * even.tokens[0]
+
+
+def test_steps_turn_who_has_the_longest() -> None:
+    told, _ = steps(1)
+    one, two = plan(told[0], 4, step=0), plan(told[0], 4, step=1)
+    assert one.workers[0][0] == two.workers[3][0]
+
+
+@pytest.mark.parametrize("arguments", [{"workers": 0}, {"workers": 1, "samples": 0}, {"workers": 2, "behind": [1.0]}])
+def test_what_is_no_schedule_is_refused(arguments: dict) -> None:
+    with pytest.raises(dp.Misuse):
+        plan(predict([]), **arguments)
+
+
+def test_a_timeline_is_what_the_model_says() -> None:
+    told, _ = steps(1, prompts=2, samples=1)
+    schedule = plan(told[0], 2, samples=1)
+    timeline = Rollouts([schedule], [np.array([[100.0], [40.0]])]).run()
+    assert timeline.duration == pytest.approx(100 * (BASE + 1))
+    assert timeline.idle == pytest.approx(60 * (BASE + 1))
+    drafted = Rollouts([schedule], [np.array([[100.0], [40.0]])], pace=4, each=2).run()
+    assert drafted.duration == pytest.approx(25 * (BASE + 2))
+
+
+def test_lag_drafts_and_partial_rollouts_fill_bubbles() -> None:
+    told, now = steps(6)
+    plain = run(told, now, 8)
+    lagged = run(told, now, 8, max_lag=1)
+    moved = run(told, now, 8, max_lag=1, migrate=True)
+    partial = run(told, now, 8, max_lag=1, migrate=True, partial=0.05)
+    assert plain.moves == lagged.moves == 0
+    assert moved.moves > 0
+    assert moved.bubbles < lagged.bubbles < plain.bubbles
+    assert partial.duration < moved.duration < plain.duration
+    assert all(one <= other for one, other in zip(moved.ends, moved.ends[1:], strict=False))
+
+
+def test_what_is_mispredicted_moves_and_nothing_else() -> None:
+    told, _ = steps(1)
+    schedule = plan(told[0], 4, samples=4, slots=4)
+    made = {at: [0.0] * 4 for at in range(64)}
+    assert schedule.migrate(made) == []  # all is as predicted
+    first = schedule.workers[0].tolist()
+    done = {at: tokens for at, tokens in made.items() if at in first}  # the others have ended
+    moves = schedule.migrate(done)
+    assert moves
+    assert {move.source for move in moves} == {0}
+    assert len(moves) <= 8
+    assert schedule.migrate({}) == []
+
+
+def candidates(predicted: list[float], version: list[int], group: list[int]) -> Candidates:
+    count = len(predicted)
+    return Candidates(
+        group=np.array(group, np.int64), version=np.array(version, np.int64), age_s=np.zeros(count),
+        group_rows=np.ones(count, np.int64), group_dropped=np.zeros(count, np.int64), lengths={},
+        tags={"predicted_tokens": np.array(predicted)}, latest=max(version, default=0), closed=False, whole=True,
+    )  # fmt: skip
+
+
+def test_the_sampler_takes_the_longest_first_and_of_the_next_step_the_shortest() -> None:
+    shown = candidates([5, 9, 7, 3, 8, 1], [0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 5])
+    choice = checked(HistoPipe().choose(shown, 6), shown, 6)
+    assert choice.rows.tolist() == [1, 2, 0, 3, 4]  # none of step 2: a lag of one
+    assert HistoPipe(max_lag=0).choose(shown, 2).rows.tolist() == [1, 2]
+    assert HistoPipe(alternate=False, max_lag=2).choose(shown, 6).rows.tolist() == [1, 2, 0, 4, 3, 5]
+    nothing = candidates([], [], [])
+    assert len(HistoPipe().choose(nothing, 4).rows) == 0
+    groups = candidates([5, 9, 5, 9], [0] * 4, [7, 3, 7, 3])
+    assert HistoPipe().choose(groups, 4).rows.tolist() == [1, 3, 0, 2]
+    with pytest.raises(dp.Misuse, match="no tag"):
+        HistoPipe(tag="other").choose(shown, 1)

@@ -1,0 +1,247 @@
+"""Rows that were recorded, and read again: every kind of column, to the last bit, out of parts and out of Parquet."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.columns import plan
+from dataplane.batch.local import local_batch, materialise
+from dataplane.errors import Corrupt
+from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
+from tests.unit.batch.exact import same
+
+DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8"]
+TIMES = ["M8[ns]", "M8[s]", "M8[D]", "M8[us]", "m8[s]", "m8[D]", ">M8[s]", ">m8[ms]"]
+ROWS = 4
+
+
+def names(rows: int, first: int = 0) -> RowNames:
+    keys = [f"~ab.{row}" for row in range(first, first + rows)]
+    return RowNames(keys, [None] * rows, [7] * rows, {}, keys)
+
+
+def manifest(columns: Any) -> Manifest:
+    return Manifest("rollouts", ["actor"], list(columns))
+
+
+def again(path: Path, batch: Batch, *, packed: bool) -> tuple[RowNames, Batch]:
+    """The batch after it was recorded to an empty directory, and read out of parts, or of Parquet."""
+    writer = Writer(path, manifest(batch))
+    writer.write(batch, names(len(batch)))
+    if packed:
+        writer.close()
+    else:
+        writer.abort()
+    (recorded,) = Reader(path).rows()
+    return recorded.names, read(recorded)
+
+
+def read(recorded: Recorded) -> Batch:
+    return materialise(plan(recorded.columns))
+
+
+def check(path: Path, batch: Batch) -> None:
+    for packed in (False, True):
+        _, found = again(path / str(packed), batch, packed=packed)
+        assert list(found) == list(batch)
+        for name, column in batch.items():
+            assert found[name].field.kind == column.field.kind
+            assert found[name].dtype == column.dtype
+            assert found[name].shape == column.shape
+            if column.kind in ("dense", "ragged", "struct"):  # to the last bit, of NaN too
+                assert same(found[name].numpy(), column.numpy()), name
+            else:
+                assert same(found[name].to_list(), column.to_list()), name
+
+
+KINDS: dict[str, Any] = {
+    "numbers": np.arange(12, dtype=np.float32).reshape(ROWS, 3),
+    "flags": np.array([True, False, True, True]),
+    "nothing": np.empty((ROWS, 0), np.int16),
+    "images": [np.ones((2, n, 3), np.float32) for n in (1, 2, 0, 3)],
+    "items": [np.ones((n, 2), np.int16) for n in (2, 0, 3, 1)],
+    "bfloat16": torch.randn(ROWS, 5).bfloat16(),
+    "float8": torch.randn(ROWS, 5).to(torch.float8_e4m3fn),
+    "ragged bfloat16": [torch.randn(n).bfloat16() for n in (2, 0, 3, 1)],
+    "nan bits": np.array([0x7FC00001, 0xFFC00000, 0x7F800001, 0x80000000], np.uint32).view(np.float32),
+    "ragged nan bits": [np.array([0x7FF8000000000001, 1], np.uint64).view(np.float64)] * ROWS,
+    "text": ["a", "bc", "", "ü\0"],
+    "bytes": [b"\xff", b"", b"abc", b"\0"],
+    "large bytes": [bytes([n]) * 9000 for n in (1, 2, 1, 1)],
+    "repeated": [np.ones((3, 600), np.float32), np.zeros((2, 600), np.float32), *[np.ones((3, 600), np.float32)] * 2],
+    "repeated dense": np.ones((ROWS, 40, 40)),
+    "repeated bfloat16": [torch.ones(4096).bfloat16()] * ROWS,
+    "objects": [None, 1, (2,), {3: {4}}],
+    "large objects": [{"a": np.arange(5000), "b": (b"x" * 5000, 1)}, None, b"y" * 5000, {"a": np.arange(5000)}],
+    "structs": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
+    "nested": [{"s": {"t": ["x"]}, "r": np.arange(3)}, {"s": {"u": b"b"}}, {}, {"r": np.arange(1)}],
+    "times in structs": [{"t": np.datetime64("NaT", "s"), "d": np.timedelta64("NaT", "ms")}, {}, {}, {}],
+    "pixels in structs": [{"p": np.ones((2, 3, 999)), "g": np.ones((1, 3), np.int64)}] * 2 + [{}] * 2,
+    **{f"times {dtype}": np.array([0, "NaT", -5, 3], dtype) for dtype in TIMES},
+    **{f"ragged times {dtype}": [np.array([0, "NaT"], dtype), np.array([], dtype)] * 2 for dtype in TIMES},
+    **{f"dense {dtype}": np.ones((ROWS, 2, 3), dtype) for dtype in DTYPES},
+    **{f"ragged {dtype}": [np.ones((n, 2), dtype) for n in (1, 0, 3, 2)] for dtype in DTYPES},
+}
+
+
+def test_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
+    check(tmp_path, local_batch(KINDS))
+
+
+def test_each_kind_comes_back_where_its_rows_are_of_a_slice(tmp_path: Path) -> None:
+    batch = local_batch(KINDS)
+    check(tmp_path, Batch({name: column[1:3] for name, column in batch.items()}))
+
+
+@st.composite
+def arrays(draw: st.DrawFn, dtype: str, dims: int) -> np.ndarray[Any, Any]:
+    shape = draw(st.tuples(*[st.integers(0, 3)] * dims))
+    if dtype == "?":
+        return draw(hnp.arrays(np.bool_, shape))
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype).reshape(shape)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers() | st.text(max_size=2), inner, max_size=2)
+    | st.tuples(inner, inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> dict[str, Any]:
+    """Columns of the same few rows, of any kind."""
+    rows = draw(st.integers(1, 4))
+    found: dict[str, Any] = {}
+    for number in range(draw(st.integers(1, 3))):
+        kind = draw(st.sampled_from(["dense", "ragged", "text", "bytes", "struct", "object", "repeated"]))
+        dtype, dims = draw(st.sampled_from(DTYPES + TIMES)), draw(st.integers(1, 3))
+        several = st.lists(arrays(dtype, dims), min_size=rows, max_size=rows)
+        values: Any
+        if kind == "dense":
+            shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
+            count = int(np.prod((rows, *shape)))
+            raw = np.frombuffer(draw(st.binary(min_size=count * 16, max_size=count * 16)), np.uint8)
+            bits = raw[: count * np.dtype(dtype).itemsize] & (1 if dtype == "?" else 255)
+            values = bits.view(dtype).reshape(rows, *shape)
+        elif kind == "ragged":
+            values = draw(several)
+        elif kind == "repeated":
+            one = np.resize(draw(arrays("u2", 1)), (draw(st.integers(1, 2)), 4096))
+            values = [one[: draw(st.integers(0, 2))] for _ in range(rows)]
+        elif kind == "text":
+            values = draw(st.lists(st.text(max_size=5), min_size=rows, max_size=rows))
+        elif kind == "bytes":
+            size = draw(st.sampled_from([1, 3000]))
+            values = [each * size for each in draw(st.lists(st.binary(max_size=3), min_size=rows, max_size=rows))]
+        elif kind == "struct":
+            values = [{"k": each} if draw(st.booleans()) else {"n": {"x": "y"}} for each in draw(several)]
+        else:
+            values = [
+                (each, b"z" * draw(st.sampled_from([1, 5000])))
+                for each in draw(st.lists(VALUES, min_size=rows, max_size=rows))
+            ]
+        found[f"c{number}"] = values
+    return found
+
+
+@settings(
+    max_examples=int(os.environ.get("RECORDING_EXAMPLES", "20")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(columns())
+def test_columns_of_any_kind_come_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, given: Any) -> None:
+    check(tmp_path_factory.mktemp("r"), local_batch(given))
+
+
+def test_images_come_back_and_are_stored_once(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.effect_noise((128, 128), 80).save(file, "PNG")
+    picture = Image.open(file)
+    rows = [{"image": picture, "n": row} for row in range(8)]
+    writer = Writer(tmp_path, manifest(["chat"]))
+    for first in (0, 8):
+        writer.write(local_batch({"chat": rows}), names(8, first))
+    writer.close()
+    found = [row for each in Reader(tmp_path).rows(rows=3) for row in read(each)["chat"].to_list()]
+    assert [row["n"] for row in found] == [*range(8)] * 2
+    assert all(row["image"] == picture and row["image"].format == "PNG" for row in found)
+    (media,) = (tmp_path / "media").iterdir()
+    assert pq.read_table(media)["data"].to_pylist() == [file.getvalue()]
+
+
+@pytest.mark.parametrize("seeded", [True, False])  # not: as recordings were begun that had other hashes
+def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> None:
+    data = np.random.default_rng(0).bytes(1 << 18)
+    if not seeded:
+        manifest(["x"]).write(tmp_path)
+    with Writer(tmp_path, manifest(["x"])) as writer:
+        writer.write(local_batch({"x": [data] * 4}), names(4))
+    (recorded,) = Reader(tmp_path).rows()
+    assert read(recorded)["x"].to_list() == [data] * 4
+    (media,) = (tmp_path / "media").iterdir()
+    with media.open("r+b") as file:
+        file.seek(media.stat().st_size // 2)
+        file.write(b"\0\0\0\0")
+    assert bool(Reader(tmp_path).manifest.seed) == seeded
+    with pytest.raises(Corrupt, match="has not the medium" if seeded else "damaged"):
+        list(Reader(tmp_path).rows())
+
+
+def test_names_come_back_as_they_were(tmp_path: Path) -> None:
+    given = RowNames(
+        ["a", "~m.1", "c", "d"], ["7", 7, None, ""], [-1, 1 << 62, 0, 3],
+        {"domain": ["x", None, True, 2.5], "n": [1, 2, None, -0.0]}, ["a", "b", "c", "d"],
+    )  # fmt: skip
+    writer = Writer(tmp_path, manifest(["x"]))
+    writer.write(local_batch({"x": np.arange(4)}), given)
+    writer.close()
+    (found,) = Reader(tmp_path).rows()
+    assert same(vars_of(found.names), vars_of(given))
+
+
+def vars_of(names: RowNames) -> list[Any]:
+    return [list(names.keys), list(names.groups), list(names.versions), names.tags, list(names.rows)]
+
+
+def test_rows_of_some_versions_and_columns_alone_are_read(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, manifest(["x", "y"]), max_file_bytes=1)
+    for version in range(5):
+        said = names(3, 3 * version)
+        given = RowNames(said.keys, said.groups, [version] * 2 + [9], said.tags, said.rows)
+        writer.write(local_batch({"x": np.full(3, version), "y": ["t"] * 3}), given)
+        writer.rotate()
+    writer.close()
+    found = list(Reader(tmp_path).rows(versions={2, 9}.__contains__, columns=["x"]))
+    assert [list(each.names.versions) for each in found] == [[9], [9], [2, 2, 9], [9], [9]]
+    assert [list(each.columns) for each in found] == [["x"]] * 5
+    assert read(found[2])["x"].numpy().tolist() == [2, 2, 2]
+
+
+def test_a_schema_that_widens_begins_another_file(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, manifest(["x"]))
+    writer.write(local_batch({"x": [np.ones((1, 2))]}), names(1))
+    writer.write(local_batch({"x": [np.ones((1, 3)), np.ones((2, 2))]}), names(2, 1))
+    writer.close()
+    assert [each.count for each in writer.manifest.files] == [1, 2]
+    assert [row.shape for each in Reader(tmp_path).rows() for row in read(each)["x"].numpy()] == [
+        (1, 2),
+        (1, 3),
+        (2, 2),
+    ]

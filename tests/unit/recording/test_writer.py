@@ -1,0 +1,149 @@
+"""A writer that is broken off at every step of its work, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.local import local_batch
+from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.recording import Manifest, Reader, RowNames, Writer
+
+BATCHES, ROWS = 4, 3
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def names(batch: int) -> RowNames:
+    keys = [f"{batch}.{row}" for row in range(ROWS)]
+    return RowNames(keys, [None] * ROWS, [batch] * ROWS, {}, keys)
+
+
+def manifest() -> Manifest:
+    return Manifest("rollouts", ["actor"], ["x"])
+
+
+def columns(batch: int) -> Any:
+    return local_batch({"x": [np.full(5000, batch, np.uint8).tobytes()] * ROWS})
+
+
+def work(path: Path) -> None:
+    """Write what is not there yet, as a recorder does to whom all rows come again that were not acked."""
+    writer = Writer(path, manifest(), max_file_bytes=1)
+    try:
+        for batch in range(BATCHES):
+            said = names(batch)
+            fresh = [row for row, there in enumerate(writer.seen(said.rows)) if not there]
+            if fresh:
+                writer.write(columns(batch), said)
+            if batch % 2:
+                writer.rotate()
+        writer.close()
+    finally:
+        writer.abort()
+
+
+def rows(path: Path) -> list[str]:
+    return [key for each in Reader(path).rows() for key in each.names.keys]
+
+
+EXPECTED = [key for batch in range(BATCHES) for key in names(batch).keys]
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync", "unlink", "open"])
+def test_a_writer_that_is_killed_anywhere_leaves_each_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real: Callable[..., Any] = getattr(os, call)
+    most = 1
+    number = 0
+    while number < most:
+        left = [number]
+
+        def broken(*args: Any, left: list[int] = left, **kwargs: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        path = tmp_path / str(number)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, broken)
+            try:
+                work(path)
+                most = number  # it was called no more often
+            except Killed:
+                most += 1
+        if (path / "manifest.json").exists():
+            found = rows(path)
+            assert found == EXPECTED[: len(found)], f"killed at {call} {number}"
+        work(path)
+        assert rows(path) == EXPECTED, f"killed at {call} {number}"
+        assert sorted(each.name for each in (path / "_open").iterdir()) == ["lock"]
+        number += 1
+    assert number > 3
+
+
+def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path, manifest())
+    writer.write(columns(0), names(0))
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LimitExceeded, match="does not fit"):
+        writer.write(columns(1), names(1))
+    with pytest.raises(LimitExceeded):
+        writer.rotate()
+    assert rows(tmp_path) == EXPECTED[:ROWS]
+    monkeypatch.setattr(os, "fsync", real)
+    writer.write(columns(1), names(1))
+    writer.close()
+    assert rows(tmp_path) == EXPECTED[: 2 * ROWS]
+
+
+def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+    with Writer(tmp_path, manifest()), pytest.raises(Misuse, match="another process"):
+        Writer(tmp_path, manifest())
+
+
+def test_a_reader_follows_a_writer(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, manifest())
+    writer.write(columns(0), names(0))
+    reader = Reader(tmp_path)
+    several = reader.rows(rows=1)
+    found = [next(several).names.keys[0]]
+    writer.write(columns(1), names(1))
+    writer.rotate()
+    writer.write(columns(2), names(2))
+    found += [each.names.keys[0] for each in several]
+    writer.abort()
+    assert found == EXPECTED[: 3 * ROWS]
+
+
+def test_names_that_a_recording_has_itself_are_refused(tmp_path: Path) -> None:
+    with Writer(tmp_path, manifest()) as writer, pytest.raises(SchemaMismatch, match="__key__"):
+        writer.write(local_batch({"__key__": ["a"] * ROWS}), names(0))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    other = manifest()
+    other.format = 9
+    other.write(tmp_path)
+    with pytest.raises(ProtocolMismatch):
+        Reader(tmp_path)
+
+
+def test_no_directory_can_be_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Misuse, match="can not be read or written"):
+        Writer(tmp_path / "file" / "r", manifest())
