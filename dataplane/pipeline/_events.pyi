@@ -1,0 +1,3 @@
+from typing import Any
+
+def play(arrays: tuple[Any, ...], hop_s: float, latency_s: float, /) -> int: ...

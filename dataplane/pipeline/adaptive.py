@@ -1,0 +1,121 @@
+"""Plans again where the work has drifted, and switches between steps.
+
+Each step is done by the current plan for its rows. After it, costs are fitted to what the last steps measured; where
+the plan then takes so much longer than the bound of what a plan could take as it did not when it was made, or the rows
+are other than those that it is of, another one is looked for, and used from the next step on if it gains more than
+`gain`.
+
+What always holds: a step is done by one plan from beginning to end; a plan that is no better by the measured costs is
+not switched to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+from dataplane.batch.ref import BatchRef
+from dataplane.pipeline.executor import Executor, Result
+from dataplane.pipeline.measuring import measure, measure_cluster
+from dataplane.pipeline.plans import Plan
+from dataplane.pipeline.search import Search, lower_bound, plan
+from dataplane.pipeline.stages import Pipeline, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A plan was changed before step `number`: what the old and the new one were predicted to take for its rows."""
+
+    number: int
+    before_s: float
+    after_s: float
+    planning_s: float
+
+
+class Adaptive:
+    """An executor of stages whose plan follows the work.
+
+    gain: by how much less a step has to take for a switch, as a part. drift: by how much more than when it was made the
+    plan has to lie above the lower bound before another one is looked for. window: steps whose measurements count.
+    seconds: to look for a plan. `switches` are those that were made, `checks` how often a plan was looked for.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        pipeline: Pipeline,
+        *,
+        gain: float = 0.05,
+        drift: float = 0.1,
+        window: int = 4,
+        seconds: float = 1.0,
+    ) -> None:
+        if pipeline.lag:
+            raise ValueError("a plan is switched between steps, and with a lag there is no moment between")
+        self.executor, self.pipeline = executor, pipeline
+        self.cluster = executor.plan.cluster
+        self.switches: list[Switch] = []
+        self.checks = 0
+        self._gain, self._drift, self._seconds = gain, drift, seconds
+        self._steps: deque[tuple[Plan, Rows, Result]] = deque(maxlen=window)
+        self._gap: float | None = None
+
+    def step(self, ref: BatchRef | None, rows: Rows) -> Result:
+        """Do a step of these rows. Raises as `Executor.step`."""
+        current = self._current(rows)
+        if self._drifted(current, rows):
+            current = self._again(current, rows)
+        if current is not self.executor.plan:
+            self.executor.use(current)
+        result = self.executor.step(ref)
+        self._steps.append((current, rows, result))
+        if not result.replaced:
+            self.pipeline = measure(self.pipeline, list(self._steps))
+            self.cluster = measure_cluster(self.cluster, [(p, r) for p, _, r in self._steps])
+        return result
+
+    def _current(self, rows: Rows) -> Plan:
+        """The plan that is used, for these rows: with as many micro-batches and the same workers, rows shared out anew
+        where it is of others."""
+        used = self.executor.plan
+        count = used.micro_batches
+        if len(rows) == sum(map(len, used.parts)) and (rows.group is None or self._keeps_groups(used, rows)):
+            return used
+        search = Search(self.pipeline, rows, self.cluster, 0.0, 0)
+        parts = search.parts(min(count, len(rows.groups)), "balanced")
+        if len(parts) != count:
+            return self._planned(rows)
+        return replace(used, parts=tuple(tuple(part.tolist()) for part in parts))
+
+    @staticmethod
+    def _keeps_groups(used: Plan, rows: Rows) -> bool:
+        assert rows.group is not None
+        where = {i: m for m, part in enumerate(used.parts) for i in part}
+        return all(len({where[int(i)] for i in group}) == 1 for group in rows.groups)
+
+    def _drifted(self, current: Plan, rows: Rows) -> bool:
+        gap = self._predicted(current, rows) / max(lower_bound(self.pipeline, rows, self.cluster), 1e-12) - 1
+        if self._gap is None:
+            self._gap = gap
+            return False
+        return gap > self._gap + self._drift
+
+    def _predicted(self, of: Plan, rows: Rows) -> float:
+        return of.on(self.cluster).predict(self.pipeline, rows).step_s
+
+    def _planned(self, rows: Rows, given: Plan | None = None) -> Plan:
+        self.checks += 1
+        return plan(self.pipeline, rows, self.cluster, seconds=self._seconds, given=given)
+
+    def _again(self, current: Plan, rows: Rows) -> Plan:
+        began = time.monotonic()
+        found = self._planned(rows, current)
+        before, after = self._predicted(current, rows), self._predicted(found, rows)
+        bound = max(found.bound_s, 1e-12)
+        if after < before * (1 - self._gain):
+            self._gap = after / bound - 1
+            self.switches.append(Switch(self.executor.steps, before, after, time.monotonic() - began))
+            return found
+        self._gap = before / bound - 1  # no better one is known: do not look again until it drifts further
+        return current

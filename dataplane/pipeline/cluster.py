@@ -1,0 +1,74 @@
+"""Where a plan runs: hosts, how many workers each has, and what it costs to hand something over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dataplane.pipeline.events import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host and its workers."""
+
+    workers: int = 1
+    #: Cores that its workers share; 0: none of them slows another.
+    cores: float = 0.0
+    #: What its plane may hold, in bytes; 0: any.
+    store_bytes: float = 0.0
+    #: What each of its workers may hold for itself, such as a device's memory, in bytes; 0: any.
+    worker_bytes: float = 0.0
+    #: Bytes a second that it sends to other hosts; 0: any.
+    bytes_per_s: float = 0.0
+    #: How much faster than the worker that costs were measured on.
+    speed: float = 1.0
+    #: What it has that a stage may ask for, such as "gpu".
+    resources: frozenset[str] = frozenset()
+    #: Its node, for workers that are processes; empty: the executor's own.
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Hosts, and what it costs to hand over. Workers are numbered from 0, host by host."""
+
+    hosts: tuple[Host, ...]
+    #: Seconds from an instruction's end on one worker until another worker has what it made, on the same host.
+    hop_s: float = 0.0
+    #: The same beyond that where a host lies between.
+    latency_s: float = 0.0
+    #: Seconds that an instruction takes beyond its work: to read, to store, to tell. Weights' gradients take none.
+    overhead_s: float = 0.0
+    of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.hosts or any(host.workers < 1 for host in self.hosts):
+            raise ValueError("a cluster has hosts, each with a worker or more")
+        object.__setattr__(self, "of", tuple(h for h, host in enumerate(self.hosts) for _ in range(host.workers)))
+
+    @classmethod
+    def uniform(cls, workers: int, per_host: int | None = None, **host: object) -> Cluster:
+        """So many workers, `per_host` on each host (None: all on one), which are all alike."""
+        per_host = per_host or workers
+        counts = [min(per_host, workers - first) for first in range(0, workers, per_host)]
+        return cls(tuple(replace(Host(**host), workers=count) for count in counts))  # type: ignore[arg-type]
+
+    @property
+    def workers(self) -> int:
+        """How many, of all hosts."""
+        return len(self.of)
+
+    def host(self, worker: int) -> Host:
+        """The host of a worker."""
+        return self.hosts[self.of[worker]]
+
+    def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """As `events.Room` has it: the host and speed of each worker, the cores and rate of each host."""
+        return (
+            np.array(self.of, np.int32),
+            np.array([self.host(w).speed for w in range(self.workers)]),
+            np.array([host.cores for host in self.hosts]),
+            np.array([host.bytes_per_s for host in self.hosts]),
+        )

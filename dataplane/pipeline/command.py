@@ -1,0 +1,146 @@
+"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture beside what is usual."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataplane.pipeline.cluster import Cluster
+    from dataplane.pipeline.models import Model
+    from dataplane.pipeline.picture import Shown
+    from dataplane.pipeline.plans import Plan
+    from dataplane.pipeline.stages import Pipeline, Rows
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of `dataplane`."""
+    parser = commands.add_parser("plan", help="plan a pipeline, and show the plan beside what is usual")
+    parser.add_argument(
+        "what",
+        metavar="WHAT",
+        help="a published model, such as gemma3_27b, or MODULE:NAME of a Model, or of a Pipeline and its Rows",
+    )
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="how many (default: 8)")
+    parser.add_argument("--per-host", type=int, metavar="N", help="of them on a host (default: all)")
+    parser.add_argument("--micro-batches", type=int, metavar="N", help="a step (default: 4 a worker; of stages: found)")
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="a micro-batch (default: 4096)")
+    parser.add_argument("--chunks", type=int, default=2, metavar="N", help="a worker, of the usual plan (default: 2)")
+    parser.add_argument(
+        "--worker-gb", type=float, metavar="GB", help="a worker's memory (default: the usual plan's most)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="to look for a plan (default: 5)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture")
+    parser.add_argument("--width", type=int, default=100, metavar="N", help="characters of the picture (default: 100)")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON, and no picture")
+    parser.set_defaults(run=_run)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from dataplane.pipeline import picture  # these are not needed to show the help of other commands
+    from dataplane.pipeline.cluster import Cluster
+    from dataplane.pipeline.models import Model
+
+    what = _resolved(chosen)
+    if chosen.workers < 1:
+        raise ValueError(f"workers are 1 or more, not {chosen.workers}")
+    cluster = Cluster.uniform(chosen.workers, chosen.per_host)
+    shown = _of_model(what, cluster, chosen) if isinstance(what, Model) else _of_stages(*what, cluster, chosen)
+    if chosen.svg is not None:
+        chosen.svg.write_text(picture.svg(shown))
+    if chosen.json:
+        print(json.dumps(_described(shown[0].plan, shown)))
+        return 0
+    print(picture.text(shown, chosen.width))
+    found = shown[0].plan
+    ratio = shown[1].predicted.step_s / shown[0].predicted.step_s
+    print(f"{ratio:.2f} x the usual plan's pace; {found.considered} plans considered in {found.planning_s:.1f} s")
+    return 0
+
+
+def _resolved(chosen: argparse.Namespace) -> Model | tuple[Pipeline, Rows]:
+    from dataplane.pipeline import profiles
+    from dataplane.pipeline.models import Model
+    from dataplane.pipeline.stages import Pipeline, Rows
+
+    if ":" not in chosen.what:
+        return profiles.model(chosen.what, chosen.tokens)
+    module, _, name = chosen.what.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{chosen.what}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    found = found() if callable(found) else found
+    if isinstance(found, Model):
+        return found
+    match found:
+        case (Pipeline() as pipeline, Rows() as rows):
+            return pipeline, rows
+    raise ValueError(f"{chosen.what} is no Model, and no Pipeline with its Rows")
+
+
+def _of_model(model: Model, cluster: Cluster, chosen: argparse.Namespace) -> list[Shown]:
+    from dataplane.pipeline import profiles
+    from dataplane.pipeline.model_search import plan_model
+    from dataplane.pipeline.picture import Shown
+    from dataplane.pipeline.schedules import interleaved, uniform
+
+    count = chosen.micro_batches or 4 * cluster.workers
+    first, end = profiles.body(chosen.what) if chosen.what in profiles.SIZES else (0, len(model.layers))
+    fit = [c for c in range(1, chosen.chunks + 1) if c * cluster.workers <= end - first]
+    if not fit:
+        raise ValueError(f"{model.name} has {end - first} layers, and there are {cluster.workers} workers")
+    chunks = fit[-1] if count % cluster.workers == 0 else 1
+    usual = interleaved(model, cluster, count, chunks, uniform(model, chunks * cluster.workers, (first, end)))
+    before = usual.predict(model)
+    room = chosen.worker_gb * 1e9 if chosen.worker_gb else float(before.worker_bytes.max())
+    bounded = replace(cluster, hosts=tuple(replace(host, worker_bytes=room) for host in cluster.hosts))
+    found = plan_model(model, bounded, count, seconds=chosen.seconds)
+    return [Shown("planned", found, found.predict(model)), Shown("usual", usual, before)]
+
+
+def _of_stages(pipeline: Pipeline, rows: Rows, cluster: Cluster, chosen: argparse.Namespace) -> list[Shown]:
+    from dataplane.pipeline.picture import Shown
+    from dataplane.pipeline.schedules import fifo, in_turn
+    from dataplane.pipeline.search import plan
+
+    names = tuple(stage.name for stage in pipeline.stages)
+    count = chosen.micro_batches or min(len(rows.groups), cluster.workers)
+    members = {name: [i % cluster.workers] for i, name in enumerate(names)}
+    for w in range(len(names), cluster.workers):  # what is left goes round
+        at = w % len(names)
+        replicas = pipeline.stages[at].replicas
+        if replicas is None or len(members[names[at]]) < replicas:
+            members[names[at]].append(w)
+    usual = fifo(pipeline, rows, cluster, members, in_turn(rows, count))
+    found = plan(pipeline, rows, cluster, seconds=chosen.seconds, micro_batches=chosen.micro_batches)
+    return [
+        Shown("planned", found, found.predict(pipeline, rows), names),
+        Shown("usual", usual, usual.predict(pipeline, rows), names),
+    ]
+
+
+def _described(found: Plan, shown: list[Shown]) -> dict[str, Any]:
+    return {
+        "schedule": found.schedule,
+        "step_s": shown[0].predicted.step_s,
+        "usual_step_s": shown[1].predicted.step_s,
+        "bound_s": found.bound_s,
+        "bubble": shown[0].predicted.bubble,
+        "bounds": found.bounds,
+        "parts": found.parts,
+        "workers_of": found.workers_of,
+        "orders": found.orders,
+        "worker_bytes": shown[0].predicted.worker_bytes.tolist(),
+        "considered": found.considered,
+        "planning_s": found.planning_s,
+    }

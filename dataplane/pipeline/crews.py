@@ -1,0 +1,138 @@
+"""The workers of an executor: started, told, heard, replaced and ended. As processes of this host, or as actors of
+Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import selectors
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from dataplane.pipeline.functions import Functions
+from dataplane.pipeline.worker import Link, work
+
+STOP_S = 5.0  # until a worker that does not end is ended by force
+
+
+class Crew(ABC):
+    """Workers by number. It belongs to one thread."""
+
+    @abstractmethod
+    def start(self, worker: int, address: str) -> None:
+        """Start a worker, or another one in the place of one that has gone."""
+
+    @abstractmethod
+    def send(self, worker: int, message: bytes) -> None:
+        """Tell a worker. One that has gone is told nothing: `hear` says that it has."""
+
+    @abstractmethod
+    def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
+        """What workers tell within so many seconds; None once for one that has gone."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers. Bounded; they have ended when it returns."""
+
+
+class ProcessLink(Link):
+    """Over a pipe."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._pipe.send_bytes(message)
+        except OSError as error:
+            raise EOFError from error
+
+    def receive(self, *, wait: bool) -> bytes | None:
+        try:
+            return self._pipe.recv_bytes() if wait or self._pipe.poll() else None
+        except OSError as error:
+            raise EOFError from error
+
+
+def live(pipe: Connection, address: str, functions: Functions) -> None:
+    """A process's life."""
+    with suppress(EOFError, KeyboardInterrupt):
+        work(ProcessLink(pipe), address, functions)
+
+
+class Processes(Crew):
+    """Processes of this host, started by a method of `multiprocessing` that does not fork this one."""
+
+    def __init__(self, functions: Functions, method: str = "spawn") -> None:
+        if method not in ("spawn", "forkserver"):
+            raise ValueError(f"workers are started by spawn or forkserver, not {method}")
+        self._functions = functions
+        self._context: Any = multiprocessing.get_context(method)
+        self._processes: dict[int, tuple[Any, Connection]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def start(self, worker: int, address: str) -> None:
+        """Start a process."""
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=live, args=(theirs, address, self._functions), name=f"pipeline worker {worker}", daemon=True
+        )
+        try:
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._processes[worker] = (process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def send(self, worker: int, message: bytes) -> None:
+        """Over its pipe."""
+        with suppress(OSError, KeyError):
+            self._processes[worker][1].send_bytes(message)
+
+    def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
+        """From all pipes that have something."""
+        for key, _ in self._selector.select(timeout):
+            pipe: Any = key.fileobj
+            try:
+                while True:
+                    yield key.data, pipe.recv_bytes()
+                    if not pipe.poll():
+                        break
+            except (EOFError, OSError):
+                self._end(key.data, kill=True)
+                yield key.data, None
+
+    def pid(self, worker: int) -> int:
+        """The process of a worker."""
+        return int(self._processes[worker][0].pid)
+
+    def _end(self, worker: int, *, kill: bool) -> None:
+        process, pipe = self._processes.pop(worker)
+        self._selector.unregister(pipe)
+        pipe.close()
+        if kill:
+            process.kill()
+        process.join(STOP_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+    def close(self) -> None:
+        """Close their pipes, at which they end; by force those that do not."""
+        for _, pipe in self._processes.values():
+            self._selector.unregister(pipe)
+            pipe.close()
+        for process, _ in self._processes.values():
+            process.join(STOP_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        self._processes.clear()
+        self._selector.close()

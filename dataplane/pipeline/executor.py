@@ -1,0 +1,427 @@
+"""Runs any plan: each worker its instructions, batches by reference over the plane.
+
+The executor is in the process that makes it. It tells each worker its instructions at the beginning of a step, and
+passes on references as they are made; rows stay where they are. With a lag, so many steps are under way beside the
+oldest.
+
+What always holds: when `step` returns, all of the step's instructions were done, each counted once; what they made and
+the result does not hold is freed, and earlier where all that need it are done. A worker that dies is replaced: what it
+had done counts, what it had not is done again, and of a stage that keeps state all of the step, from the state that the
+step before left. It has no state of its own beyond the step: a result is the caller's, who frees it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+
+import numpy as np
+
+from dataplane.batch.concat import concat
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane
+from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.pipeline import messages as m
+from dataplane.pipeline.crews import Crew, Processes
+from dataplane.pipeline.functions import Chunk, Functions
+from dataplane.pipeline.models import Model
+from dataplane.pipeline.plans import Plan
+from dataplane.pipeline.stages import Pipeline
+
+START_S = 120.0  # until a worker has started and connected
+
+
+class StageFailed(DataplaneError):
+    """A function of `stage` raised in `worker`; `trace` says what. The step is given up."""
+
+    FIELDS = {"stage": "", "worker": -1, "trace": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a worker did an instruction: seconds since the step began, `worked` those of the function alone, and
+    `computed` those that a processor computed, reading and storing included."""
+
+    worker: int
+    instruction: int
+    began: float
+    ended: float
+    worked: float
+    computed: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A step that is done. ref: the columns that are kept, in the order of the step's rows; None for no columns.
+
+    step_s: from its beginning until its last instruction was heard of. ended: when that was, on the monotonic clock.
+    replaced: how many workers died in it.
+    """
+
+    number: int
+    ref: BatchRef | None
+    step_s: float
+    ended: float
+    spans: tuple[Span, ...]
+    replaced: int = 0
+
+
+@dataclass
+class _Step:
+    number: int
+    plan: Plan
+    scope: str
+    parts: list[BatchRef]
+    began: float
+    made: dict[int, bytes] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # consumers of each instruction that are not done
+    running: set[int] = field(default_factory=set)  # workers that are not at their end
+    freed: set[int] = field(default_factory=set)
+    ended: float = 0.0
+    replaced: int = 0
+
+
+class Executor:
+    """A pipeline, or a model's chunks, on the workers of a plan. A context manager; belongs to one thread.
+
+    build: of a model, what makes the chunk of the layers from the first up to the second number, in a worker. It and
+    the
+        functions of stages are pickled to reach the workers.
+    keep: the columns of a result; None: those of the stages that none follows.
+    on: "processes", or "ray". method: how processes are started, "spawn" or "forkserver".
+    restarts: how many workers may be replaced before it gives up.
+    Raises PeerUnavailable where workers do not start.
+    """
+
+    def __init__(
+        self,
+        plane: Plane,
+        of: Pipeline | Model,
+        plan: Plan,
+        *,
+        build: Callable[[int, int], Chunk] | None = None,
+        keep: Sequence[str] | None = None,
+        on: str = "processes",
+        method: str = "spawn",
+        restarts: int = 3,
+    ) -> None:
+        if isinstance(of, Model) == (build is None):
+            raise ValueError("a model needs `build`, and a pipeline does not")
+        self._plane, self._of, self._plan, self._restarts = plane, of, plan, restarts
+        self._functions = Functions(of if isinstance(of, Pipeline) else None, build)
+        self._lag = of.lag if isinstance(of, Pipeline) else 0
+        self._keep = self._kept(keep)
+        self._name = uuid.uuid4().hex[:12]
+        self._steps: dict[int, _Step] = {}
+        self._next = 0
+        self._states: dict[int, tuple[int, bytes]] = {}  # the last state of each stage, and the step that left it
+        self._ready: set[int] = set()
+        self._used: dict[int, Plan] = {}
+        self._on, self._method, self._broken = on, method, False
+        self._known: tuple[Plan, dict[int, tuple[int, ...]]] | None = None
+        self.crew = _crew(on, self._functions, method)
+        self._start()
+
+    def _start(self) -> None:
+        self._ready, self._used = set(), {}
+        try:
+            for w in range(self._plan.cluster.workers):
+                self.crew.start(w, self._address(w))
+            self._until(lambda: len(self._ready) == self._plan.cluster.workers, START_S)
+        except BaseException:
+            self.crew.close()
+            raise
+
+    def _kept(self, keep: Sequence[str] | None) -> tuple[str, ...]:
+        if isinstance(self._of, Model):
+            return tuple(keep or ())
+        if keep is not None:
+            return tuple(keep)
+        return tuple(name for s in self._of.last for name in self._of.stages[s].outputs)
+
+    def _address(self, worker: int) -> str:
+        own = "ray" if self._on == "ray" else self._plane.address
+        return self._plan.cluster.host(worker).address or own
+
+    @property
+    def plan(self) -> Plan:
+        """What the next step is done by."""
+        return self._plan
+
+    @property
+    def steps(self) -> int:
+        """How many were begun."""
+        return self._next
+
+    def use(self, plan: Plan) -> None:
+        """Do the steps that begin from now on by another plan, of as many workers.
+
+        Of a model that is cut elsewhere, chunks are made anew, and what the old ones kept is let go: `build` has to
+        bring what the new ones begin with. A stage that keeps state moves with what `state()` gave after the last step.
+        Raises ValueError for another number of workers, or where a stage would move whose state is not known.
+        """
+        if plan.cluster.workers != self._plan.cluster.workers:
+            raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
+        if isinstance(self._of, Pipeline):
+            self._move_states(plan)
+        elif plan.bounds != self._plan.bounds:
+            self._forget_states()
+        self._plan = plan
+
+    def _move_states(self, plan: Plan) -> None:
+        """Stages that keep state begin where they go as they ended where they were."""
+        assert isinstance(self._of, Pipeline)
+        moved = [
+            s
+            for s, stage in enumerate(self._of.stages)
+            if stage.stateful and self._next and plan.workers_of.get(s) != self._plan.workers_of.get(s)
+        ]
+        for s in moved:
+            if s not in self._states or self._steps:
+                raise ValueError(f"{self._of.stages[s].name} keeps state that is not known, and the plan moves it")
+        for s in moved:
+            for w in plan.workers_of[s]:
+                self.crew.send(w, m.encode(m.Load(s, self._states[s][1])))
+
+    def step(self, rows: BatchRef | None = None) -> Result:
+        """Do one step. rows: its rows, with the columns that stages read and none makes; None of a model whose chunks
+        read none. Raises StageFailed, PeerUnavailable (workers that die again and again), and what a plane raises."""
+        (result,) = self.run([rows])
+        return result
+
+    def run(self, steps: Iterable[BatchRef | None]) -> Iterator[Result]:
+        """Do steps; their results in order. As many are begun as the pipeline's lag allows. Raises as `step`."""
+        coming = iter(steps)
+        first, more = self._next, True
+        try:
+            while more or self._steps:
+                while more and len(self._steps) <= self._lag:
+                    try:
+                        self._begin(next(coming))
+                    except StopIteration:
+                        more = False
+                if not self._steps:
+                    return
+                self._until(partial(self._done, self._steps[first]), None)
+                result = self._result(self._steps.pop(first))
+                first += 1
+                if more and len(self._steps) <= self._lag:  # before anybody looks at the result
+                    try:
+                        self._begin(next(coming))
+                    except StopIteration:
+                        more = False
+                yield result
+        finally:
+            for step in self._steps.values():  # given up
+                self._plane.free(scope=step.scope)
+            self._broken |= bool(self._steps)
+            self._steps.clear()
+
+    def close(self) -> None:
+        """End the workers."""
+        self.crew.close()
+        self._forget_states()
+
+    def _forget_states(self) -> None:
+        for _, ref in self._states.values():
+            self._plane.free(BatchRef.decode(ref))
+        self._states.clear()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # A step
+
+    def _begin(self, rows: BatchRef | None) -> None:
+        if self._broken:
+            self._restart_all()
+            self._broken = False
+        plan, number = self._plan, self._next
+        parts = [] if rows is None else [rows[np.array(part, np.int64)] for part in plan.parts or [range(len(rows))]]
+        if plan.bounds and rows is not None:
+            parts = rows.chunk(plan.micro_batches)
+        step = _Step(number, plan, f"pipeline-{self._name}-{number}", parts, time.monotonic())
+        step.left = [0] * len(plan.instructions)
+        for each in plan.instructions:
+            for need in each.needs:
+                step.left[need] += 1
+        self._next += 1
+        self._steps[number] = step
+        for w in range(plan.cluster.workers):
+            self._tell(step, w, list(plan.orders[w]))
+
+    def _tell(self, step: _Step, w: int, order: list[int]) -> None:
+        """Tell a worker its part of a step, beginning with the plan where it does not know it."""
+        if self._used.get(w) is not step.plan:
+            self._used[w] = step.plan
+            own = [(i, step.plan.instructions[i]) for i in step.plan.orders[w]]
+            told = [(i, each.kind, each.stage, each.micro, list(each.needs)) for i, each in own]
+            self.crew.send(w, m.encode(m.Use(told, step.plan.micro_batches, list(step.plan.bounds))))
+        micros = {step.plan.instructions[i].micro for i in order} if step.parts else set()
+        parts = {micro: step.parts[micro].encode() for micro in micros}
+        step.running.add(w)
+        self.crew.send(w, m.encode(m.Begin(step.number, step.scope, parts, order)))
+
+    @staticmethod
+    def _done(step: _Step) -> bool:
+        return len(step.made) == len(step.plan.instructions) and not step.running
+
+    def _until(self, condition: Callable[[], bool], timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            if deadline is not None and time.monotonic() > deadline:
+                raise PeerUnavailable(f"workers did not answer within {timeout:.0f} s", address=self._plane.address)
+            for w, encoded in self.crew.hear(1.0):
+                if encoded is None:
+                    self._replace(w)
+                else:
+                    self._hear(w, m.from_worker.decode(encoded))
+
+    def _hear(self, w: int, message: m.FromWorker) -> None:
+        if isinstance(message, m.Ready):
+            self._ready.add(w)
+            return
+        step = self._steps.get(message.step)
+        if isinstance(message, m.Kept):
+            self._keep_state(message)
+        elif step is None:
+            return  # of a step that was given up
+        elif isinstance(message, m.Did):
+            self._did(step, w, message)
+        elif isinstance(message, m.Ended):
+            step.running.discard(w)
+        else:
+            name = f"chunk {message.stage}"
+            if isinstance(self._of, Pipeline) and message.stage >= 0:
+                name = self._of.stages[message.stage].name
+            text = f"{name} raised in worker {w}:\n{message.trace}"
+            raise StageFailed(text, stage=name, worker=w, trace=message.trace)
+
+    def _did(self, step: _Step, w: int, did: m.Did) -> None:
+        i = did.instruction
+        if i in step.made:
+            return  # it was done before its worker died
+        step.made[i] = did.ref
+        for other in self._consumers(step.plan).get(i, ()):
+            if other != w:
+                self.crew.send(other, m.encode(m.Made(step.number, i, did.ref)))
+        step.ended = time.monotonic()
+        step.spans.append(Span(w, i, did.began - step.began, did.ended - step.began, did.worked, did.computed))
+        for need in step.plan.instructions[i].needs:
+            step.left[need] -= 1
+            if not step.left[need] and self._free_early(step.plan.instructions[need].stage) and step.made[need]:
+                step.freed.add(need)
+                self._plane.free(BatchRef.decode(step.made[need]))
+
+    def _free_early(self, stage: int) -> bool:
+        """Whether what the stage made can go once its consumers are done: they will not be asked to do it again."""
+        if not isinstance(self._of, Pipeline):
+            return False
+        followers = [s for s, needs in enumerate(self._of.needs) if stage in needs]
+        kept = set(self._of.stages[stage].outputs) & set(self._keep)
+        return not kept and not any(self._of.stages[s].stateful for s in followers)
+
+    def _consumers(self, plan: Plan) -> dict[int, tuple[int, ...]]:
+        """The workers that need what each instruction makes."""
+        if self._known is None or self._known[0] is not plan:
+            worker_of = {i: w for w, order in enumerate(plan.orders) for i in order}
+            found: dict[int, set[int]] = {}
+            for i, each in enumerate(plan.instructions):
+                for need in each.needs:
+                    found.setdefault(need, set()).add(worker_of[i])
+            self._known = (plan, {i: tuple(sorted(workers)) for i, workers in found.items()})
+        return self._known[1]
+
+    def _result(self, step: _Step) -> Result:
+        ref = self._kept_columns(step)
+        if ref is not None:
+            ref = self._plane.retain(ref)
+        for i, encoded in step.made.items():
+            if encoded and i not in step.freed:
+                self._plane.free(BatchRef.decode(encoded))
+        self._plane.free(scope=step.scope)
+        spans = tuple(sorted(step.spans, key=lambda span: span.began))
+        return Result(step.number, ref, step.ended - step.began, step.ended, spans, step.replaced)
+
+    def _kept_columns(self, step: _Step) -> BatchRef | None:
+        if not self._keep or not isinstance(self._of, Pipeline):
+            return None
+        count, whole = step.plan.micro_batches, None
+        back = np.argsort(np.concatenate([np.array(part, np.int64) for part in step.plan.parts]))
+        for s, stage in enumerate(self._of.stages):
+            names = [name for name in stage.outputs if name in self._keep]
+            made = [step.made[s * count + micro] for micro in range(count)]
+            if names and all(made):
+                column = concat([BatchRef.decode(ref).select(*names) for ref in made])[back]
+                whole = column if whole is None else whole.union(column)
+        return whole
+
+    # Deaths
+
+    def _keep_state(self, message: m.Kept) -> None:
+        before = self._states.get(message.stage)
+        self._states[message.stage] = (message.step, message.ref)
+        if before is not None:
+            self._plane.free(BatchRef.decode(before[1]))
+
+    def _replace(self, w: int) -> None:
+        """Another worker in the place of one that died."""
+        self._restarts -= 1
+        self._used.pop(w, None)
+        if self._restarts < 0:
+            raise PeerUnavailable(f"worker {w} died, and no more are replaced", address=self._plane.address)
+        self.crew.start(w, self._address(w))
+        for stage, (_, ref) in self._states.items():
+            if w in self._plan.workers_of.get(stage, ()):
+                self.crew.send(w, m.encode(m.Load(stage, ref)))
+        for step in self._steps.values():
+            self._tell_again(step, w)
+
+    def _tell_again(self, step: _Step, w: int) -> None:
+        """Tell a new worker what is left of a step, and what was made of what it needs."""
+        instructions = step.plan.instructions
+
+        def again(i: int) -> bool:
+            stage = instructions[i].stage
+            lost = self._functions.keeps_state(stage) and self._states.get(stage, (-1, b""))[0] < step.number
+            return lost or i not in step.made
+
+        order = [i for i in step.plan.orders[w] if again(i)]
+        step.replaced += 1
+        step.running.discard(w)
+        if not order:
+            return
+        doing = set(order)
+        self._tell(step, w, order)
+        for need in sorted({n for i in order for n in instructions[i].needs} - doing):
+            if need in step.made:
+                self.crew.send(w, m.encode(m.Made(step.number, need, step.made[need])))
+
+    def _restart_all(self) -> None:
+        """After steps that were given up: workers that know nothing of them."""
+        self.crew.close()
+        self.crew = _crew(self._on, self._functions, self._method)
+        self._start()
+        for stage, (_, ref) in self._states.items():
+            for w in self._plan.workers_of.get(stage, ()):
+                self.crew.send(w, m.encode(m.Load(stage, ref)))
+
+
+def _crew(on: str, functions: Functions, method: str) -> Crew:
+    if on == "processes":
+        return Processes(functions, method)
+    if on != "ray":
+        raise ValueError(f'workers are on "processes" or "ray", not {on!r}')
+    from dataplane.pipeline.rays import Actors
+
+    return Actors(functions)

@@ -1,0 +1,159 @@
+"""What a worker can do: the stages of a pipeline over micro-batches, or the passes of chunks of a model.
+
+An instruction's inputs are references: of the step's rows, and of what the instructions that it needs have made. They
+are put together without moving bytes, and read in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane
+from dataplane.pipeline import programs
+from dataplane.pipeline.stages import Pipeline
+
+Columns = Mapping[str, Any]
+
+
+class Chunk(Protocol):
+    """Consecutive layers of a model, in a worker. Micro-batches are told apart by their numbers.
+
+    It may also have `reads`, names of columns of the step's rows that its forward pass is given too; `finish()`, called
+    after its worker's last instruction of a step, to apply gradients; and both `state()`, which gives columns, and
+    `load(batch)`, by which a worker that replaces one that died begins where that one did.
+    """
+
+    def forward(self, micro: int, batch: Any) -> Columns | None:
+        """Columns for the next chunk, from the `Batch` of the one before (None of the first, without `reads`)."""
+
+    def backward_input(self, micro: int, gradient: Any) -> Columns | None:
+        """Columns for the chunk before, from those of the next one (None of the last)."""
+
+    def backward_weight(self, micro: int) -> None:
+        """Add to the gradients of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The stages of a pipeline, or chunks that `build(first layer, end layer)` makes. Given to each worker as it is."""
+
+    pipeline: Pipeline | None = None
+    build: Callable[[int, int], Chunk] | None = None
+
+    def keeps_state(self, stage: int) -> bool:
+        """Whether what a stage does depends on what it did before: a worker that died takes that with it."""
+        return self.pipeline is None or self.pipeline.stages[stage].stateful
+
+
+class Objects:
+    """The functions and chunks of one worker, made when they are first used."""
+
+    def __init__(self, functions: Functions, plane: Plane) -> None:
+        self._functions = functions
+        self._plane = plane
+        self._objects: dict[int, Any] = {}
+        self._states: dict[int, BatchRef] = {}
+        self.micro_batches = 1
+        self.bounds: list[int] = []
+
+    def use(self, micro_batches: int, bounds: list[int]) -> None:
+        """Work by another plan. Chunks of other layers are made anew."""
+        if self.bounds and bounds != self.bounds:
+            self._objects, self._states = {}, {}
+        self.micro_batches, self.bounds = micro_batches, bounds
+
+    def load(self, stage: int, state: BatchRef) -> None:
+        """Begin with this state when the stage is first used."""
+        self._objects.pop(stage, None)
+        self._states[stage] = state
+
+    def do(
+        self,
+        kind: str,
+        stage: int,
+        micro: int,
+        needs: list[int],
+        made: Mapping[int, BatchRef | None],
+        part: BatchRef | None,
+    ) -> tuple[Columns | None, float]:
+        """Do an instruction; the columns that it made, and the seconds of its function."""
+        target = self._object(stage)
+        if kind == programs.RUN:
+            ref = self._inputs(stage, micro, needs, made, part)
+        else:
+            ref = self._handed(stage, needs, made)
+            reads = getattr(target, "reads", ()) if kind == programs.FORWARD else ()
+            if reads and part is not None:
+                own = part.select(*reads)
+                ref = own if ref is None else own.union(ref)
+        batch = None if ref is None else self._plane.get(ref)
+        began = time.monotonic()
+        columns = target(batch) if kind == programs.RUN else _passed(target, kind, micro, batch)
+        return columns, time.monotonic() - began
+
+    def finish(self, stages: set[int]) -> dict[int, Columns]:
+        """The step is over for these: apply what was gathered; the columns of each one's state."""
+        states = {}
+        for stage in sorted(stages):
+            target = self._object(stage)
+            if hasattr(target, "finish"):
+                target.finish()
+            if self._functions.keeps_state(stage) and hasattr(target, "state"):
+                states[stage] = target.state()
+        return states
+
+    def _object(self, stage: int) -> Any:
+        if stage not in self._objects:
+            self._objects[stage] = self._new(stage)
+            if stage in self._states:
+                self._objects[stage].load(self._plane.get(self._states.pop(stage)))
+        return self._objects[stage]
+
+    def _new(self, stage: int) -> Any:
+        if self._functions.pipeline is None:
+            assert self._functions.build is not None
+            return self._functions.build(self.bounds[stage], self.bounds[stage + 1])
+        described = self._functions.pipeline.stages[stage]
+        assert described.function is not None
+        return described.function() if described.factory else described.function
+
+    def _inputs(
+        self, stage: int, micro: int, needs: list[int], made: Mapping[int, BatchRef | None], part: BatchRef | None
+    ) -> BatchRef | None:
+        """The columns that a stage reads of a micro-batch, side by side: of the step's rows, and of other stages'."""
+        assert self._functions.pipeline is not None
+        wanted = self._functions.pipeline.stages[stage].inputs
+        found, left = [], list(wanted)
+        for need in needs:
+            ref = made[need] if need % self.micro_batches == micro and need // self.micro_batches != stage else None
+            if ref is not None and (names := [name for name in left if name in ref.columns]):
+                found.append(ref.select(*names))
+                left = [name for name in left if name not in names]
+        if left and part is not None:
+            found.append(part.select(*left))
+        whole = None
+        for ref in found:
+            whole = ref if whole is None else whole.union(ref)
+        return whole
+
+    def _handed(self, stage: int, needs: list[int], made: Mapping[int, BatchRef | None]) -> BatchRef | None:
+        """What the chunk before, or the next one, has handed over."""
+        chunks = len(self.bounds) - 1
+        others = [need for need in needs if need // self.micro_batches % chunks != stage]
+        return made[others[0]] if others else None
+
+
+def _passed(chunk: Chunk, kind: str, micro: int, batch: Any) -> Columns | None:
+    if kind == programs.FORWARD:
+        return chunk.forward(micro, batch)
+    if kind == programs.BACKWARD_WEIGHT:
+        chunk.backward_weight(micro)
+        return None
+    gradient = chunk.backward_input(micro, batch)
+    if kind == programs.BACKWARD:
+        chunk.backward_weight(micro)
+    return gradient

@@ -1,0 +1,266 @@
+"""Looks for a plan of a model: cut, placement and schedule together, by what each plan takes in the model.
+
+A candidate is a cut of the layers into chunks, a worker for each chunk, a cap on the micro-batches that each chunk
+holds, and a rule for what a free worker takes first. Its schedule is what comes of that when it is played: backward
+passes first, since others wait for them, then forward passes as far as the caps let them, and gradients of weights
+where nothing else can be done (zero-bubble pipelines, arXiv 2401.10241). Candidates begin with cuts that balance the
+workers, chunks placed in turn or there and back, and 1F1B and interleaved 1F1B as they are; the best are changed, one
+thing at a time, where the busiest worker or its bubbles say, and kept where the step gets shorter (the three that
+AdaPtis, arXiv 2509.23722, adapts).
+
+What always holds: no worker holds more than its host allows; the same arguments give the same plan where the time does
+not run out; the plan is no worse than 1F1B and interleaved 1F1B of even layers where those fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dataplane.pipeline import programs
+from dataplane.pipeline.cluster import Cluster
+from dataplane.pipeline.events import Floats, Ints, Outcome, Room, play
+from dataplane.pipeline.models import Model
+from dataplane.pipeline.partition import allowed_cuts, balanced, even_out, lower_bound
+from dataplane.pipeline.plans import Plan, plan_of
+from dataplane.pipeline.schedules import interleaved
+
+MOST_CHUNKS = 4  # a worker
+ALIVE = 3  # candidates that are changed
+PATIENCE = 300  # changes without a better plan
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a plan is made of."""
+
+    bounds: Ints
+    worker_of: Ints
+    caps: Ints
+    group: int  # micro-batches that go through a chunk before another chunk of its worker is looked at
+    split: bool = True
+
+
+class ModelSearch:
+    """One search. `best` is the best candidate so far, `considered` how many were played."""
+
+    def __init__(self, model: Model, cluster: Cluster, micro_batches: int, seconds: float, seed: int) -> None:
+        self.model, self.cluster, self.micro_batches = model, cluster, micro_batches
+        self.deadline = time.monotonic() + seconds
+        self.random = np.random.default_rng(seed)
+        _, self.speed, _, _ = cluster.arrays()
+        self.room_bytes = np.array([cluster.host(w).worker_bytes or np.inf for w in range(cluster.workers)])
+        self.considered = 0
+        self.cuts = allowed_cuts(model)
+        self.alive: list[tuple[float, Candidate, Outcome]] = []
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.deadline
+
+    def begin(self) -> None:
+        """Play what a search begins with; keep the best."""
+        found: list[tuple[float, Candidate, Outcome]] = []
+        for candidate in self._first():
+            if (played := self.play(candidate)) is not None:
+                found.append(played)
+            if self.late and found:
+                break
+        found.sort(key=lambda each: each[0])
+        kept: list[tuple[float, Candidate, Outcome]] = []
+        for each in found:  # not three times the same cut
+            if all(
+                len(each[1].bounds) != len(k[1].bounds) or (each[1].worker_of != k[1].worker_of).any() for k in kept
+            ):
+                kept.append(each)
+        self.alive = kept[:ALIVE]
+
+    def _first(self) -> Iterator[Candidate]:
+        workers = self.cluster.workers
+        for per_worker in range(1, MOST_CHUNKS + 1):
+            chunks = per_worker * workers
+            if chunks > len(self.cuts) - 1 or (per_worker > 2 and chunks * self.micro_batches > 60_000):
+                return
+            equal = balanced(self.model, chunks)
+            turns = [np.arange(chunks) % workers]
+            if per_worker > 1:
+                turn, place = np.divmod(np.arange(chunks), workers)
+                turns.append(np.where(turn % 2, workers - 1 - place, place))
+            for worker_of in turns:
+                bounds = even_out(self.model, equal, worker_of.astype(np.int32), self.speed)
+                for scale in (1.0, 1.4, 2.0, 3.0):
+                    caps = self.caps(bounds, worker_of, scale)
+                    if caps is None:
+                        continue
+                    for group in (1, workers) if per_worker > 1 else (1,):
+                        yield Candidate(bounds, worker_of.astype(np.int32), caps, group)
+
+    def caps(self, bounds: Ints, worker_of: Ints, scale: float) -> Ints | None:
+        """How many micro-batches each chunk holds: those of its way to the loss and back at the pace of the busiest
+        worker, times the scale, as far as memory goes; None where not even one of each does."""
+        each = np.diff(self.model.sums[bounds], axis=0)
+        there = each[:, 0] + each[:, 1] + 2 * self.cluster.hop_s
+        way = np.cumsum(there[::-1])[::-1]
+        pace = float((np.bincount(worker_of, each[:, :3].sum(axis=1), len(self.speed)) / self.speed).max())
+        wanted = np.clip(np.ceil(scale * way / pace) + 1, 1, self.micro_batches)
+        return self.fitted(each, worker_of, wanted)
+
+    def fitted(self, each: Floats, worker_of: Ints, wanted: Floats) -> Ints | None:
+        """The caps, less where a worker would hold too much."""
+        caps = wanted.copy()
+        for w in range(self.cluster.workers):
+            mine = np.flatnonzero(worker_of == w)
+            room = self.room_bytes[w] - each[mine, 5].sum()
+            while (caps[mine] * each[mine, 3]).sum() > room:
+                most = mine[np.argmax(np.where(caps[mine] > 1, caps[mine] / wanted[mine], 0))]
+                if caps[most] <= 1:
+                    return None
+                caps[most] -= 1
+        return caps.astype(np.int32)
+
+    def play(self, candidate: Candidate) -> tuple[float, Candidate, Outcome] | None:
+        """What a candidate takes; None where it holds too much."""
+        self.considered += 1
+        chunks, count = len(candidate.bounds) - 1, self.micro_batches
+        tasks = programs.chunk_tasks(self.model, candidate.bounds, count, candidate.split, self.cluster.overhead_s)
+        tasks.key = keys(chunks, count, candidate.group, candidate.split)
+        passes = 3 if candidate.split else 2
+        host, speed, cores, rate = self.cluster.arrays()
+        room = Room(
+            host,
+            speed,
+            cores,
+            rate,
+            np.arange(passes * chunks + 1, dtype=np.int32),
+            np.tile(candidate.worker_of, passes),
+            self.cluster.hop_s,
+            self.cluster.latency_s,
+        )
+        outcome = play(tasks, room, caps=candidate.caps)
+        state = np.bincount(candidate.worker_of, np.diff(self.model.sums[candidate.bounds, 5]), self.cluster.workers)
+        if not outcome.finished or ((outcome.peak + state) > self.room_bytes * (1 + 1e-9)).any():
+            return None
+        return outcome.makespan, candidate, outcome
+
+    def improve(self) -> None:
+        """Change the candidates that are alive until the time is over, or nothing gets better."""
+        for at in range(len(self.alive)):
+            best = self.alive[at]
+            missed, most = 0, PATIENCE if at == 0 else PATIENCE // 2
+            while missed < most and not self.late:
+                changed = self._changed(best[1], best[2])
+                played = self.play(changed) if changed is not None else None
+                if played is not None and played[0] < best[0] * (1 - 1e-9):
+                    best, missed = played, 0
+                else:
+                    missed += 1
+            self.alive[at] = best
+        self.alive.sort(key=lambda each: each[0])
+
+    def _changed(self, candidate: Candidate, outcome: Outcome) -> Candidate | None:
+        what = self.random.random()
+        if what < 0.55:
+            return self._cut(candidate, outcome)
+        if what < 0.85:
+            return self._cap(candidate)
+        if what < 0.95 and len(candidate.caps) > self.cluster.workers:
+            return self._swap(candidate)
+        group = int(self.random.choice([1, 2, self.cluster.workers // 2 or 1, self.cluster.workers]))
+        return replace(candidate, group=group)
+
+    def _cut(self, candidate: Candidate, outcome: Outcome) -> Candidate | None:
+        """A cut moved by a piece or two; more often one of the busiest worker's chunks."""
+        index = np.searchsorted(self.cuts, candidate.bounds)
+        if self.random.random() < 0.5:
+            busy = np.bincount(outcome.worker, outcome.end - outcome.start, self.cluster.workers)
+            mine = np.flatnonzero(candidate.worker_of == int(busy.argmax()))
+            chunk = int(self.random.choice(mine))
+            at = chunk + int(self.random.integers(2))
+            step = 1 if at == chunk else -1
+        else:
+            at, step = int(self.random.integers(1, max(2, len(index) - 1))), int(self.random.choice([-1, 1]))
+        if not 0 < at < len(index) - 1:
+            return None
+        index[at] += step
+        if index[at] == index[at + step]:  # the next chunk would be empty: it moves on as well
+            index[at + step] += step if 0 < at + step < len(index) - 1 else 0
+        if (np.diff(index) < 1).any():
+            return None
+        return self._refit(replace(candidate, bounds=self.cuts[index]))
+
+    def _cap(self, candidate: Candidate) -> Candidate | None:
+        caps = candidate.caps.astype(np.float64)
+        if self.random.random() < 0.3:
+            caps = np.ceil(caps * self.random.choice([0.8, 1.2, 1.5]))
+        else:
+            some = self.random.integers(len(caps), size=int(self.random.integers(1, 4)))
+            caps[some] += self.random.choice([-2, -1, 1, 2])
+        return self._refit(replace(candidate, caps=np.clip(caps, 1, self.micro_batches).astype(np.int32)))
+
+    def _swap(self, candidate: Candidate) -> Candidate | None:
+        worker_of = candidate.worker_of.copy()
+        a, b = self.random.integers(len(worker_of), size=2)
+        worker_of[a], worker_of[b] = worker_of[b], worker_of[a]
+        return self._refit(replace(candidate, worker_of=worker_of))
+
+    def _refit(self, candidate: Candidate) -> Candidate | None:
+        each = np.diff(self.model.sums[candidate.bounds], axis=0)
+        caps = self.fitted(each, candidate.worker_of, candidate.caps.astype(np.float64))
+        return None if caps is None else replace(candidate, caps=caps)
+
+
+def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
+    """What is taken first: backward passes, of late chunks first; forward passes; gradients of weights. `group`
+    micro-batches go through a chunk before another one's turn."""
+    chunk, micro = np.divmod(np.arange(chunks * micro_batches), micro_batches)
+    turn = micro // group * chunks * group + micro % group
+    step = float(chunks * micro_batches * 2)
+    parts = [step + turn + chunk * group, turn + (chunks - 1 - chunk) * group, 2 * step + micro * chunks + chunk]
+    return np.concatenate(parts[: 3 if split else 2]).astype(np.float64)
+
+
+def plan_model(model: Model, cluster: Cluster, micro_batches: int, *, seconds: float = 5.0, seed: int = 0) -> Plan:
+    """A plan of a step of so many micro-batches, looked for in about so many seconds.
+
+    What each worker may hold is its host's `worker_bytes`. Raises ValueError where the model has fewer pieces than
+    there are workers, or no plan that was considered fits the memory.
+    """
+    began = time.monotonic()
+    search = ModelSearch(model, cluster, micro_batches, seconds, seed)
+    if len(search.cuts) - 1 < cluster.workers:
+        raise ValueError(
+            f"{model.name} can be cut into {len(search.cuts) - 1} chunks, and there are {cluster.workers} workers"
+        )
+    search.begin()
+    search.improve()
+    bound = lower_bound(model, cluster.workers, micro_batches, search.speed)
+    plans = list(_known(model, cluster, micro_batches, search.room_bytes))
+    if search.alive:
+        _, candidate, outcome = search.alive[0]
+        instructions = programs.of_chunks(len(candidate.bounds) - 1, micro_batches, candidate.split)
+        bounds = tuple(int(b) for b in candidate.bounds)
+        plans.append(plan_of(cluster, instructions, outcome.order(), bounds=bounds, schedule="found"))
+    if not plans:
+        raise ValueError(f"no plan of {model.name} that was considered fits the memory of the workers")
+    best = min(plans, key=lambda plan: plan.predict(model).step_s)
+    considered = search.considered + len(plans) - 1
+    return replace(best, bound_s=bound, considered=considered, planning_s=time.monotonic() - began)
+
+
+def _known(model: Model, cluster: Cluster, micro_batches: int, room_bytes: Floats) -> Iterator[Plan]:
+    """1F1B and interleaved 1F1B, of even layers and balanced, as far as they fit."""
+    pieces = len(allowed_cuts(model)) - 1
+    for chunks in (1, 2):
+        if chunks * cluster.workers > pieces or (chunks > 1 and micro_batches % cluster.workers):
+            continue
+        cuts = [balanced(model, chunks * cluster.workers)]
+        if model.cuts is None and len(model.layers) >= chunks * cluster.workers:
+            cuts.append(interleaved(model, cluster, micro_batches, chunks).bounds)  # type: ignore[arg-type]
+        for bounds in cuts:
+            plan = interleaved(model, cluster, micro_batches, chunks, bounds)
+            if (plan.predict(model).worker_bytes <= room_bytes * (1 + 1e-9)).all():
+                yield plan

@@ -1,0 +1,76 @@
+"""A model as a pipeline: layers with forward and backward passes, cut into chunks of consecutive layers.
+
+The backward pass of a chunk is one instruction, or two: one for the gradient of its input, which the chunk before waits
+for, and one for that of its weights, which nobody waits for (zero-bubble pipelines, arXiv 2401.10241).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dataplane.pipeline.events import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer, or another piece that is not cut: seconds and bytes are those of a micro-batch."""
+
+    name: str
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    #: Kept from the forward until the backward pass.
+    activation_bytes: float = 0.0
+    #: Of that, what the backward pass of the weights still needs after that of the input.
+    weight_bytes: float = 0.0
+    #: Parameters, gradients and the optimizer's state.
+    state_bytes: float = 0.0
+    #: What it hands to the next layer, and gets back a gradient of.
+    output_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """Layers, from the first to the last. `cuts`: before which layers a chunk may begin; None: before each."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    cuts: tuple[int, ...] | None = None
+
+    def __init__(self, name: str, layers: Sequence[Layer], cuts: Sequence[int] | None = None) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "layers", tuple(layers))
+        object.__setattr__(self, "cuts", None if cuts is None else tuple(cuts))
+        if not self.layers:
+            raise ValueError("a model has layers")
+
+    @cached_property
+    def sums(self) -> Floats:
+        """float64 `[layers + 1, 6]`: of all layers before each, the seconds of the forward pass, of those backward by
+        input and by weight, and the bytes of activations, of what weights' gradients need, and of state."""
+        table = [
+            (
+                layer.forward_s,
+                layer.backward_input_s,
+                layer.backward_weight_s,
+                layer.activation_bytes,
+                layer.weight_bytes,
+                layer.state_bytes,
+            )
+            for layer in self.layers
+        ]
+        return np.vstack([np.zeros(6), np.cumsum(table, axis=0)])
+
+    @cached_property
+    def outputs(self) -> Floats:
+        """float64 `[layers]`: the bytes that each hands on."""
+        return np.array([layer.output_bytes for layer in self.layers])
+
+    @property
+    def seconds(self) -> float:
+        """Of a micro-batch, all passes."""
+        return float(self.sums[-1, :3].sum())

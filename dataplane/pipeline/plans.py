@@ -1,0 +1,159 @@
+"""A plan: which worker does which instructions of a step, in which order; and what a plan is predicted to take.
+
+A plan says nothing of costs, so that one plan is played with any: those that it was made for, those of another step, or
+those that were measured since. `Executor` runs it as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dataplane.pipeline import programs
+from dataplane.pipeline.cluster import Cluster
+from dataplane.pipeline.events import Floats, Ints, Outcome, play
+from dataplane.pipeline.models import Model
+from dataplane.pipeline.programs import Instruction
+from dataplane.pipeline.stages import Pipeline, Rows
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a plan takes, in the model.
+
+    step_s: seconds a step. With steps under way side by side, those between the ends of two.
+    busy_s: float64 `[workers]`, seconds of a step that each works.
+    worker_bytes, host_bytes: float64, the most that each worker holds for itself, and each host's plane for all.
+    bound_s: no plan of these costs on this cluster takes less; 0 where none was asked for.
+    """
+
+    step_s: float
+    busy_s: Floats
+    worker_bytes: Floats
+    host_bytes: Floats
+    outcome: Outcome = field(repr=False)
+    bound_s: float = 0.0
+
+    @property
+    def bubble(self) -> float:
+        """The part of all workers' time in which they do nothing."""
+        whole = self.step_s * len(self.busy_s)
+        return 1.0 - float(self.busy_s.sum()) / whole if whole and np.isfinite(whole) else 1.0
+
+    @property
+    def gap(self) -> float:
+        """How far the step's time is above the lower bound, as a part of that."""
+        return self.step_s / self.bound_s - 1.0 if self.bound_s else float("nan")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan of a pipeline, or of a model.
+
+    orders: the instructions of each worker, by number, in their order.
+    parts: of a pipeline, the rows of each micro-batch.
+    bounds: of a model, the layer at which each chunk begins, and the number of all.
+    schedule: how the order is called.
+    considered, planning_s: how many plans were played to find it, in how many seconds.
+    """
+
+    cluster: Cluster
+    instructions: tuple[Instruction, ...]
+    orders: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[int, ...], ...] = ()
+    bounds: tuple[int, ...] = ()
+    schedule: str = ""
+    bound_s: float = 0.0
+    considered: int = 0
+    planning_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        placed = sorted(i for order in self.orders for i in order)
+        if placed != list(range(len(self.instructions))) or len(self.orders) != self.cluster.workers:
+            raise ValueError("a plan has an order for each worker, and each instruction in one of them, once")
+
+    @property
+    def micro_batches(self) -> int:
+        """How many a step has."""
+        return max(each.micro for each in self.instructions) + 1
+
+    @property
+    def split(self) -> bool:
+        """Whether backward passes are two instructions."""
+        return any(each.kind == programs.BACKWARD_WEIGHT for each in self.instructions)
+
+    @cached_property
+    def workers_of(self) -> dict[int, tuple[int, ...]]:
+        """The workers of each stage or chunk."""
+        found: dict[int, list[int]] = {}
+        for w, order in enumerate(self.orders):
+            for stage in sorted({self.instructions[i].stage for i in order}):
+                found.setdefault(stage, []).append(w)
+        return {stage: tuple(workers) for stage, workers in sorted(found.items())}
+
+    def on(self, cluster: Cluster) -> Plan:
+        """The same plan with the costs of another cluster, of as many workers."""
+        return replace(self, cluster=cluster)
+
+    def predict(self, of: Pipeline | Model, rows: Rows | None = None, steps: int | None = None) -> Prediction:
+        """What it takes: of a pipeline for these rows, of a model for its layers' costs.
+
+        steps: how many are played, of a pipeline; None: as many as show what each further one takes.
+        Raises ValueError where the plan is not one of this pipeline or model, or its rows.
+        """
+        return predict(self, of, rows, steps)
+
+
+def predict(plan: Plan, of: Pipeline | Model, rows: Rows | None, steps: int | None) -> Prediction:
+    """`Plan.predict`."""
+    cluster = plan.cluster
+    if isinstance(of, Model):
+        if not plan.bounds or plan.bounds[-1] != len(of.layers):
+            raise ValueError(f"the plan is not of the {len(of.layers)} layers of {of.name}")
+        bounds = np.array(plan.bounds)
+        tasks = programs.chunk_tasks(of, bounds, plan.micro_batches, plan.split, cluster.overhead_s)
+        steps = 1
+    else:
+        if rows is None or sorted(i for part in plan.parts for i in part) != list(range(len(rows))):
+            raise ValueError("the plan is not of these rows")
+        steps = steps or (1 if of.lag == 0 else 2 * (of.lag + 2))
+        parts = [np.array(part, np.int64) for part in plan.parts]
+        tasks = programs.stage_tasks(of, rows, parts, cluster.overhead_s, steps)
+    count = len(plan.instructions)
+    if len(tasks) != count * steps:
+        raise ValueError("the plan has not the instructions of these stages")
+    shifts = np.arange(steps)[:, None] * count
+    orders = [(np.array(order, np.int64)[None, :] + shifts).ravel().astype(np.int32) for order in plan.orders]
+    members = [[0]] * (int(tasks.queue.max()) + 1)  # the order says who does what
+    outcome = play(tasks, programs.room_of(cluster, members), orders)
+    state = np.zeros(cluster.workers)
+    if isinstance(of, Model):
+        each = np.diff(of.sums[np.array(plan.bounds), 5])
+        for chunk, workers in plan.workers_of.items():
+            state[list(workers)] += each[chunk]
+    else:
+        for stage, workers in plan.workers_of.items():
+            state[list(workers)] += of.stages[stage].worker_bytes
+    return prediction(outcome, steps, state, plan.bound_s)
+
+
+def prediction(outcome: Outcome, steps: int, state: Floats, bound_s: float) -> Prediction:
+    """What an outcome of some steps says about one of them."""
+    ends = outcome.end.reshape(steps, -1).max(axis=1)
+    half = steps // 2
+    step_s = float(ends[-1] - ends[half - 1]) / (steps - half) if steps > 1 else float(ends[-1])
+    taken = np.where(outcome.end > outcome.start, outcome.end - outcome.start, 0.0)
+    busy = np.bincount(np.maximum(outcome.worker, 0), taken, len(outcome.peak)) / steps
+    if not outcome.finished:
+        step_s = float("inf")
+    return Prediction(step_s, busy, outcome.peak + state, outcome.host_peak, outcome, bound_s)
+
+
+def plan_of(
+    cluster: Cluster, instructions: tuple[Instruction, ...], orders: list[Ints] | list[list[int]], **more: Any
+) -> Plan:
+    """A plan with these orders."""
+    return Plan(cluster, instructions, tuple(tuple(int(i) for i in order) for order in orders), **more)

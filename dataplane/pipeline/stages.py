@@ -1,0 +1,158 @@
+"""What a pipeline is: stages over the columns of a stream, what each costs, and the rows of a step.
+
+A stage reads columns of a micro-batch and makes columns for the same rows. It follows the stages that make what it
+reads, and those in `after`. A pipeline's steps are one another's: those of step s begin once all of step s - 1 - lag
+has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a stage takes for a micro-batch: seconds by its rows and their tokens."""
+
+    fixed_s: float = 0.0
+    row_s: float = 0.0
+    token_s: float = 0.0
+    #: A token of the longest row: what is made side by side takes as long as the longest.
+    longest_s: float = 0.0
+    #: Which of a row's lengths are its tokens.
+    tokens: str = "tokens"
+    #: Cores that it computes with; 0 for what waits, or computes elsewhere.
+    cores: float = 0.0
+
+    def seconds(self, lengths: Lengths) -> float:
+        """Of a micro-batch, whose rows have so many tokens each."""
+        longest = self.longest_s * float(lengths.max(initial=0)) if self.longest_s else 0.0
+        return self.fixed_s + self.row_s * len(lengths) + self.token_s * float(lengths.sum()) + longest
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage.
+
+    function: called with a `Batch` of the columns `inputs`, in a process that has imported its module; gives the
+    columns
+        `outputs`, a row for each row that it was given.
+    factory: whether `function` is called once in each worker, with nothing, and gives the function.
+    stateful: whether what it does depends on what it did before. What the factory gave then has `state()`, which gives
+        columns, called after each step, and `load(batch)`: how a worker that replaces one that died begins.
+    replicas: how many workers may run it at the same time; None: any number.
+    whole: whether it begins only when all micro-batches of the step are there.
+    ordered: whether micro-batches go through it in their order.
+    after: stages that it follows though it reads nothing of theirs.
+    resource: what its workers' hosts must have.
+    output_bytes: of a row, beside so many of a token.
+    """
+
+    name: str
+    function: Callable[..., Any] | None = None
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    cost: Cost = Cost()
+    factory: bool = False
+    stateful: bool = False
+    replicas: int | None = 1
+    whole: bool = False
+    ordered: bool = False
+    after: tuple[str, ...] = ()
+    resource: str = ""
+    output_bytes: float = 0.0
+    token_bytes: float = 0.0
+    worker_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages, in an order in which each follows those that it needs.
+
+    lag: how many steps may be under way beside the oldest one.
+    Raises ValueError where two stages have one name or make one column, or a stage follows none that there is.
+    """
+
+    stages: tuple[Stage, ...]
+    lag: int = 0
+
+    def __init__(self, stages: Sequence[Stage], lag: int = 0) -> None:
+        object.__setattr__(self, "stages", tuple(stages))
+        object.__setattr__(self, "lag", lag)
+        names = [stage.name for stage in self.stages]
+        made = [name for stage in self.stages for name in stage.outputs]
+        if not names or len(set(names)) < len(names) or len(set(made)) < len(made):
+            raise ValueError("a pipeline has stages, each with a name and with columns of its own")
+        if lag < 0:
+            raise ValueError(f"a lag is 0 or more, not {lag}")
+        _ = self.needs
+
+    @cached_property
+    def needs(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each stage follows, by number."""
+        by_name = {stage.name: i for i, stage in enumerate(self.stages)}
+        made = {name: i for i, stage in enumerate(self.stages) for name in stage.outputs}
+        found = []
+        for i, stage in enumerate(self.stages):
+            unknown = [name for name in stage.after if name not in by_name]
+            needed = {made[name] for name in stage.inputs if name in made} | {
+                by_name.get(name, i) for name in stage.after
+            }
+            if unknown or any(other >= i for other in needed):
+                raise ValueError(f"{stage.name} follows what there is not before it: {unknown or sorted(needed)}")
+            found.append(tuple(sorted(needed)))
+        return tuple(found)
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that a step must come with."""
+        made = {name for stage in self.stages for name in stage.outputs}
+        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.inputs if name not in made))
+
+    @cached_property
+    def last(self) -> tuple[int, ...]:
+        """The stages that none follows."""
+        followed = {i for needed in self.needs for i in needed}
+        return tuple(i for i in range(len(self.stages)) if i not in followed)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a step, as far as costs go: their lengths, int64 `[rows]` under each name, and which belong together.
+
+    group: rows of one group stay in one micro-batch; None: each by itself.
+    """
+
+    lengths: Mapping[str, Lengths]
+    group: Lengths | None = None
+
+    @classmethod
+    def of(cls, tokens: Sequence[int] | Lengths, group: Sequence[int] | Lengths | None = None, **more: Any) -> Rows:
+        """Of rows with so many `tokens`; `more` are other lengths."""
+        lengths = {name: np.asarray(values, np.int64) for name, values in {"tokens": tokens, **more}.items()}
+        return cls(lengths, None if group is None else np.asarray(group, np.int64))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.lengths.values())))
+
+    def tokens(self, name: str) -> Lengths:
+        """The lengths of that name. Raises ValueError for one that the rows do not have."""
+        if name not in self.lengths:
+            raise ValueError(f"the rows have {', '.join(self.lengths)}, and no {name}")
+        return self.lengths[name]
+
+    @cached_property
+    def groups(self) -> list[Lengths]:
+        """The rows of each group."""
+        if self.group is None:
+            return [np.array([i]) for i in range(len(self))]
+        order = np.argsort(self.group, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(self.group[order])) + 1)

@@ -1,0 +1,129 @@
+"""A worker: it does the instructions that it is told, in their order, each as soon as what it needs has come.
+
+It stores what an instruction makes over its plane, and tells the executor a reference. What it made itself it needs not
+be told. It knows no plan: only its own instructions.
+
+What always holds: it ends when the executor has gone; nothing that it is told is unpickled; a function that raises ends
+the worker's step and not the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+
+from dataplane.batch.ref import BatchRef
+from dataplane.client.sync import Plane, connect
+from dataplane.pipeline import messages as m
+from dataplane.pipeline.functions import Functions, Objects
+
+AHEAD = 2  # instructions whose inputs are asked for before their turn, from disk or from another host
+
+
+class Link(ABC):
+    """A worker's way to its executor."""
+
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """Tell the executor. Raises EOFError where that has gone."""
+
+    @abstractmethod
+    def receive(self, *, wait: bool) -> bytes | None:
+        """What the executor told, the oldest first; None for nothing, without `wait`. Raises EOFError where it has
+        gone, or wants the worker to end."""
+
+
+def work(link: Link, address: str, functions: Functions) -> None:
+    """Be a worker of the node at this address, until the executor has gone."""
+    with connect(address) as plane:
+        link.send(m.encode(m.Ready(os.getpid())))
+        Worker(link, plane, functions).run()
+
+
+class Worker:
+    """The state of one. `run` returns when the executor has gone."""
+
+    def __init__(self, link: Link, plane: Plane, functions: Functions) -> None:
+        self._link = link
+        self._plane = plane
+        self._node = bytes.fromhex(plane.stats().node)
+        self._objects = Objects(functions, plane)
+        self._instructions: dict[int, tuple[str, int, int, list[int]]] = {}
+        self._begun: deque[m.Begin] = deque()
+        self._made: dict[int, dict[int, BatchRef | None]] = {}  # by step, by instruction
+        self._ended = -1  # the last step that is over here
+
+    def run(self) -> None:
+        """Work until the executor has gone."""
+        try:
+            while True:
+                while not self._begun:
+                    self._hear(wait=True)
+                self._step(self._begun.popleft())
+        except EOFError:
+            return
+
+    def _hear(self, *, wait: bool) -> bool:
+        encoded = self._link.receive(wait=wait)
+        if encoded is None:
+            return False
+        message = m.to_worker.decode(encoded)
+        if isinstance(message, m.Made):
+            if message.step > self._ended:
+                ref = BatchRef.decode(message.ref) if message.ref else None
+                self._made.setdefault(message.step, {})[message.instruction] = ref
+        elif isinstance(message, m.Begin):
+            self._begun.append(message)
+        elif isinstance(message, m.Load):
+            self._objects.load(message.stage, BatchRef.decode(message.ref))
+        else:
+            self._instructions = {
+                i: (kind, stage, micro, needs) for i, kind, stage, micro, needs in message.instructions
+            }
+            self._objects.use(message.micro_batches, message.bounds)
+        return True
+
+    def _step(self, begin: m.Begin) -> None:
+        made = self._made.setdefault(begin.step, {})
+        parts = {micro: BatchRef.decode(ref) for micro, ref in begin.parts.items()}
+        stage, asked = -1, -1
+        try:
+            for at, i in enumerate(begin.order):
+                kind, stage, micro, needs = self._instructions[i]
+                while not all(need in made for need in needs):
+                    self._hear(wait=True)
+                while self._hear(wait=False):
+                    pass
+                asked = self._ask(begin, made, max(asked, at), at + AHEAD)
+                began, computing = time.monotonic(), time.process_time()
+                columns, worked = self._objects.do(kind, stage, micro, needs, made, parts.get(micro))
+                ref = self._plane.put(columns, scope=begin.scope) if columns else None
+                made[i] = ref
+                computed = time.process_time() - computing
+                encoded = b"" if ref is None else ref.encode()
+                did = m.Did(begin.step, i, encoded, began, time.monotonic(), worked, computed)
+                self._link.send(m.encode(did))
+            for stage, columns in self._objects.finish({self._instructions[i][1] for i in begin.order}).items():
+                self._link.send(m.encode(m.Kept(begin.step, stage, self._plane.put(columns).encode())))
+        except EOFError:
+            raise
+        except Exception:  # a user's function may raise anything
+            self._link.send(m.encode(m.Failed(begin.step, stage, traceback.format_exc())))
+        self._ended = max(self._ended, begin.step)
+        self._made = {step: refs for step, refs in self._made.items() if step > self._ended}
+        self._link.send(m.encode(m.Ended(begin.step)))
+
+    def _ask(self, begin: m.Begin, made: dict[int, BatchRef | None], after: int, until: int) -> int:
+        """Ask for what the next instructions need, as far as it is there; the last one that was asked for."""
+        last = min(until, len(begin.order) - 1)
+        for at in range(after + 1, last + 1):
+            needs = self._instructions[begin.order[at]][3]
+            if not all(need in made for need in needs):
+                return at - 1
+            for need in needs:
+                if (ref := made[need]) is not None and any(node != self._node for node, _ in ref.shards()):
+                    self._plane.prefetch(ref)
+        return last

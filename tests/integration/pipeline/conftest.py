@@ -1,0 +1,2 @@
+from tests.integration.conftest import _workers as _workers
+from tests.integration.conftest import node as node

@@ -1,0 +1,202 @@
+"""Plans, run by real processes over a node: right rows, right times, and workers that die."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.pipeline import Cluster, Cost, Executor, Pipeline, Plan, Rows, Stage, StageFailed, fifo, in_turn
+from tests.integration.pipeline import stages
+from tests.integration.pipeline.stages import ROWS
+from tests.processes import StandingNode, eventually
+
+METHOD = "forkserver"
+X = np.arange(8)
+
+
+def planned(pipeline: Pipeline, workers: int = 2, micro: int = 4, **members: list[int]) -> Plan:
+    names = [stage.name for stage in pipeline.stages]
+    members = members or {name: [at % workers] for at, name in enumerate(names)}
+    return fifo(pipeline, ROWS, Cluster.uniform(workers), members, in_turn(ROWS, micro))
+
+
+@pytest.fixture
+def plane(node: StandingNode) -> Iterator[dp.Plane]:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a worker leaves word that it has died already. Workers are told by what they are given."""
+    return tmp_path / "died"
+
+
+def values(plane: dp.Plane, ref: dp.BatchRef | None, name: str) -> list[float]:
+    assert ref is not None
+    found = plane.get(ref)[name].numpy().tolist()
+    plane.free(ref)
+    return found
+
+
+def nothing_is_left(plane: dp.Plane) -> None:
+    eventually(lambda: plane.stats().shards == 0, "what the steps made was freed")
+
+
+def test_two_stages_over_two_workers(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline()
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        for _ in range(3):
+            result = executor.step(ref)
+            assert values(plane, result.ref, "z") == (3 * X).tolist()
+            assert sorted(span.instruction for span in result.spans) == list(range(8))
+        plane.free(ref)
+        nothing_is_left(plane)
+
+
+def test_rows_come_back_in_their_order_whatever_the_micro_batches(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline()
+    plan = fifo(pipeline, ROWS, Cluster.uniform(3), {"double": [0, 1], "add": [2]}, [[7, 0, 3], [5, 1], [2, 4, 6]])
+    with Executor(plane, pipeline, plan, method=METHOD, keep=["y", "z"]) as executor:
+        ref = plane.put({"x": X})
+        result = executor.step(ref)
+        assert result.ref is not None
+        assert plane.get(result.ref)["y"].numpy().tolist() == (2 * X).tolist()
+        assert values(plane, result.ref, "z") == (3 * X).tolist()
+
+
+def test_a_plan_is_switched_between_steps(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline()
+    ref = plane.put({"x": X})
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        for micro, members in ((4, {}), (2, {"double": [1], "add": [0]}), (8, {"double": [0, 1], "add": [0]})):
+            executor.use(planned(pipeline, micro=micro, **members))
+            result = executor.step(ref)
+            assert len(result.spans) == 2 * micro
+            assert values(plane, result.ref, "z") == (3 * X).tolist()
+        with pytest.raises(ValueError, match="3 workers, not 2"):
+            executor.use(planned(pipeline, workers=3))
+
+
+def test_with_a_lag_steps_are_under_way_side_by_side(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline(stages.wait_by_rows, lag=1)
+    refs = [plane.put({"x": X + 10 * step}) for step in range(4)]
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        results = list(executor.run(refs))
+    assert [values(plane, result.ref, "z") for result in results] == [(3 * (X + 10 * s)).tolist() for s in range(4)]
+    assert all(b.ended - b.step_s < a.ended for a, b in pairwise(results)), "the next one had begun"
+
+
+def test_a_stage_of_the_whole_step_begins_when_all_is_there(plane: dp.Plane) -> None:
+    first = Stage("double", stages.double, ("x",), ("y",))
+    pipeline = Pipeline([first, Stage("add", stages.add, ("x", "y"), ("z",), whole=True)])
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        result = executor.step(plane.put({"x": X}))
+    ended = max(span.ended for span in result.spans if span.instruction < 4)
+    assert all(span.began >= ended for span in result.spans if span.instruction >= 4)
+    assert values(plane, result.ref, "z") == (3 * X).tolist()
+
+
+def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline(stages.refuse)
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        with pytest.raises(StageFailed, match="five is right out") as raised:
+            executor.step(plane.put({"x": X}))
+        assert (raised.value.stage, raised.value.worker) == ("double", 0)
+        assert values(plane, executor.step(plane.put({"x": X + 10})).ref, "z") == (2 * (X + 10)).tolist()
+
+
+def test_a_worker_that_dies_is_replaced_and_the_step_goes_on(plane: dp.Plane, mark: Path) -> None:
+    pipeline = stages.pipeline(stages.DieOnce(str(mark)))
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        result = executor.step(ref)
+        assert (result.replaced, mark.exists()) == (1, True)
+        assert values(plane, result.ref, "z") == (3 * X).tolist()
+        assert len(result.spans) == 8, "each instruction counts once"
+        assert executor.step(ref).replaced == 0
+
+
+def test_a_worker_that_keeps_state_begins_again_where_the_last_step_ended(plane: dp.Plane, mark: Path) -> None:
+    """What it had added in the step that it died in is not added twice, and what it added before is not lost."""
+    first = Stage("double", stages.double, ("x",), ("y",))
+    summing = stages.Summing(str(mark))
+    pipeline = Pipeline([first, Stage("sum", summing, ("y",), ("total",), factory=True, stateful=True)])
+    with Executor(plane, pipeline, planned(pipeline, sum=[1], double=[0]), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        results = [executor.step(ref) for _ in range(3)]
+        assert [result.replaced for result in results] == [0, 1, 0]
+        step = 2 * int(X.sum())
+        assert [max(values(plane, result.ref, "total")) for result in results] == [step, 2 * step, 3 * step]
+
+
+def test_a_stage_that_keeps_state_moves_with_it(plane: dp.Plane, mark: Path) -> None:
+    mark.touch()  # nobody dies
+    first = Stage("double", stages.double, ("x",), ("y",))
+    pipeline = Pipeline(
+        [first, Stage("sum", stages.Summing(str(mark)), ("y",), ("total",), factory=True, stateful=True)]
+    )
+    plans = [planned(pipeline, sum=[1], double=[0]), planned(pipeline, sum=[0], double=[1])]
+    with Executor(plane, pipeline, plans[0], method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        for at in range(4):
+            executor.use(plans[at % 2])
+            total = max(values(plane, executor.step(ref).ref, "total"))
+            assert total == (at + 1) * 2 * int(X.sum())
+
+
+def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline(stages.die_always)
+    with (
+        Executor(plane, pipeline, planned(pipeline), method=METHOD, restarts=2) as executor,
+        pytest.raises(dp.PeerUnavailable, match="no more are replaced"),
+    ):
+        executor.step(plane.put({"x": X}))
+
+
+def test_a_frozen_worker_that_is_killed_is_replaced(plane: dp.Plane) -> None:
+    """A worker that others kill between two steps is missed in the next one."""
+    pipeline = stages.pipeline()
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        executor.step(ref)
+        crew: Any = executor.crew
+        import os
+        import signal
+
+        os.kill(crew.pid(1), signal.SIGKILL)
+        assert values(plane, executor.step(ref).ref, "z") == (3 * X).tolist()
+
+
+def test_a_stage_without_a_column_it_reads_fails_by_name(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline()
+    with (
+        Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor,
+        pytest.raises(StageFailed, match="'x'"),
+    ):
+        executor.step(plane.put({"other": X}))
+
+
+def test_who_gives_no_function_for_a_model_is_told(plane: dp.Plane) -> None:
+    pipeline = stages.pipeline()
+    with pytest.raises(ValueError, match="a model needs `build`"):
+        Executor(plane, pipeline, planned(pipeline), build=stages.chunk)
+
+
+def test_rows_that_cost_what_was_measured(plane: dp.Plane) -> None:
+    """Costs that are fitted to steps of one plan are those that the stage has."""
+    from dataplane.pipeline import measure
+
+    pipeline = Pipeline([Stage("wait", stages.wait_by_rows, ("x",), ("y",), Cost())])
+    plan = fifo(pipeline, ROWS, Cluster.uniform(1), {"wait": [0]}, [[0], [1, 2], [3, 4, 5, 6, 7]])
+    with Executor(plane, pipeline, plan, method=METHOD) as executor:
+        results = [executor.step(plane.put({"x": X})) for _ in range(2)]
+    cost = measure(pipeline, [(plan, Rows.of([1] * 8), result) for result in results]).stages[0].cost
+    assert cost.seconds(np.ones(8, np.int64)) > 0.07  # 8 waits of 10 ms, of which a fit takes some for a beginning

@@ -1,0 +1,59 @@
+"""`dataplane plan`, and the pictures that it shows."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from dataplane import cli
+from dataplane.pipeline import Cost, Pipeline, Rows, Stage
+
+SHORT = ["--workers", "2", "--micro-batches", "2", "--seconds", "0.2"]
+
+
+def described() -> tuple[Pipeline, Rows]:
+    first = Stage("draw", None, (), ("a",), Cost(token_s=1e-3), replicas=None)
+    return Pipeline([first, Stage("learn", None, ("a",), ("b",), Cost(token_s=1e-3))]), Rows.of([10, 20, 30, 40])
+
+
+def test_a_model_is_planned_and_shown_beside_the_usual(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    assert cli.main(["plan", "llama3_8b", *SHORT, "--svg", str(picture), "--width", "40"]) == 0
+    out = capsys.readouterr().out
+    assert "planned: " in out
+    assert "usual: interleaved 1F1B" in out
+    assert "x the usual plan's pace" in out
+    lines = [line for line in out.splitlines() if line.startswith(("  0 ", "  1 "))]
+    assert [len(line) for line in lines] == [44] * 4
+    drawn = ET.fromstring(picture.read_text())
+    assert len(drawn.findall(".//{*}title")) > 30, "each instruction tells what it is"
+
+
+def test_stages_of_a_module_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(["plan", "tests.unit.pipeline.test_command:described", "--workers", "2", "--seconds", "0.2", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_s"] <= found["usual_step_s"]
+    assert sorted(i for part in found["parts"] for i in part) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nobody"], "none of llama3_8b"),
+        (["llama3_8b", "--workers", "99"], "32 layers, and there are 99 workers"),
+        (["llama3_8b", "--workers", "0"], "1 or more"),
+        (["nowhere:thing"], "nowhere"),
+        (["tests.unit.pipeline.test_command:SHORT"], "no Model"),
+    ],
+)
+def test_what_can_not_be_planned_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
