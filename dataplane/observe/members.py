@@ -9,6 +9,7 @@ from typing import Any
 from dataplane.config import format_size
 
 _NAMED = 4
+_SILENT = "does not answer: members stay, and none can join"
 
 
 def members_text(found: Mapping[str, Any]) -> str:
@@ -24,8 +25,11 @@ def members_text(found: Mapping[str, Any]) -> str:
         lines.append(line + ("  (this one)" if member["self"] else ""))
     coordination = found.get("coordination")
     if coordination is not None:
-        answers = "answers" if coordination["answers"] else "does not answer: members stay, and none can join"
-        lines.append(f"coordinator: {coordination['coordinator']}, {answers}")
+        where, answers = coordination["coordinator"], coordination["answers"]
+        said = "" if where.startswith("none") else ", answers" if answers else f", {_SILENT}"
+        lines.append(f"coordinator: {where}{said}")
+    for partition, nodes in found.get("waits", {}).items():
+        lines.append(f"{partition} was forgotten by the coordinator, and waits for node {_named(nodes)} to be back")
     read = found.get("read_bytes", {})
     if any(read.values()):
         lines.append(

@@ -15,11 +15,13 @@ class Stats:
     the pages behind the node's shared memory, free ones that are kept warm included; nor does it exceed the budget.
     fetched_bytes came from other nodes and sent_bytes went to them, as those said that have read them; copies are
     shards of theirs that are known here, and count as shards too. asked are requests to other nodes, and answered
-    those of theirs; payloads are not among them.
+    those of theirs; payloads are not among them. leads and follows are the partitions of streams and tables that this
+    node leads, and follows the log of, each with the epoch of its replica set.
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
     memory: dicts of `holder`, `bytes` and `how` ("pinned", "reserved", "stored"), the most first. streams has the
     figures of each stream by its name, of the first 50 where there are more; streams_in_all is how many there are, and
     `plane.streams()` has them all; tables and tables_in_all are the same of the tables whose home is this node.
+    metrics is HOST:PORT where the node serves `/metrics`; empty where it does not.
     """
 
     memory_used: int = 0
@@ -51,9 +53,12 @@ class Stats:
     streams_in_all: int = 0
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tables_in_all: int = 0
+    leads: Mapping[str, int] = field(default_factory=dict)
+    follows: Mapping[str, int] = field(default_factory=dict)
     clients: int = 0
     node: str = ""
     address: str = ""
+    metrics: str = ""
     pid: int = 0
     uptime_s: float = 0.0
 

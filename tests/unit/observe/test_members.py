@@ -32,3 +32,9 @@ def test_members_with_what_they_lead_and_a_coordinator_that_answers_or_not() -> 
         "coordinator: etcd, does not answer: members stay, and none can join",
         "read from others: 2.0 KiB by nixl, 0 B by tcp",
     ]
+
+
+def test_while_no_coordinator_is_known_it_says_why() -> None:
+    why = "none: no coordinator is known: of the others tcp://10.0.0.1:7000 do not answer"
+    found = {"members": {"aa": ONE}, "coordination": {"coordinator": why, "answers": False}}
+    assert members_text(found).splitlines()[1:] == [f"coordinator: {why}"]

@@ -1,0 +1,3 @@
+from dataplane.diagnosis.calls import PlainCalls
+
+class Calls(PlainCalls): ...

@@ -1,0 +1,242 @@
+"""From where the last role waits, back along the edges of the performance graph to what nobody else delays.
+
+A wait for rows leads to the process whose append or extend ended it: the wait's seconds are spread over what that
+process spends its time on. Its own lines are where a way ends; its waits lead on. A wait for room (a limit of the
+stream, or memory) leads to the process whose ack ended it. Where that is of a role that the way came through, the two
+roles only wait for each other: then the limit itself is the cause, and it costs as much as is waited for it, since
+without it they would work at a time. What the node itself ended waited for the disk.
+
+Pure: of a `graph.Run` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dataplane.diagnosis.collectives import is_collective, last_to_come, longer, meetings
+from dataplane.diagnosis.graph import CONSUMING, Ender, Index, Line, Place, Process
+
+PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
+ROOM = (*PERMITS, "memory")
+_DEEPEST = 8
+_BLOCKED = 0.02  # how much a process counts at least that waits for room all the time
+_LEAST = 1e-4  # of the window: what is less is not followed
+
+
+Seen = frozenset[str]
+"""The roles that a way came through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a process spent `seconds` of its time on: a line of its own (`kind` "code", or "collective" where it waits
+    for other ranks), or a call at a place."""
+
+    kind: str
+    at: Line | Place
+    seconds: float
+    what: str = ""
+    enders: tuple[Ender, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A wait on the way."""
+
+    process: Process
+    part: Part
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The end of a way: `seconds` of the last role's time. `kind`: "code", "limit" or "budget" (a circle of waits),
+    "disk", "fetch", "collective" or "plane"."""
+
+    kind: str
+    process: Process
+    part: Part
+    seconds: float
+    way: tuple[Step, ...]
+
+    @property
+    def late(self) -> bool:
+        """Whether others waited for room that this process's acks give."""
+        return bool(self.way) and self.way[-1].part.kind in ROOM
+
+    @property
+    def awaited(self) -> bool:
+        """Whether other ranks waited for this process in a collective."""
+        return bool(self.way) and self.way[-1].part.kind == "collective"
+
+
+def parts(process: Process) -> list[Part]:
+    """What a process spent its time on. Calls are split by what the node saw them wait for; what is left of them is
+    "plane"."""
+    found = [Part("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
+    for place in process.places:
+        waits = [each for each in process.waits if each.place == place.number and each.seconds > 0]
+        waited = sum(each.seconds for each in waits)
+        scale = min(1.0, place.seconds / waited) if waited else 0.0
+        for each in waits:
+            found.append(Part(each.kind, place, each.seconds * scale, each.what, tuple(each.enders)))
+        rest = place.seconds - waited * scale
+        if rest > 0:
+            asks = place.kind in CONSUMING and not waits and place.stood_s > 0.5
+            found.append(Part("rows" if asks else "plane", place, rest, place.said.get("stream", "")))
+    return found
+
+
+class Ways:
+    """The ways back from the waits of one role."""
+
+    def __init__(self, index: Index, is_lock: Callable[[Line], bool]) -> None:
+        self._index = index
+        self._is_lock = is_lock
+        self._parts = {process.key: parts(process) for process in index.run.processes}
+
+    def back(self, role: str) -> Iterator[Share]:
+        """What the waits of this role's processes came from. Its own code is its work, but for waits for locks."""
+        for process in self._index.by_role[role]:
+            for part in self._parts[process.key]:
+                if part.kind != "code":
+                    yield from self._follow(part, process, part.seconds, 1.0, (), frozenset({role}))
+                elif isinstance(part.at, Line) and self._is_lock(part.at):
+                    yield Share("code", process, part, part.seconds, ())
+
+    def _follow(
+        self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+    ) -> Iterator[Share]:
+        """Where `seconds` of a wait come from, that `way` led to through the roles `seen`."""
+        if seconds < _LEAST * self._index.run.seconds:
+            return
+        if part.kind == "rows" and len(way) < _DEEPEST:
+            found = self._makers(part, process, seen)
+            for other, of in found:
+                step = Step(process, part, seconds * of)
+                yield from self._blame(other, seconds * of, weight * of, (*way, step), seen | {other.role})
+            if not found:
+                yield Share("plane", process, part, seconds, way)
+        elif part.kind in ROOM and len(way) < _DEEPEST:
+            yield from self._room(part, process, seconds, weight, way, seen)
+        elif part.kind == "collective" and isinstance(part.at, Line) and len(way) < _DEEPEST:
+            yield from self._meeting(part.at, part, process, seconds, weight, way, seen)
+        else:
+            kind = "limit" if part.kind in PERMITS else "budget" if part.kind == "memory" else part.kind
+            yield Share(kind if kind != "rows" else "plane", process, part, seconds, way)
+
+    def _room(
+        self, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+    ) -> Iterator[Share]:
+        """Of a wait for room: back from each ack that gave some, or to the limit where that closes a circle."""
+        ended = sum(ender.seconds for ender in part.enders) or 1.0
+        left = seconds
+        for ender in part.enders:
+            of = ender.seconds / ended
+            other = self._index.by_key.get((process.node, ender.client))
+            if other is None and part.kind == "memory" and ender.client == 0:
+                yield Share("disk", process, part, seconds * of, way)
+                left -= seconds * of
+            elif other is not None and other.role not in seen:
+                step = Step(process, part, seconds * of)
+                yield from self._blame(other, seconds * of, weight * of, (*way, step), seen | {other.role})
+                left -= seconds * of
+        if left > 1e-9:
+            yield Share("budget" if part.kind == "memory" else "limit", process, part, left, way)
+
+    def _meeting(
+        self, line: Line, part: Part, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+    ) -> Iterator[Share]:
+        """Of a wait in a collective: back to what the last rank to come spends longer on, and to the collective."""
+        at = line.file, line.function
+        found = last_to_come(self._index.run.processes, at, process.role)
+        own = meetings(process)[at]
+        left = seconds
+        if found is not None and found[0] is not process:
+            late, least = found
+            every = {self._key(each): each for each in self._parts[late.key] if each.kind != "collective"}
+            mine = {self._key(each): each.seconds / process.total for each in self._parts[process.key]}
+            more = longer({key: each.seconds / late.total for key, each in every.items()}, mine)
+            owed = seconds * max(0.0, 1.0 - least / own) if more else 0.0
+            left -= owed
+            step = Step(process, part, owed)
+            for key, of in more.items():
+                if every[key].kind == "code":
+                    yield Share("code", late, every[key], owed * of, (*way, step))
+                else:
+                    yield from self._follow(every[key], late, owed * of, weight, (*way, step), seen | {late.role})
+        if left > 0:
+            yield Share("collective", process, part, left, way)
+
+    @staticmethod
+    def _key(part: Part) -> tuple[str, str, int]:
+        return part.kind, part.at.file, part.at.line
+
+    def _makers(self, part: Part, process: Process, seen: frozenset[str]) -> list[tuple[Process, float]]:
+        """Who made the rows that were waited for, with weights of sum 1: as the node saw it, else by the stream. Those
+        that wait for room themselves count less: they are not who is waited for."""
+        weights: dict[tuple[str, int], float] = {}
+        for ender in part.enders:
+            other = self._index.by_key.get((process.node, ender.client))
+            if other is not None and other.role not in seen:
+                weights[other.key] = weights.get(other.key, 0.0) + ender.seconds
+        place = part.at
+        if not weights and isinstance(place, Place):
+            stream = part.what or place.said.get("stream", "")
+            for other, made in self._index.feeders(stream, place.said.get("columns", []), process.role):
+                if other.role not in seen:
+                    weights[other.key] = weights.get(other.key, 0.0) + 1.0 / max(1, made.count)
+        for key in weights:
+            weights[key] *= max(_BLOCKED, 1.0 - self._share(self._index.by_key[key], ROOM))
+        total = sum(weights.values())
+        return [(self._index.by_key[key], weight / total) for key, weight in weights.items()] if total else []
+
+    def _share(self, process: Process, kinds: tuple[str, ...]) -> float:
+        """The share of its time that a process waits for these."""
+        return sum(part.seconds for part in self._parts[process.key] if part.kind in kinds) / process.total
+
+    def _blame(
+        self, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+    ) -> Iterator[Share]:
+        """Spread `seconds` that others waited for this process over what it spends its time on; it is `weight` of those
+        that they waited for. What it waits for itself comes first: where it is starved or blocked for as long as that,
+        its own work is not what keeps the others waiting."""
+        every = self._parts[process.key]
+        circles = [part for part in every if part.kind in ROOM and self._circles(part, process, seen)]
+        blocked = self._blocked(process, seen)
+        own = sum(part.seconds for part in circles)
+        first = [(part, part.seconds * min(1.0, blocked * process.total / own)) for part in circles if own]
+        first += [(part, part.seconds) for part in every if part.kind == "rows"]
+        scale = weight * self._index.run.seconds / process.total
+        waited = max(sum(each for _, each in first) * scale, 1e-12)
+        for part, each in first:
+            given = each * scale * min(1.0, seconds / waited)
+            yield from self._follow(part, process, given, weight, way, seen)
+        rest = [part for part in every if part not in circles and part.kind != "rows"]
+        left, total = seconds - min(seconds, waited), sum(part.seconds for part in rest)
+        for part in rest if total else ():
+            given = left * part.seconds / total
+            if part.kind == "code":
+                yield Share("code", process, part, given, way)
+            else:
+                yield from self._follow(part, process, given, weight, way, seen)
+
+    def _blocked(self, process: Process, seen: Seen) -> float:
+        """The share of its time for which each process of its role is blocked by roles that the way came through: where
+        one of them is not, it is the one that is waited for, and no limit."""
+        shares = []
+        for each in self._index.by_role[process.role]:
+            blocked = [part.seconds for part in self._parts[each.key] if self._circles(part, each, seen)]
+            shares.append(sum(blocked) / each.total)
+        return min(shares)
+
+    def _circles(self, part: Part, process: Process, seen: Seen) -> bool:
+        """Whether most of a wait for room was ended by roles that the way came through."""
+        if part.kind not in ROOM:
+            return False
+        back = 0.0
+        for ender in part.enders:
+            other = self._index.by_key.get((process.node, ender.client))
+            back += ender.seconds if other is not None and other.role in seen - {process.role} else 0.0
+        return back > 0.5 * sum(ender.seconds for ender in part.enders)

@@ -1,0 +1,121 @@
+"""What a diagnosis says: causes, ranked by the seconds of a step that each costs.
+
+Values only, which others show: the command, the page, tests. As JSON they are objects with the names of these fields,
+and what was written by `Diagnosis.json` is read back by `Diagnosis.read`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+
+from dataplane.errors import Misuse
+
+Kind = Literal[
+    "code",  # a line of user code takes long
+    "skew",  # a line of user code takes as long as its rows are, and those differ much
+    "tail",  # a line of user code takes much longer at times, whatever its rows are
+    "lock",  # a line of user code waits for a lock, a thread or a process
+    "straggler",  # one process takes longer than those alike
+    "host",  # the processes of one host take longer than those alike
+    "ack",  # a consumer holds rows for long before it acks them
+    "budget",  # producers wait for memory
+    "disk",  # what was spilled, or is to be, waits for the disk
+    "link",  # bytes of another host are waited for
+    "prefetch",  # bytes are asked for only when they are needed
+    "limit",  # max_lag, max_rows or max_bytes keeps two roles from working at a time
+    "partition",  # calls wait for the one host whose partition most rows go to
+    "processor",  # what could have run had no processor, since the job's own processes want more than there are
+    "collective",  # collectives themselves: ranks wait there, all alike
+    "plane",  # calls into the plane themselves
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One wait of a chain: a process of `role` on `host` waits at a line for something of this kind ("rows", "max_lag",
+    "max_rows", "max_bytes", "memory", "disk", "fetch", "collective"), `seconds` of a step."""
+
+    role: str
+    host: str
+    file: str
+    line: int
+    function: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that nobody else delays. `seconds` of each step are lost by it, `share` of the step. `processes` are
+    the ids of those that show it. `chain` leads to it: the wait of the last role first. `setting` is what to change:
+    an argument or role; empty where it is code."""
+
+    kind: Kind
+    file: str
+    line: int
+    function: str
+    role: str
+    host: str
+    processes: tuple[int, ...]
+    seconds: float
+    share: float
+    chain: tuple[Link, ...]
+    setting: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the processes of a role did, in shares of their time: in user code, and waiting, by kind."""
+
+    name: str
+    processes: int
+    hosts: tuple[str, ...]
+    busy: float
+    waiting: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """A host whose processors others than the job take: each step waits `seconds` for one, `share` of it. Of its
+    `processors` the job had `job` on average and others `others`. No cause: no change of the job mends it."""
+
+    host: str
+    processors: int
+    job: float
+    others: float
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What `seconds` of a job were spent on. A step is one delivery to each process of `role`, which is the last of the
+    pipeline; `step_s` is what it takes, and `lost_s` as much of it as that role waited. `notes`: what could not be
+    seen, and hosts that are `crowded`."""
+
+    seconds: float
+    role: str
+    steps: float
+    step_s: float
+    lost_s: float
+    causes: tuple[Cause, ...]
+    roles: tuple[Role, ...]
+    notes: tuple[str, ...] = ()
+    crowded: tuple[Crowded, ...] = ()
+
+    def json(self) -> str:
+        """As JSON: an object of these fields, causes in the order of what they cost."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Diagnosis:
+        """What `json` wrote. Raises Misuse for other text."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise Misuse(f"not a diagnosis: {error}") from None

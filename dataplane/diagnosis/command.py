@@ -1,0 +1,61 @@
+"""`dataplane diagnose`: a running job looked at for some seconds, or two runs that were kept."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from dataplane.diagnosis.diagnosis import compared, diagnosed, watched
+from dataplane.diagnosis.graph import Look, Run
+from dataplane.diagnosis.text import as_text
+
+
+class Looking(Protocol):
+    """A plane, as far as this needs one."""
+
+    async def graphs(self) -> Look:
+        """See `AsyncPlane.graphs`."""
+
+
+Connect = Callable[[argparse.Namespace], AbstractAsyncContextManager[Looking]]
+"""How to connect to the node that a command line names."""
+
+
+def add_parser(commands: argparse._SubParsersAction[Any], connect: Connect) -> None:
+    """Add `diagnose` to the commands."""
+    parser = commands.add_parser("diagnose", help="say why a step of a running job takes as long as it does")
+    parser.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="look for so long (default: 10)")
+    parser.add_argument("--role", metavar="NAME", help="whose deliveries are steps (default: the last's)")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="keep what was seen in this file, for --compare")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar="RUN", help="of two such files: why the larger does not scale"
+    )
+    parser.add_argument("--read", type=Path, metavar="RUN", help="diagnose such a file")
+    parser.add_argument("--causes", type=int, default=5, metavar="N", help="name at most so many (default: 5)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=lambda chosen: _diagnose(chosen, connect))
+
+
+def _diagnose(chosen: argparse.Namespace, connect: Connect) -> int:
+    if not 0.5 <= chosen.seconds <= 86400:
+        raise ValueError(f"a job is looked at for 0.5 to 86400 seconds, not {chosen.seconds}")
+    if chosen.compare:
+        small, large = (Run.load(path) for path in chosen.compare)
+        found = compared(small, large, chosen.role)
+    else:
+        run = Run.load(chosen.read) if chosen.read else asyncio.run(_watch(chosen, connect))
+        if chosen.out:
+            run.save(chosen.out)
+        found = diagnosed(run, chosen.role)
+    print(found.json() if chosen.json else as_text(found, chosen.causes))
+    return 0
+
+
+async def _watch(chosen: argparse.Namespace, connect: Connect) -> Run:
+    async with connect(chosen) as plane:
+        return await watched(plane.graphs, asyncio.sleep, chosen.seconds)

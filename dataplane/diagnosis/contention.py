@@ -1,0 +1,178 @@
+"""What calls and code owe to the hosts that they run on: processors that are short, and partitions that are hot.
+
+The kernel counts for a thread how long it ran, and how long it was ready to run and had no processor (`schedstat`). Of
+a thread that computes for `ran_s` and queues for `queued_s`, what it does takes `(ran_s + queued_s) / ran_s` times as
+long as it would alone: `queued_s / (ran_s + queued_s)` of the time is the host's, and no more than was queued at all. A
+call of the plane is computed by the process and its node, so both count. Of code, which may sleep, it is what the
+process queued besides.
+
+A processor that is waited for is a cause of the job only as far as the job itself takes the processors. Each of its
+processes would, without the queueing, want `computed_s / (seconds - queued_s)` of one. Where that is no more than the
+host has, alone the job would not wait: what it waits is others' doing, is told as "crowded", and no change of the job
+mends it. Where it is more, the part of the demand that would go unmet alone, by the part that went unmet, is the job's.
+
+A call to another host shares its link with the bytes that are fetched over it. The part of the time in which some were
+on their way, at either end, is the part of such calls that is the link's: told as "fetch", at the line of the node that
+waits longest for bytes.
+
+A partition is hot where its host appends `STRAGGLES` times as many rows of a stream as those of the other hosts do, by
+more than falls to it by chance: groups are placed by their hashes, so n appends on k hosts give each a share of
+1/k with a standard deviation of sqrt((k - 1) / n) / k. What its own processes append may stay there, and is not counted
+as too much. Then calls of that stream wait for one host, where others could serve; so do other calls of the processes
+there.
+
+Pure: of a `graph.Run` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from dataplane.diagnosis.backtracking import Part, Share, parts
+from dataplane.diagnosis.detection import STRAGGLES, SURE
+from dataplane.diagnosis.graph import PRODUCING, Index, Line, Node, Place, Process
+
+
+def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
+    """The shares, with what is the host's as "processor" and "crowded", calls that wait behind bytes as "fetch", and
+    calls of hot partitions as "partition" at the line that appends the rows."""
+    hot = {stream: name for stream in index.producers if (name := hottest(index, stream))}
+    busy = {name: stream for stream, name in hot.items()}
+    used = {host.name: host for host in hosts(index)}
+    for share in shares:
+        of = _queued(share, index)
+        if of > 0:
+            node = index.run.nodes.get(share.process.node)
+            own = used[node.host].own if node is not None and node.host in used else 0.0
+            yield replace(share, kind="processor", seconds=share.seconds * of * own)
+            yield replace(share, kind="crowded", seconds=share.seconds * of * (1.0 - own))
+            share = replace(share, seconds=share.seconds * (1.0 - of))
+        at = share.part.at
+        stream = at.said.get("stream", "") if isinstance(at, Place) else ""
+        if stream not in hot and share.kind == "plane":
+            stream = busy.get(share.process.node, "")
+        maker = _maker(index, stream) if stream in hot and _unanswered(share) else None
+        if maker is not None:
+            process, place = maker
+            share = replace(share, kind="partition", process=process, part=Part("plane", place, share.part.seconds))
+        elif share.kind == "plane" and (behind := _behind(share, index)) is not None:
+            of, fetcher, part = behind
+            yield replace(share, kind="fetch", seconds=share.seconds * of, process=fetcher, part=part)
+            share = replace(share, seconds=share.seconds * (1.0 - of))
+        yield share
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host's processors: how many the job had on average, how many it would have alone if there were enough, and how
+    many others had."""
+
+    name: str
+    processors: int
+    job: float
+    wanted: float
+    others: float
+
+    @property
+    def own(self) -> float:
+        """The part of what waits for a processor that would wait if the job were alone."""
+        if self.wanted <= self.processors:
+            return 0.0
+        return min(1.0, (self.wanted - self.processors) / max(self.wanted - self.job, 1e-9))
+
+
+def hosts(index: Index) -> list[Host]:
+    """The hosts that tell of their processors, whatever number of nodes each has."""
+    found: dict[str, list[float]] = {}
+    for node in index.run.nodes.values():
+        if node.processors:
+            seconds = max(node.seconds or index.run.seconds, 1e-9)
+            _add(found.setdefault(node.host, [0.0, 0.0, 0.0, 0.0]), node, seconds)
+            busy = max(found[node.host][3], node.busy_s / seconds)
+            found[node.host][2:] = max(found[node.host][2], node.processors), busy
+    for process in index.run.processes:
+        at = index.run.nodes.get(process.node)
+        if at is not None and at.host in found:
+            _add(found[at.host], process, max(process.seconds, 1e-9))
+    return [
+        Host(name, int(count), job, wanted, max(0.0, busy - job)) for name, (job, wanted, count, busy) in found.items()
+    ]
+
+
+def _add(sums: list[float], each: Process | Node, seconds: float) -> None:
+    """Add how many processors a process had, and would have had without queueing."""
+    computed_s = max(each.computed_s, each.ran_s)
+    sums[0] += computed_s / seconds
+    sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
+
+
+def _behind(share: Share, index: Index) -> tuple[float, Process, Part] | None:
+    """Of a call: the part of the time in which bytes were on their way from or to its node, and who waits there for
+    bytes the longest. None for a call that fetches, or where nobody does."""
+    fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
+    if len(fetching) < 2 or not any(fetching) or share.part.kind != "plane":
+        return None
+    here = index.run.nodes.get(share.process.node)
+    waiting = [
+        (process, part)
+        for process in index.run.processes
+        if process.node == share.process.node
+        for part in parts(process)
+        if part.kind == "fetch"
+    ]
+    if here is None or not waiting:
+        return None
+    free = math.prod(1.0 - min(1.0, each) for each in fetching)
+    return 1.0 - free, *max(waiting, key=lambda each: each[1].seconds)
+
+
+def _unanswered(share: Share) -> bool:
+    """Whether a call took its time, or waited for what no known process ended: so look all that wait for a partition of
+    another host, whatever they ask it for."""
+    return share.kind in ("plane", "limit", "budget", "disk") and not any(each.client for each in share.part.enders)
+
+
+def _queued(share: Share, index: Index) -> float:
+    """The part of a share in which a processor was waited for."""
+    process = share.process
+    if share.kind == "plane" and share.part.kind == "plane":  # and no wait for rows that nobody is known to make
+        return _of_calls(process, index)
+    if share.kind == "code" and isinstance(share.part.at, Line):
+        called = sum(place.seconds for place in process.places)
+        left = process.queued_s - called * _of_calls(process, index)
+        return min(1.0, max(0.0, left) / max(sum(line.seconds for line in process.lines), 1e-9))
+    return 0.0
+
+
+def _of_calls(process: Process, index: Index) -> float:
+    """The part of a process's calls of the plane in which it or its node waited for a processor."""
+    node = index.run.nodes.get(process.node)
+    ran, queued = process.ran_s, process.queued_s
+    if node is not None:
+        ran, queued = ran + node.ran_s, queued + node.queued_s
+    called = sum(place.seconds for place in process.places)
+    return min(queued / (ran + queued), queued / max(called, 1e-9), 1.0) if queued > 0 else 0.0
+
+
+def hottest(index: Index, stream: str) -> str:
+    """The node whose partition of a stream is hot; empty for none."""
+    rows = {name: node.rows.get(stream, 0) for name, node in index.run.nodes.items()}
+    total, count = sum(rows.values()), len(rows)
+    if count < 2 or not total:
+        return ""
+    name = max(rows, key=lambda each: rows[each])
+    made = [(process.node, place.count) for process, place in index.producers.get(stream, ()) if place.kind != "extend"]
+    appends = max(1, sum(each for _, each in made))
+    own = sum(each for node, each in made if node == name) / appends
+    more = rows[name] / total - max(own, 1.0 / count)
+    chance = math.sqrt((count - 1) / appends) / count
+    others = (total - rows[name]) / (count - 1)
+    return name if rows[name] >= STRAGGLES * others and more > SURE * chance else ""
+
+
+def _maker(index: Index, stream: str) -> tuple[Process, Place] | None:
+    """Who appends to a stream, and where: the one who waits longest for it."""
+    made = [each for each in index.producers.get(stream, ()) if each[1].kind in PRODUCING and each[1].kind != "extend"]
+    return max(made, key=lambda each: each[1].seconds, default=None)

@@ -1,0 +1,372 @@
+"""The performance graph of a job: what its processes reported between two moments, and who waited for whom.
+
+A `Run` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is kept in a file for
+`--compare`. Places and lines are told by file and line; waits name the process and place that ended them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dataplane.errors import Misuse
+
+CONSUMING = ("consume", "deliveries", "take", "loader", "__iter__", "__next__")
+PRODUCING = ("append", "extend", "send", "flush", "append_block")
+_QUESTIONS = ("stats", "streams", "members", "tables", "graphs", "diagnose", "diagnosed")
+IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
+"""Calls that are no part of a step."""
+
+
+class Place(msgspec.Struct, array_like=True):
+    """See `recorder.Place`: a line that calls the plane, with its sums."""
+
+    number: int
+    file: str
+    line: int
+    function: str
+    kind: str
+    said: dict[str, Any]
+    count: int
+    exact_s: float
+    stood_s: float
+    gap_s: float
+    gaps: list[int]
+    sized: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """In calls: as they were timed, or as the thread was seen to stand in one that has not ended."""
+        return self.stood_s if self.stood_s > 1.5 * self.exact_s + 0.3 else self.exact_s
+
+    def since(self, before: Place) -> Place:
+        """What was added since."""
+        gaps = [now - then for now, then in zip(self.gaps, before.gaps or [0] * len(self.gaps), strict=True)]
+        sized = [now - then for now, then in zip(self.sized, before.sized or [0.0] * len(self.sized), strict=True)]
+        return msgspec.structs.replace(
+            self,
+            count=self.count - before.count,
+            exact_s=self.exact_s - before.exact_s,
+            stood_s=self.stood_s - before.stood_s,
+            gap_s=self.gap_s - before.gap_s,
+            gaps=gaps,
+            sized=sized,
+        )
+
+
+class Line(msgspec.Struct, array_like=True):
+    """A line of user code, and how long threads stood there. `first`: of its function. `via`: what of a library was
+    called there, empty for nothing. `squares`: the sum of the squares of its seconds between two calls of the plane."""
+
+    file: str
+    line: int
+    function: str
+    first: int
+    via: str
+    seconds: float
+    squares: float = 0.0
+
+
+class Ender(msgspec.Struct, array_like=True):
+    """Who ended waits: the client's number at its node, 0 for the node itself, and its place."""
+
+    client: int
+    place: int
+    count: int
+    seconds: float
+
+
+class Waited(msgspec.Struct, array_like=True):
+    """Waits of one place for one thing."""
+
+    place: int
+    kind: str
+    what: str
+    count: int
+    seconds: float
+    enders: list[Ender]
+
+
+class _Graph(msgspec.Struct):
+    pid: int
+    role: str
+    seconds: float
+    places: list[Place]
+    lines: list[Line]
+    ran_s: float = 0.0
+    queued_s: float = 0.0
+    computed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, over `seconds`: how long its loop ran and queued for a processor, and the rows that were appended to
+    partitions that it leads, by stream. `computed_s`: of all its threads. `processors` of its host, which ran `busy_s`
+    in all; 0 where that is not known. `fetching_s`: for how long bytes of other hosts were on their way to it."""
+
+    host: str
+    ran_s: float = 0.0
+    queued_s: float = 0.0
+    rows: dict[str, int] = field(default_factory=dict)
+    computed_s: float = 0.0
+    processors: int = 0
+    busy_s: float = 0.0
+    fetching_s: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Process:
+    """One process, over `seconds`. `ran_s` and `queued_s`: how long its main thread ran, and queued for a processor;
+    `computed_s`: how long its threads ran, all together."""
+
+    node: str
+    host: str
+    number: int
+    pid: int
+    label: str
+    role: str
+    seconds: float
+    places: list[Place]
+    lines: list[Line]
+    waits: list[Waited]
+    ran_s: float = 0.0
+    queued_s: float = 0.0
+    computed_s: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """By which waits name it."""
+        return self.node, self.number
+
+    @property
+    def total(self) -> float:
+        """Seconds of its threads that are accounted for, at least those that it lived."""
+        counted = sum(place.seconds for place in self.places) + sum(line.seconds for line in self.lines)
+        return max(self.seconds, counted, 1e-9)
+
+    def place(self, number: int) -> Place | None:
+        """The place of this number."""
+        return next((place for place in self.places if place.number == number), None)
+
+    @property
+    def main(self) -> Place | None:
+        """The place of the time between calls: before which the process is longest elsewhere."""
+        return max((p for p in self.places if p.gaps and sum(p.gaps) > 1), key=lambda p: p.gap_s, default=None)
+
+    @property
+    def rounds(self) -> int:
+        """How often it went round its loop: calls of the place that it consumes by, else produces by."""
+        for kinds in (CONSUMING, PRODUCING, ("put", "get")):
+            counts = [place.count for place in self.places if place.kind in kinds]
+            if max(counts, default=0) > 0:
+                return max(counts)
+        return 0
+
+
+@dataclass(slots=True)
+class Run:
+    """A job over `seconds`."""
+
+    seconds: float
+    processes: list[Process]
+    notes: list[str] = field(default_factory=list)
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write it, for `load`. Raises OSError."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        """What `save` wrote. Raises OSError, Misuse."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise Misuse(f"{path} is not a run of `dataplane diagnose --out`: {error}") from None
+
+
+_TIMES = ("ran_s", "queued_s", "computed_s", "busy_s", "fetching_s", "seconds")
+
+Look = Mapping[str, Any]
+"""What nodes told, as `Figures` of `Graphs` has it."""
+
+
+def between(before: Look, after: Look, seconds: float) -> Run:
+    """The run from one look to another, about `seconds` later. Processes that came in between count from then; those
+    that went are left out. Raises Misuse where it is no such thing."""
+    earlier = {(node["node"], each["number"]): each for node in before["nodes"] for each in node["clients"]}
+    found, notes = [], []
+    for node in after["nodes"]:
+        if node.get("error"):
+            notes.append(f"the node at {node['host']} did not tell: {node['error']}")
+        if node.get("left_out"):
+            notes.append(f"{node['left_out']} processes of node {node['node']} are left out: there are too many")
+        for each in node["clients"]:
+            process = _process(node, each, earlier.get((node["node"], each["number"])), seconds)
+            if process is not None:
+                found.append(process)
+    gone = earlier.keys() - {process.key for process in found}
+    if gone:
+        notes.append(f"{len(gone)} processes ended, or did nothing, meanwhile")
+    return Run(seconds, _named(found), notes, _nodes(before, after))
+
+
+def _nodes(before: Look, after: Look) -> dict[str, Node]:
+    """By name, what nodes did from one look to the other."""
+    earlier = {node["node"]: node for node in before["nodes"]}
+    found = {}
+    for node in after["nodes"]:
+        then = earlier.get(node["node"], {})
+        rows = {name: count - then.get("rows", {}).get(name, 0) for name, count in node.get("rows", {}).items()}
+        if node["node"]:
+            times = {name: max(0.0, node.get(name, 0.0) - then.get(name, 0.0)) for name in _TIMES}
+            made = {name: max(0, count) for name, count in rows.items()}
+            found[node["node"]] = Node(node["host"], rows=made, processors=node.get("processors", 0), **times)
+    return found
+
+
+def _process(node: Look, now: Look, before: Look | None, seconds: float) -> Process | None:
+    try:
+        graph = msgspec.msgpack.decode(now["graph"], type=_Graph)
+        waits = msgspec.convert(now["waits"], list[Waited])
+        then = msgspec.msgpack.decode(before["graph"], type=_Graph) if before is not None else None
+        waited = msgspec.convert(before["waits"], list[Waited]) if before is not None else []
+    except msgspec.MsgspecError as error:
+        raise Misuse(f"process {now.get('pid')} reported no performance graph: {error}") from None
+    places, lines = graph.places, graph.lines
+    if then is not None:
+        old = {place.number: place for place in then.places}
+        places = [place.since(old[place.number]) if place.number in old else place for place in places]
+        stood = {(line.file, line.line): line for line in then.lines}
+        lines = [_line_since(line, stood.get((line.file, line.line))) for line in lines]
+        waits = _since(waits, waited)
+        seconds = graph.seconds - then.seconds
+        graph.ran_s, graph.queued_s = graph.ran_s - then.ran_s, graph.queued_s - then.queued_s
+        graph.computed_s -= then.computed_s
+    else:
+        seconds = min(seconds, graph.seconds)
+    places = [place for place in places if place.kind not in IDLE and (place.count or place.seconds)]
+    lines = [line for line in lines if line.seconds > 0]
+    if not any(place.number for place in places):
+        return None
+    where = (node["node"], node["host"], now["number"], graph.pid, now["label"], graph.role)
+    times = (max(0.0, each) for each in (graph.ran_s, graph.queued_s, graph.computed_s))
+    return Process(*where, max(seconds, 0.0), places, lines, waits, *times)
+
+
+def _line_since(line: Line, before: Line | None) -> Line:
+    """What was added since. A line that was forgotten in between, and met again, counts from then."""
+    if before is None or before.seconds > line.seconds:
+        return line
+    squares = max(0.0, line.squares - before.squares)
+    return msgspec.structs.replace(line, seconds=line.seconds - before.seconds, squares=squares)
+
+
+def _since(waits: list[Waited], before: list[Waited]) -> list[Waited]:
+    old = {(each.place, each.kind, each.what): each for each in before}
+    found = []
+    for each in waits:
+        then = old.get((each.place, each.kind, each.what))
+        if then is not None:
+            ended = {(ender.client, ender.place): ender for ender in then.enders}
+            enders = []
+            for ender in each.enders:
+                was = ended.get((ender.client, ender.place))
+                if was is not None:
+                    ender = Ender(ender.client, ender.place, ender.count - was.count, ender.seconds - was.seconds)
+                enders.append(ender)
+            count, seconds = each.count - then.count, each.seconds - then.seconds
+            each = Waited(each.place, each.kind, each.what, count, seconds, [e for e in enders if e.seconds > 0])
+        if each.seconds > 0:
+            found.append(each)
+    return found
+
+
+def _named(processes: list[Process]) -> list[Process]:
+    """With their roles: as they say, by the task that they consume for, else by the function that calls."""
+    hosts = defaultdict(set)
+    for process in processes:
+        hosts[process.host].add(process.node)
+    for process in processes:
+        if len(hosts[process.host]) > 1:  # several nodes on one machine
+            process.host = f"{process.host}/{process.node[:6]}"
+        if process.role:
+            continue
+        tasks = {p.said["task"]: p.count for p in process.places if p.kind in CONSUMING and "task" in p.said}
+        if tasks:
+            process.role = max(tasks, key=lambda task: tasks[task])
+        else:
+            main = max(process.places, key=lambda p: (p.kind in PRODUCING, p.count))
+            process.role = main.function.rpartition(".")[2].strip("<>")
+    return processes
+
+
+class Index:
+    """The processes of a run, by what they are looked for."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.by_key = {process.key: process for process in run.processes}
+        self.by_role: defaultdict[str, list[Process]] = defaultdict(list)
+        for process in run.processes:
+            self.by_role[process.role].append(process)
+
+    @cached_property
+    def producers(self) -> dict[str, list[tuple[Process, Place]]]:
+        """By stream, who appends to it or extends its rows."""
+        found: defaultdict[str, list[tuple[Process, Place]]] = defaultdict(list)
+        for process in self.run.processes:
+            for place in process.places:
+                if place.kind in PRODUCING and place.said.get("stream"):
+                    found[place.said["stream"]].append((process, place))
+        return dict(found)
+
+    def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[Process, Place]]:
+        """Who makes rows of a stream ready for a consumer of these columns, other than the role `but`: those that bring
+        columns in an extend, since they come last; else those that append."""
+        made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]
+        asked = set(columns)
+        late = [each for each in made if each[1].kind == "extend" and asked & set(each[1].said.get("columns", ()))]
+        return late or [each for each in made if each[1].kind != "extend"]
+
+    @cached_property
+    def depth(self) -> dict[str, int]:
+        """By role, how many roles its rows come through."""
+        feeds: defaultdict[str, set[str]] = defaultdict(set)
+        for process in self.run.processes:
+            for place in process.places:
+                if place.kind in CONSUMING and place.said.get("stream"):
+                    columns = place.said.get("columns", [])
+                    for feeder, _ in self.feeders(place.said["stream"], columns, process.role):
+                        feeds[process.role].add(feeder.role)
+        depth = dict.fromkeys(self.by_role, 0)
+        for _ in range(len(depth)):
+            for role, before in feeds.items():
+                depth[role] = max(depth[role], min(len(depth), 1 + max(depth[each] for each in before)))
+        return depth
+
+    def last(self) -> str:
+        """The role of which a delivery is a step: it consumes, at the end of the pipeline. Empty for none."""
+        words = ("actor", "train", "learn", "update", "policy", "optim")
+        consuming = [
+            role
+            for role, processes in self.by_role.items()
+            if any(place.kind in CONSUMING for process in processes for place in process.places)
+        ]
+        feeding = {
+            feeder.role
+            for process in self.run.processes
+            for place in process.places
+            if place.kind in CONSUMING and place.said.get("stream")
+            for feeder, _ in self.feeders(place.said["stream"], place.said.get("columns", []), process.role)
+        }
+        ends = [role for role in consuming if role not in feeding] or consuming
+        named = {role: any(word in role.lower() for word in words) for role in ends}
+        return max(ends, key=lambda role: (named[role], self.depth[role], role), default="")

@@ -1,0 +1,265 @@
+"""The structure graph of a source file: its functions, loops, branches and calls, contracted to what matters.
+
+Of ScalAna's program structure graph: a loop or function that holds communication is kept with its statements apart; one
+that holds none is one vertex, whatever is in it; statements beside each other that do not communicate are one each.
+Communication are calls of a plane, stream, table, delivery, loader or appender, of collectives, and of functions of the
+same file that hold some. A name is taken for a plane or stream by what it was assigned from; lines at which calls were
+seen at run time count as well.
+
+Nothing is imported or run: only `ast`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from dataplane.diagnosis.collectives import COLLECTIVES
+
+VertexKind = Literal["module", "function", "loop", "branch", "call", "lock", "code"]
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+CALLS = frozenset(
+    _words("put get draft seal append extend consume deliveries take ack nack renew flush prefetch free retain loader")
+)
+"""Methods of planes, streams, deliveries and appenders, and what makes a loader."""
+SOURCES = frozenset(["connect", "stream", "restore", "table", "appender", "consume", "deliveries", "take", "loader"])
+"""What gives something that those are methods of."""
+LOCKS = frozenset(["acquire", "join", "wait", "wait_for", "result", "flock", "lockf", "communicate"])
+"""Methods by which user code waits for another thread or process."""
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_BRANCHES = (ast.If, ast.Try, ast.Match)
+_WITHS = (ast.With, ast.AsyncWith)
+_LARGEST = 4 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Vertex:
+    """Lines `first` to `last` of a file. `name`: the function, the call, or the loop's head."""
+
+    kind: VertexKind
+    name: str
+    function: str
+    first: int
+    last: int
+    communicates: bool = False
+    parts: list[Vertex] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Vertex]:
+        yield self
+        for part in self.parts:
+            yield from part
+
+    def of(self, line: int) -> Vertex:
+        """The innermost vertex of the line."""
+        for part in self.parts:
+            if part.first <= line <= part.last:
+                return part.of(line)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The graph of one file."""
+
+    file: str
+    root: Vertex
+
+    def of(self, line: int) -> Vertex:
+        """The vertex that the line belongs to."""
+        return self.root.of(line)
+
+    def loop_of(self, line: int) -> Vertex | None:
+        """The innermost loop that holds the line and communicates."""
+        found, vertex = None, self.root
+        while True:
+            if vertex.kind == "loop" and vertex.communicates:
+                found = vertex
+            inner = next((part for part in vertex.parts if part.first <= line <= part.last), None)
+            if inner is None:
+                return found
+            vertex = inner
+
+
+def analysed(source: str, file: str = "", lines: Collection[int] = ()) -> Structure:
+    """The structure of a source. `lines`: at which calls of the plane were seen. Raises SyntaxError."""
+    tree = ast.parse(source)
+    return Structure(file, _Analysis(tree, frozenset(lines)).root)
+
+
+@lru_cache(maxsize=256)
+def _read(file: str, lines: frozenset[int]) -> Structure | None:
+    path = Path(file)
+    try:
+        if path.stat().st_size > _LARGEST:
+            return None
+        return analysed(path.read_text(), file, lines)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def structure_of(file: str, lines: Collection[int] = ()) -> Structure | None:
+    """As `analysed`, of a file; None where it cannot be read here, as one of another host."""
+    return _read(file, frozenset(lines))
+
+
+class _Analysis:
+    def __init__(self, tree: ast.Module, lines: frozenset[int]) -> None:
+        self._lines = lines
+        self._named = _planes(tree)
+        self._talking: set[str] = set()  # functions that communicate
+        functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+        while True:
+            found = {node.name for node in functions if any(self._communicates(part) for part in node.body)}
+            if found <= self._talking:
+                break
+            self._talking |= found
+        self.root = Vertex("module", "<module>", "<module>", 1, max(1, _end(tree)), communicates=True)
+        self.root.parts = self._parts(tree.body, "<module>", keep=True)
+
+    def _communicates(self, node: ast.AST) -> bool:
+        return any(self._is_call(each) for each in ast.walk(node))
+
+    def _is_call(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Call):
+            return False
+        if node.lineno in self._lines:
+            return True
+        called = node.func
+        if isinstance(called, ast.Name):
+            return called.id in self._talking or called.id == "loader"
+        if not isinstance(called, ast.Attribute):
+            return False
+        if called.attr in COLLECTIVES and _root(called.value) in ("dist", "torch", "collective", "ray"):
+            return True
+        if called.attr in self._talking and _root(called.value) in ("self", "cls"):
+            return True
+        return called.attr in CALLS and self._is_plane(called.value)
+
+    def _is_plane(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return node.func.attr in SOURCES
+        if isinstance(node, ast.Attribute):
+            return node.attr in self._named
+        return isinstance(node, ast.Name) and (node.id in self._named or node.id in ("dp", "dataplane", "collective"))
+
+    def _parts(self, body: list[ast.stmt], function: str, *, keep: bool) -> list[Vertex]:
+        """The vertices of statements, in a vertex that is kept."""
+        return [self._vertex(statement, function) for statement in body] if keep else []
+
+    def _vertex(self, node: ast.stmt, function: str) -> Vertex:
+        first, last = node.lineno, _end(node)
+        if isinstance(node, _FUNCTIONS):
+            return self._function(node, function)
+        if isinstance(node, ast.ClassDef):
+            made = Vertex("code", node.name, function, first, last, True)
+            made.parts = self._parts(node.body, _joined(function, node.name), keep=True)
+            return made
+        talks = self._communicates(node)
+        lock = _lock(node)
+        if lock and not talks:
+            made = Vertex("lock", lock, function, first, last)
+            made.parts = self._body(node, function) if isinstance(node, _WITHS) else []
+            return made
+        if isinstance(node, _LOOPS):
+            made = Vertex("loop", _head(node), function, first, last, talks)
+        elif isinstance(node, (*_BRANCHES, *_WITHS)):
+            made = Vertex("branch", _head(node), function, first, last, talks)
+        else:
+            return Vertex("call" if talks else "code", _head(node), function, first, last, talks)
+        if talks:
+            made.parts = self._body(node, function)
+        return made
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, function: str) -> Vertex:
+        name = _joined(function, node.name)
+        talks = node.name in self._talking
+        made = Vertex("function", name, name, node.lineno, _end(node), talks)
+        inner = talks or any(_lock(each) for each in ast.walk(node) if isinstance(each, ast.stmt))
+        nested: list[ast.stmt] = [each for each in node.body if isinstance(each, (*_FUNCTIONS, ast.ClassDef))]
+        made.parts = self._parts(list(node.body if inner else nested), name, keep=True)
+        return made
+
+    def _body(self, node: ast.stmt, function: str) -> list[Vertex]:
+        parts: list[Vertex] = []
+        for name in ("body", "orelse", "finalbody"):
+            parts += self._parts(getattr(node, name, []), function, keep=True)
+        for inner in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
+            parts += self._parts(inner.body, function, keep=True)
+        return parts
+
+
+def _planes(tree: ast.AST) -> set[str]:
+    """Names and attributes that were assigned a plane, a stream, or what those give."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.withitem):
+            pairs = [(node.optional_vars, node.context_expr)]
+        elif isinstance(node, ast.For | ast.AsyncFor):
+            pairs = [(node.target, node.iter)]
+        elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            said = ast.unparse(node.annotation)
+            if any(name in said for name in ("Stream", "Plane", "Delivery", "Appender", "Table")):
+                found.add(node.arg if isinstance(node, ast.arg) else ast.unparse(node.target).rpartition(".")[2])
+        for target, value in pairs:
+            value = value.value if isinstance(value, ast.Await) else value
+            if isinstance(value, ast.Call) and target is not None:
+                called = value.func
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+                if name in SOURCES:
+                    found |= {ast.unparse(each).rpartition(".")[2] for each in _targets(target)}
+    return found
+
+
+def _targets(node: ast.AST) -> list[ast.AST]:
+    return list(node.elts) if isinstance(node, ast.Tuple) else [node]
+
+
+def _lock(node: ast.AST) -> str:
+    """What a statement waits for by itself: "with lock", "thread.join()"; empty for nothing."""
+    if isinstance(node, _WITHS):
+        for item in node.items:
+            said = ast.unparse(item.context_expr)
+            if any(word in said.lower() for word in ("lock", "mutex", "semaphore", "condition")):
+                return f"with {said}"[:80]
+        return ""
+    if not isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign | ast.Return):
+        return ""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in LOCKS:
+            if each.func.attr == "join" and (each.args or isinstance(each.func.value, ast.Constant)):
+                continue  # of a text, or of a path
+            return ast.unparse(each)[:80]
+    return ""
+
+
+def _head(node: ast.stmt) -> str:
+    return ast.unparse(node).partition("\n")[0][:80]
+
+
+def _joined(function: str, name: str) -> str:
+    return name if function == "<module>" else f"{function}.{name}"
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _end(node: ast.AST) -> int:
+    ends = [getattr(each, "end_lineno", None) or 0 for each in ast.walk(node)]
+    return max(ends, default=1)

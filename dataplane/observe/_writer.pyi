@@ -1,0 +1,3 @@
+from dataplane.observe.ring import PlainWriter
+
+class Writer(PlainWriter): ...

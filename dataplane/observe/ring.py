@@ -1,0 +1,338 @@
+"""The last events of a process, in shared memory: what `dataplane trace` draws and what latencies are counted from.
+
+A node gives each client a ring: a sealed memfd that the client writes and the node reads. The client records one event
+of 32 bytes at the end of each request and never waits; the node reads whenever it is asked to, also after the client
+has died. A node records what it does itself (spills, restores, fetches) in a ring of its own.
+
+What always holds: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never
+takes an event that is being written, and believes none of what stands there: codes, times and names are checked.
+
+Rejected: a lock (0.1 us uncontended, and a reader that dies would hold it); an index of the newest event (a second
+write for each event; the number in each event says the same); histograms that the client updates (as much again for
+each request; the node folds the events every `FOLD_S` instead).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+EVENTS = 1 << 15
+"""Events that a ring keeps: the last 10 seconds at 3,276 requests a second."""
+
+EVENT_BYTES = 32
+_THREADS = 63
+_NAME_BYTES = 56
+_HEAD_BYTES = 4096
+RING_BYTES = _HEAD_BYTES + EVENTS * EVENT_BYTES
+
+OPERATIONS = (
+    "",
+    "put",
+    "get",
+    "append",
+    "extend",
+    "consume",
+    "ack",
+    "reserve",
+    "seal",
+    "free",
+    "table write",
+    "table read",
+    "table take",
+    "fetch",
+    "spill",
+    "restore",
+    "wait",
+    "request",
+    "flow append",
+    "flow consume",
+    "flow grant",
+    "flow ack",
+    "failover",
+)
+"""What an event is of; its code is the place here. Codes never change: rings are read by other versions."""
+
+CODE = {name: code for code, name in enumerate(OPERATIONS)}
+
+EVENT = np.dtype(
+    [
+        ("began", "<u8"),
+        ("ended", "<u8"),
+        ("value", "<u8"),
+        ("code", "<u2"),
+        ("thread", "<u2"),
+        ("number", "<u4"),
+    ]
+)
+"""An event: nanoseconds of this host's monotonic clock, a value (bytes, or the identity of a flow), what it is of, the
+thread's place among the ring's names, and its number in the ring, modulo 2**32. Of a flow `ended` is the identity, and
+`value` how many follow each other."""
+
+Events = npt.NDArray[Any]
+
+_pack = struct.Struct("<QQQHHI").pack_into
+_clock = time.monotonic_ns
+_MASK = EVENTS - 1
+_WRAP = 0xFFFFFFFF
+_LOOKED = 64  # events that are looked at at a time for new ones
+_GUARD = 64  # the oldest events, one of which may be being written
+
+
+def create() -> int:
+    """The descriptor of the memory of a new ring, which nobody can make smaller or larger. Raises OSError."""
+    fd = os.memfd_create("dataplane-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, RING_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class _Own(threading.local):
+    """What a thread knows of itself."""
+
+    place: int
+
+
+class _Names:
+    """Gives the threads that record places among the names of a ring."""
+
+    __slots__ = ("_count", "_memory", "_own")
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._count = 0
+        self._own = _Own()
+
+    def place(self) -> int:
+        """The place of this thread; 0, which has no name, where there are too many."""
+        try:
+            return self._own.place
+        except AttributeError:
+            place = self._own.place = self._named()
+            return place
+
+    def _named(self) -> int:
+        """Give this thread a place. Identities are used again after a thread has ended, and say nothing."""
+        if self._count == _THREADS:
+            return 0
+        place = self._count = self._count + 1
+        name = threading.current_thread().name.encode(errors="replace")[:_NAME_BYTES]
+        native = threading.get_native_id()
+        at = place * 64
+        self._memory[at : at + 64] = struct.pack(f"<Q{_NAME_BYTES}s", native, name)
+        return place
+
+
+class PlainWriter:
+    """As the extension `_writer`, in Python: events in the memory from `offset` on, as many as a power of two."""
+
+    __slots__ = ("_mask", "_named", "_offset", "_stopped", "count", "last", "memory")
+
+    def __init__(self, memory: mmap.mmap, offset: int, events: int, named: Callable[[], int]) -> None:
+        self.memory = memory
+        self._offset = offset
+        self._mask = events - 1
+        self._named = named
+        self._stopped = False
+        self.count = 0
+        """The number of the event that was recorded last."""
+        self.last = 0
+        """When the event began that was recorded last, or is about to be: flows are told of it."""
+
+    def record(self, code: int, began: int, value: int = 0) -> None:
+        """An event that ends now. began: nanoseconds of the monotonic clock. Raises ValueError after `stop`."""
+        self.last = began
+        self._write(code, _clock(), value)
+
+    def flow(self, code: int, identity: int, count: int = 1) -> None:
+        """What the `last` event passes on, or takes: `count` identities that follow each other."""
+        self._write(code, identity & (1 << 64) - 1, count)
+
+    def _write(self, code: int, ended: int, value: int) -> None:
+        if self._stopped:
+            raise ValueError("the ring is closed")
+        number = self.count = self.count + 1
+        at = self._offset + ((number & self._mask) << 5)
+        _pack(self.memory, at, self.last, ended, value, code, self._named(), number & _WRAP)
+
+    def stop(self) -> None:
+        """Let the memory go. Idempotent."""
+        self._stopped = True
+
+
+try:
+    from dataplane.observe._writer import Writer as _Extension
+except ImportError:  # no C compiler when it was installed
+    WRITER: type[PlainWriter] = PlainWriter
+else:
+    WRITER = _Extension
+
+
+class Recorder:
+    """Writes a ring. One thread may use it at a time. `writer` is what writes, and takes a sixth of the time."""
+
+    __slots__ = ("_memory", "writer")
+
+    def __init__(self, fd: int | None = None, writer: type[PlainWriter] = WRITER) -> None:
+        """Over the memory of a descriptor, which stays the caller's; without one, over memory of this process alone.
+        Raises OSError."""
+        self._memory = mmap.mmap(-1 if fd is None else fd, RING_BYTES)
+        self.writer = writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
+
+    def record(self, code: int, began: int, value: int = 0) -> None:
+        """See `PlainWriter`."""
+        self.writer.record(code, began, value)
+
+    def reader(self) -> Reader:
+        """Reads this ring."""
+        return Reader(self._memory)
+
+    def close(self) -> None:
+        """Record nothing more. Idempotent. Whoever still records is told ValueError."""
+        self.writer.stop()
+        with suppress(BufferError):  # a reader looks at it; it goes with that
+            self._memory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread that recorded events: its number in the system, and its name."""
+
+    number: int
+    name: str
+
+
+class Reader:
+    """Reads a ring that another process, or this one, writes."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._events = np.frombuffer(memory, EVENT, EVENTS, _HEAD_BYTES)
+        self._folded = 0
+        self.missed = 0
+        """Events that were overwritten before `fresh` came to them."""
+
+    @classmethod
+    def of(cls, fd: int) -> Reader:
+        """Of the memory of a descriptor, which stays the caller's. Raises OSError."""
+        return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
+
+    def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
+        """A copy of the events that ended after `since`, in nanoseconds, the oldest first. Those that say what can not
+        be are left out."""
+        events = self._events.copy()
+        events = events[events["code"] > 0]
+        age = (_newest(events, self._folded) - events["number"].astype(np.int64)) & _WRAP
+        young = np.flatnonzero(age < EVENTS - _GUARD)
+        return _possible(events[young[np.argsort(-age[young], kind="stable")]], since, clock)
+
+    def fresh(self) -> Events:
+        """A copy of the events since the last call, each once; those that were overwritten meanwhile are counted."""
+        newest = self._last()
+        count = (newest - self._folded) & _WRAP
+        if count > EVENTS - _GUARD:
+            self.missed += count - (EVENTS - _GUARD)
+            count = EVENTS - _GUARD
+        self._folded = newest
+        return self._before(newest, count)
+
+    def past(self, most: int) -> Past:
+        """The newest events, at most so many, and the threads: what remains of the ring, which is let go."""
+        past = Past(self._before(self._last(), most), self.threads())
+        self.close()
+        return past
+
+    def _before(self, newest: int, count: int) -> Events:
+        """So many events up to this one."""
+        numbers = np.arange(newest - count + 1, newest + 1) & _WRAP
+        events: Events = self._events[numbers & _MASK]
+        whole: Events = events[
+            (events["number"] == numbers) & (events["code"] < len(OPERATIONS)) & (events["code"] > 0)
+        ]
+        return whole
+
+    def _last(self) -> int:
+        """The number of the newest event. Looks on from the last that was read, so that pages that were never written
+        stay untouched, and a ring in which nothing happens costs nothing."""
+        newest = self._folded
+        while True:
+            numbers = np.arange(newest + 1, newest + 1 + _LOOKED) & _WRAP
+            events = self._events[numbers & _MASK]
+            new = (events["number"] == numbers) & (events["code"] > 0)
+            if new.all():
+                newest = int(numbers[-1])
+                continue
+            first = int(np.argmin(new))
+            ahead = (int(events["number"][first]) - int(numbers[first])) & _WRAP
+            if events["code"][first] > 0 and 0 < ahead < 1 << 31:  # it was overwritten since
+                return _newest(self._events, self._folded)
+            return (newest + first) & _WRAP
+
+    def threads(self) -> dict[int, Thread]:
+        """The threads that recorded, by their places."""
+        found: dict[int, Thread] = {}
+        for place in range(1, _THREADS + 1):
+            number, name = struct.unpack_from(f"<Q{_NAME_BYTES}s", self._memory, place * 64)
+            if number:
+                text = name.rstrip(b"\0").decode(errors="replace")
+                found[place] = Thread(number, "".join(each if each.isprintable() else "?" for each in text))
+        return found
+
+    def close(self) -> None:
+        """Let the memory go. Idempotent."""
+        self._events = np.zeros(EVENTS, EVENT)
+        with suppress(BufferError):
+            self._memory.close()
+
+
+class Past:
+    """What remains of the ring of a process that has gone."""
+
+    def __init__(self, events: Events, threads: Mapping[int, Thread]) -> None:
+        self._events = events
+        self._threads = dict(threads)
+
+    def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
+        """See `Reader`."""
+        return _possible(self._events, since, clock)
+
+    def threads(self) -> dict[int, Thread]:
+        """See `Reader`."""
+        return self._threads
+
+
+def _newest(events: Events, folded: int) -> int:
+    """The number of the newest of these events; that of `folded`, where none is newer."""
+    ahead = (events["number"].astype(np.int64) - folded) & _WRAP
+    ahead = ahead[(events["code"] > 0) & (ahead < 1 << 31)]
+    return (folded + (int(ahead.max()) if len(ahead) else 0)) & _WRAP
+
+
+def _possible(events: Events, since: int, clock: Callable[[], int]) -> Events:
+    """Those that ended after `since`, and say what can be."""
+    ends = np.where(flows(events), events["began"], events["ended"])
+    fine = (ends > since) & (ends <= clock()) & (events["began"] <= ends) & (events["code"] < len(OPERATIONS))
+    kept: Events = events[fine]
+    return kept
+
+
+def flows(events: Events) -> npt.NDArray[np.bool_]:
+    """Which of the events are of flows."""
+    first, last = CODE["flow append"], CODE["flow ack"]
+    found: npt.NDArray[np.bool_] = (events["code"] >= first) & (events["code"] <= last)
+    return found

@@ -1,0 +1,113 @@
+"""A node's figures for monitoring, as a frozen value: what `/metrics`, the page and `ray.util.metrics` show.
+
+Its size is bounded whatever the streams: the `NAMED` with the most lag are by name, the rest is summed as `OTHERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from dataplane.observe.latency import Histogram
+from dataplane.observe.stats import Stats
+
+NAMED = 50
+"""Streams that are told of by name."""
+
+PAIRS = 200
+"""Tasks of those streams, all together, that are told of by name."""
+
+OTHERS = "(others)"
+"""The name of the sum of the rest, of streams or of tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFigures:
+    """A task of a stream on this node. lag: rows that it is not done with. Counts are of rows, since the stream was
+    made; of the sum of others, since the node's start."""
+
+    lag: int = 0
+    waiting: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    expired: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFigures:
+    """A stream, as far as this node leads it. oldest_s: the age of the oldest row; unfinished: rows in progress;
+    waiting: appends that wait."""
+
+    rows: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+    unfinished: int = 0
+    oldest_unfinished_s: float = 0.0
+    waiting: int = 0
+    appended: int = 0
+    tasks: Mapping[str, TaskFigures] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> int:
+        """Of the task that has the most."""
+        return max((task.lag for task in self.tasks.values()), default=0)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> StreamFigures:
+        """From plain values."""
+        tasks = {name: TaskFigures(**_known(TaskFigures, each)) for name, each in values.get("tasks", {}).items()}
+        return cls(**_known(cls, {**values, "tasks": tasks}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What `dataplane.client.observing.snapshot` returns. Totals count from the node's start and never go back.
+
+    stats: the node's figures, without those of streams and tables.
+    streams: by name, the `NAMED` with the most lag, and `OTHERS` for the sum of the rest.
+    appended, delivered, redelivered, acked, expired: rows of all streams that this node leads or led.
+    led, followed: partitions; failovers: of a leader that had gone, to this node; handoffs: of one that lives.
+    members: nodes of the cluster, 1 of a node that is alone; coordinated: whether the coordinator answers.
+    latencies: by operation, see `latency.MEASURED`; missed_events: those that histograms and traces lack.
+    """
+
+    stats: Stats
+    streams: Mapping[str, StreamFigures] = field(default_factory=dict)
+    streams_in_all: int = 0
+    appended: int = 0
+    delivered: int = 0
+    redelivered: int = 0
+    acked: int = 0
+    expired: int = 0
+    led: int = 0
+    followed: int = 0
+    failovers: int = 0
+    handoffs: int = 0
+    members: int = 1
+    coordinated: bool = True
+    latencies: Mapping[str, Histogram] = field(default_factory=dict)
+    missed_events: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Snapshot:
+        """What a node sent. What this version does not know is left out."""
+        made = {
+            "stats": Stats.of(values["stats"]),
+            "streams": {name: StreamFigures.of(each) for name, each in values.get("streams", {}).items()},
+            "latencies": {name: Histogram.of(each) for name, each in values.get("latencies", {}).items()},
+        }
+        return cls(**_known(cls, {**values, **made}))
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the values that this version knows."""
+    names = _names(kind)
+    return {name: value for name, value in values.items() if name in names}
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind))

@@ -1,0 +1,91 @@
+"""Why a step takes as long as it does, for the page: what `dataplane.diagnosis` finds, again and again.
+
+It looks only while somebody views the page, for `WATCH_S` at a time, and computes in a thread; where the diagnosis or
+the node's graphs are not there, there are no causes and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.errors import DataplaneError
+from dataplane.web.samples import clipped
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 10.0
+MAX_CAUSES = 5
+_LEAST = 0.02  # of a step: less is not worth a reader's time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One of `dataplane.diagnosis.causes`, in words: what it is, what it costs, where, the waits that lead to it, and
+    what to change."""
+
+    what: str
+    cost: str
+    where: str
+    chain: str
+    change: str
+
+
+class Causes:
+    """The newest of them."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Cause, ...] = ()
+
+    async def watch(self, plane: Any, wanted: Callable[[], Awaitable[object]]) -> None:
+        """Look until cancelled, whenever `wanted()` has come back."""
+        graphs = getattr(plane, "graphs", None)
+        try:
+            diagnosis = importlib.import_module("dataplane.diagnosis.diagnosis")
+        except ModuleNotFoundError:
+            return
+        while graphs is not None:
+            await wanted()
+            try:
+                run = await diagnosis.watched(graphs, asyncio.sleep, WATCH_S)
+                self.found = said(await asyncio.to_thread(diagnosis.diagnosed, run))
+            except DataplaneError as error:  # too little was seen, or a node does not answer
+                log.debug("no diagnosis: %s", error)
+                self.found = ()
+                await asyncio.sleep(WATCH_S)
+
+
+def said(diagnosis: Any) -> tuple[Cause, ...]:
+    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, and after them hosts that others
+    crowd."""
+    causes = [cause for cause in diagnosis.causes if cause.share >= _LEAST]
+    crowded = [each for each in diagnosis.crowded if each.share >= _LEAST]
+    return *map(_cause, causes[:MAX_CAUSES]), *map(_crowded, crowded[:MAX_CAUSES])
+
+
+def _crowded(crowded: Any) -> Cause:
+    return Cause(
+        what=clipped(f"Beside the causes: others crowd {crowded.host}"),
+        cost=f"{crowded.seconds:.2f} s of a step, {100 * crowded.share:.0f} %",
+        where=f"of its {crowded.processors} processors this job takes {crowded.job:.1f}, others {crowded.others:.1f}",
+        chain="",
+        change="no change of this job mends it",
+    )
+
+
+def _cause(cause: Any) -> Cause:
+    processes = f"{len(cause.processes)} processes" if len(cause.processes) != 1 else "one process"
+    chain = [f"{link.role} waits for {link.kind} ({link.seconds:.2f} s)" for link in cause.chain]
+    return Cause(
+        what=clipped(
+            f"{cause.role}: {cause.kind} in {cause.function}" if cause.function else f"{cause.role}: {cause.kind}"
+        ),
+        cost=f"{cause.seconds:.2f} s of a step, {100 * cause.share:.0f} %",
+        where=clipped(f"{cause.file}:{cause.line}, {processes} on {cause.host or 'all hosts'}"),
+        chain=" → ".join(clipped(link) for link in chain),
+        change=clipped(": ".join(filter(None, (cause.setting, cause.advice)))),
+    )

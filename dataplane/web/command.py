@@ -1,0 +1,120 @@
+"""`dataplane web`, and `dataplane node --web`, which runs the same in a process of its own beside the node."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dataplane.config import environment
+from dataplane.web.access import Access, host_and_port, is_loopback, read_token
+
+LISTEN = "127.0.0.1:8642"
+_NICE = 10
+_END_S = 5.0
+
+
+def add_parser(commands: Any) -> None:
+    """Add `web` to the commands."""
+    web = commands.add_parser("web", help="serve a live page of a node and its cluster, to browsers")
+    web.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    web.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where (default: {LISTEN}); port 0 is any")
+    web.add_argument("--token", type=Path, metavar="FILE", help="what viewers have to know; made if it is not there")
+    web.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    web.set_defaults(run=_web)
+
+
+def add_node_options(node: argparse.ArgumentParser) -> None:
+    """Add the options of a page beside a node."""
+    node.add_argument("--web", metavar="HOST:PORT", help="serve a live page too, from a process beside the node")
+    node.add_argument(
+        "--web-token", type=Path, metavar="FILE", help="what its viewers have to know; made if it is not there"
+    )
+
+
+def _web(chosen: argparse.Namespace) -> int:
+    address = chosen.address or environment().address
+    if address is None:
+        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    host, port = host_and_port(chosen.listen)
+    _check(host, chosen.token)
+    token, made = (None, False) if chosen.token is None else read_token(chosen.token)
+
+    def ready(url: str) -> None:
+        print(url, flush=True)
+        if made:
+            print(f"the token was made, in {chosen.token}; this opens the page with it: {url}#{token}", file=sys.stderr)
+
+    if chosen.until_eof:
+        os.nice(_NICE)
+    asyncio.run(_serve(address, host, port, Access(token), ready, until_eof=chosen.until_eof))
+    return 0
+
+
+def _check(host: str, token: Path | None) -> None:
+    if token is None and not is_loopback(host):
+        raise ValueError(
+            f"beyond loopback, as at {host!r}, viewers need a token: give a file, which is made if need be"
+        )
+
+
+async def _serve(
+    address: str, host: str, port: int, access: Access, ready: Callable[[str], None], *, until_eof: bool
+) -> None:
+    """Serve until SIGINT or SIGTERM or, if so asked, until standard input ends."""
+    from dataplane.web.feed import Feed
+    from dataplane.web.server import Server
+
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if until_eof:
+        loop.add_reader(sys.stdin.fileno(), stop.set)
+    feed = Feed(address)
+    async with Server(feed, host, port, access) as server:
+        looking = loop.create_task(feed.run())
+        ready(server.url)
+        stopped = loop.create_task(stop.wait())
+        await asyncio.wait((looking, stopped), return_when=asyncio.FIRST_COMPLETED)
+        for task in (looking, stopped):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await looking
+
+
+@contextmanager
+def beside(chosen: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """Within the block, what is to be called with the node's address once it listens: it starts the page, if one is
+    asked for. The page ends with the block, and with this process, however that ends. Raises ValueError."""
+    if chosen.web is None:
+        if chosen.web_token is not None:
+            raise ValueError("--web-token goes with --web")
+        yield lambda address: None
+        return
+    _check(host_and_port(chosen.web)[0], chosen.web_token)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(address: str) -> None:
+        command = [sys.executable, "-m", "dataplane.cli", "web", address, "--listen", chosen.web, "--until-eof"]
+        command += [] if chosen.web_token is None else ["--token", str(chosen.web_token)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr.fileno()))
+
+    try:
+        yield start
+    finally:
+        for page in started:
+            assert page.stdin is not None
+            page.stdin.close()
+            try:
+                page.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                page.kill()
+                page.wait()

@@ -1,0 +1,146 @@
+"""Who leads which partition, from what each host says of itself, and what has changed: failovers, handoffs, members.
+
+What always holds: of two hosts that both say that they lead a partition, the one with the newer epoch does; a partition
+whose leader is gone or silent, and that nobody else leads, is `leaderless` until somebody does or `FORGET_S` are over;
+one that its leader has given up while it answers was dropped, and is forgotten. Events are the newest `EVENTS`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dataplane.web.looks import Look
+from dataplane.web.samples import clipped
+
+EVENTS = 100
+FORGET_S = 120.0
+_PARTITIONS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the cluster at `at`, in seconds since 1970. `kind`: failover, handoff, joined, left.
+    `what`: the partition or the host; `source`, `target`: from which host to which."""
+
+    number: int
+    at: float
+    kind: str
+    what: str
+    source: str = ""
+    target: str = ""
+
+
+class Placement:
+    """What is known of it after the looks so far."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[str, str] = {}
+        """By partition, the node that leads it, or last did."""
+        self.followers: dict[str, list[str]] = {}
+        """By partition, the nodes that follow it."""
+        self.leaderless: dict[str, float] = {}
+        """By partition, since when nobody leads it, of the monotonic clock."""
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.version = 0
+        """Goes up with every change of leaders or followers."""
+        self.names: dict[str, str] = {}
+        """Of all nodes that were ever seen, as people know them."""
+        self._members: frozenset[str] | None = None
+        self._number = 0
+
+    def took(self, look: Look) -> set[str]:
+        """Take a look into account; the streams of which a partition has another leader now."""
+        self._took_members(look)
+        leaders, followers = _roles(look)
+        moved = set()
+        for partition, node in leaders.items():
+            before = self.leaders.get(partition)
+            if before is not None and before != node:
+                moved.add(stream_of(partition))
+                lost = before in look.silent or before not in look.stats
+                self._tell(look, "failover" if lost else "handoff", label_of(partition), before, node)
+            elif before is None:
+                moved.add(stream_of(partition))
+        absent = self.leaders.keys() - leaders.keys()
+        kept = {}
+        for partition in absent:
+            if self.leaders[partition] in look.stats:  # who led it answers, and does not: it was dropped
+                continue
+            since_s = self.leaderless.get(partition, look.at_s)
+            if look.at_s - since_s < FORGET_S:
+                kept[partition] = since_s
+        known = leaders | {partition: self.leaders[partition] for partition in kept}
+        if known != self.leaders or followers != self.followers or kept.keys() != self.leaderless.keys():
+            self.version += 1
+        self.leaders, self.followers, self.leaderless = known, followers, kept
+        return moved
+
+    def _took_members(self, look: Look) -> None:
+        members = look.members.get("members", {})
+        for node, member in members.items():
+            self.names[node] = clipped(member["address"].removeprefix("tcp://"))
+        there = frozenset(members)
+        before, self._members = self._members, there
+        if before is None:
+            return
+        for node in sorted(before - there):
+            self._tell(look, "left", self.names.get(node, node), node, "")
+        for node in sorted(there - before):
+            self._tell(look, "joined", self.names.get(node, node), "", node)
+        while len(self.names) > 2 * len(there) + EVENTS:
+            del self.names[next(iter(self.names))]
+
+    def _tell(self, look: Look, kind: str, what: str, source: str, target: str) -> None:
+        self._number += 1
+        names = self.names.get
+        self.events.append(Event(self._number, look.wall_s, kind, what, names(source, source), names(target, target)))
+
+    def table(self) -> Mapping[str, list[tuple[str, str, list[str], bool]]]:
+        """By stream: of each partition its number, the node that leads it, those that follow, and whether that leads
+        it now."""
+        found: dict[str, list[tuple[str, str, list[str], bool]]] = {}
+        for partition in sorted(self.leaders):
+            row = (
+                number_of(partition),
+                self.leaders[partition],
+                self.followers.get(partition, []),
+                partition not in self.leaderless,
+            )
+            found.setdefault(clipped(stream_of(partition)), []).append(row)
+        return found
+
+
+def _roles(look: Look) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Who leads and who follows, by partition. Two nodes may have made a partition of one number, of which the stream's
+    table names one, and the other is dropped: of those the one configured last, or with followers, is told of."""
+    leaders: dict[str, tuple[int, str]] = {}
+    followers: dict[str, list[str]] = {}
+    for node in sorted(look.stats):
+        stats = look.stats[node]
+        for partition, epoch in stats.leads.items():
+            if len(leaders) < _PARTITIONS:
+                leaders[partition] = max(leaders.get(partition, (-1, "")), (epoch, node))
+        for partition in stats.follows:
+            if len(followers) < _PARTITIONS:
+                followers.setdefault(partition, []).append(node)
+    chosen: dict[tuple[str, str], str] = {}
+    for partition in sorted(leaders, key=lambda each: (leaders[each][0], len(followers.get(each, ())), each)):
+        chosen[stream_of(partition), number_of(partition)] = partition
+    return {partition: leaders[partition][1] for partition in chosen.values()}, followers
+
+
+def stream_of(partition: str) -> str:
+    """The stream or table of a partition's key, which is NAME/GENERATION/NUMBER-NODE."""
+    return partition.rsplit("/", 2)[0]
+
+
+def number_of(partition: str) -> str:
+    """Its number, as text."""
+    return clipped(partition.rpartition("/")[2].partition("-")[0])
+
+
+def label_of(partition: str) -> str:
+    """Stream and number, for people."""
+    return f"{clipped(stream_of(partition))} {number_of(partition)}"

@@ -1,0 +1,282 @@
+"""The page over HTTP: files, a snapshot, and ticks as server-sent events.
+
+What always holds: a request reads what the feed has, and changes nothing (the one POST, of a token, sets a cookie); an
+answer does not wait for a node; a viewer who reads slowly misses ticks, and is cut off after `SLOW_S` without reading;
+what is not understood is answered by an error of HTTP, and is in no log; beyond loopback nothing is shown without the
+token (`access`), and connections are bounded (`limits`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import importlib.resources
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING
+
+from dataplane.errors import Misuse
+from dataplane.web.access import Access, is_loopback
+from dataplane.web.feed import Feed
+from dataplane.web.limits import Limits
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger(__name__)
+
+SLOW_S = 15.0
+_BODY_S, _MAX_BODY = 5.0, 2048
+_WRONG_S = 0.5  # to think, after a token that is none
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_OPEN = ("/login.css", "/login.js", "/icon.svg")
+"""What the form that asks for a token needs."""
+
+
+class Server:
+    """Serves the page of a feed while entered. `url` is where."""
+
+    def __init__(self, feed: Feed, host: str, port: int, access: Access) -> None:
+        """Raises ValueError for a host beyond loopback without a token."""
+        if not access.asks and not is_loopback(host):
+            raise ValueError(f"beyond loopback, as at {host!r}, the page needs a token: give a file (--token)")
+        self._feed = feed
+        self._host, self._port = host, port
+        self._access = access
+        self._files = _files()
+        self._packed: dict[tuple[str, int], bytes] = {}
+        self._limits: Limits | None = None
+        self._ending = asyncio.Event()
+        self._stack = AsyncExitStack()
+        self.url = ""
+
+    async def __aenter__(self) -> Server:
+        """Listen. Raises OSError where that can not be done, Misuse where aiohttp is not installed."""
+        try:
+            from aiohttp import web
+        except ImportError as error:
+            raise Misuse(f"the page needs aiohttp: install rollout-dataplane[web] ({error})") from error
+
+        @web.middleware
+        async def answered(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            return await self._answered(request, handler)
+
+        application = web.Application(middlewares=[answered], client_max_size=_MAX_BODY)
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.post("/login", self._login),
+                web.get("/snapshot", self._snapshot),
+                web.get("/events", self._events),
+                web.get("/stream", self._stream),
+                web.get("/partitions", self._partitions),
+                *[web.get(f"/{name}", self._file) for name in self._files],
+            ]
+        )
+        runner = web.AppRunner(
+            application, access_log=None, logger=_silent(), handle_signals=False, shutdown_timeout=0.5
+        )
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        assert runner.server is not None
+        self._limits = Limits(runner.server)
+        loop = asyncio.get_running_loop()
+        try:
+            listener = await loop.create_server(self._limits.protocol, self._host, self._port, backlog=64)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._stack.callback(listener.close)
+        sweeping = loop.create_task(self._limits.run())
+        self._stack.push_async_callback(_cancelled, sweeping)
+        port = listener.sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if listener.sockets[0].family == socket.AF_INET6 else self._host
+        self.url = f"http://{host}:{port}/"
+        self._cookie = f"dataplane-{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ending.set()
+        await self._stack.aclose()
+
+    # requests
+
+    async def _answered(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Every request passes here."""
+        from aiohttp import web
+
+        assert self._limits is not None
+        with self._limits.answering(request.protocol):
+            try:
+                allowed = self._allowed(request)
+                if not allowed and request.path not in (*_OPEN, "/login"):
+                    return self._refused(request)
+                response = await handler(request)
+            except web.HTTPException as error:
+                return web.Response(status=error.status, text=error.reason, headers=_HEADERS)
+            except ConnectionError:
+                raise
+            except Exception:  # the boundary: a fault of ours is logged, and is no reason to end
+                log.exception("%s could not be answered", request.path[:100])
+                raise web.HTTPInternalServerError(text="This could not be answered.") from None
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    def _allowed(self, request: web.Request) -> bool:
+        return self._access.allows(
+            host=request.headers.get("Host", ""),
+            authorization=request.headers.get("Authorization", ""),
+            cookie=request.cookies.get(self._cookie, ""),
+        )
+
+    def _refused(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        if not self._access.asks:
+            text = "This page is for this host: open it as localhost or 127.0.0.1."
+            return web.Response(status=403, text=text, headers=_HEADERS)
+        headers = _HEADERS | {"WWW-Authenticate": "Bearer"}
+        if request.path == "/":
+            body, _ = self._files["login.html"]
+            return web.Response(status=401, body=body, content_type="text/html", charset="utf-8", headers=headers)
+        return web.Response(status=401, text="The token is missing, or is another.", headers=headers)
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        if not self._access.asks or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+            raise web.HTTPForbidden
+        try:
+            async with asyncio.timeout(_BODY_S):
+                token = (await request.text()).strip()
+        except (TimeoutError, ValueError, LookupError):
+            raise web.HTTPBadRequest from None
+        if not self._access.knows(token):
+            await asyncio.sleep(_WRONG_S)
+            raise web.HTTPUnauthorized
+        response = web.Response(status=204)
+        response.set_cookie(
+            self._cookie, self._access.cookie, path="/", httponly=True, samesite="Strict", secure=request.secure
+        )
+        return response
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        return self._sent(request, "index.html")
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return self._sent(request, request.path.removeprefix("/"))
+
+    def _sent(self, request: web.Request, name: str) -> web.StreamResponse:
+        from aiohttp import web
+
+        body, tag = self._files[name]
+        headers = {"ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("If-None-Match") == tag:
+            return web.Response(status=304, headers=headers)
+        kind = _TYPES[name.rpartition(".")[2]]
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+
+    async def _snapshot(self, request: web.Request) -> web.StreamResponse:
+        return await self._json(request, "snapshot", self._feed.tick.number, self._feed.snapshot)
+
+    async def _partitions(self, request: web.Request) -> web.StreamResponse:
+        return await self._json(request, "partitions", self._feed.placement.version, self._feed.partitions)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        found = self._feed.stream(request.query.get("name", ""))
+        if found is None:
+            raise web.HTTPNotFound
+        return web.Response(body=found, content_type="application/json", headers={"Cache-Control": "no-store"})
+
+    async def _json(self, request: web.Request, what: str, version: int, made: Callable[[], bytes]) -> web.Response:
+        """What may be large, packed once for all who ask for it."""
+        from aiohttp import web
+
+        headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+        if "gzip" not in request.headers.get("Accept-Encoding", ""):
+            return web.Response(body=made(), content_type="application/json", headers=headers)
+        packed = self._packed.get((what, version))
+        if packed is None:
+            packed = await asyncio.to_thread(gzip.compress, made(), 1)
+            self._packed = {key: body for key, body in self._packed.items() if key[0] != what}
+            self._packed[what, version] = packed
+        headers["Content-Encoding"] = "gzip"
+        return web.Response(body=packed, content_type="application/json", headers=headers)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        from aiohttp import web
+
+        with self._feed.viewer() as admitted:
+            if not admitted:
+                raise web.HTTPServiceUnavailable(reason="As many look at this page as it serves")
+            headers = _HEADERS | {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            response = web.StreamResponse(headers=headers)
+            response.content_type = "text/event-stream"
+            with suppress(ConnectionError, TimeoutError):
+                await response.prepare(request)
+                await self._send_ticks(request, response)
+            return response
+
+    async def _send_ticks(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Until the viewer goes, or the server ends. Raises ConnectionError, TimeoutError."""
+        ending = asyncio.ensure_future(self._ending.wait())
+        number = -1
+        try:
+            while not self._ending.is_set():
+                newer = asyncio.ensure_future(self._feed.after(number))
+                try:
+                    await asyncio.wait((newer, ending), return_when=asyncio.FIRST_COMPLETED)
+                    if not newer.done():
+                        return
+                    number = newer.result().number
+                finally:
+                    newer.cancel()
+                async with asyncio.timeout(SLOW_S):
+                    await response.write(b"data: " + self._feed.encoded + b"\n\n")
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # else what it has not read would be kept for it
+            raise
+        finally:
+            ending.cancel()
+
+
+def _silent() -> logging.Logger:
+    """What aiohttp tells of requests that are none: a stranger could fill a disk with it."""
+    silent = logging.getLogger(f"{__name__}.strangers")
+    silent.disabled = True
+    return silent
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def _files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page by their names, each with a tag that changes with it."""
+    found = {}
+    for file in importlib.resources.files("dataplane.web").joinpath("static").iterdir():
+        if file.name.rpartition(".")[2] in _TYPES:
+            body = file.read_bytes()
+            found[file.name] = body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    return found

@@ -1,0 +1,103 @@
+"""Who waits for whom, and for what, from one sample. Pure, but for since when: that is remembered from look to look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dataplane.config import format_size
+from dataplane.web.placement import label_of
+from dataplane.web.samples import Host, Sample, Stream, Task
+
+MAX_WAITS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """`who` waits for `whom`, for `what`, since so many seconds. `stream`: of which, "" for none."""
+
+    who: str
+    whom: str
+    what: str
+    stream: str = ""
+    count: int = 1
+    since_s: float = 0.0
+
+
+class Waits:
+    """Those of the last sample."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, str, str], float] = {}
+
+    def took(self, sample: Sample) -> list[Wait]:
+        """The waits of this sample, the longest first, at most `MAX_WAITS`."""
+        since_s: dict[tuple[str, str, str], float] = {}
+        waits = []
+        for wait in waits_of(sample):
+            key = wait.stream, wait.who, wait.whom
+            since_s[key] = self._since_s.get(key, sample.at_s)
+            waits.append((max(wait.since_s, sample.at_s - since_s[key]), wait))
+        self._since_s = since_s
+        waits.sort(key=lambda each: -each[0])
+        return [
+            Wait(who=w.who, whom=w.whom, what=w.what, stream=w.stream, count=w.count, since_s=round(since, 1))
+            for since, w in waits[:MAX_WAITS]
+        ]
+
+
+def waits_of(sample: Sample) -> Iterator[Wait]:
+    """The waits of a sample. `since_s` is what the nodes tell of it, 0 where they do not."""
+    for stream in sample.streams:
+        yield from _of_stream(stream)
+    for host in sample.hosts:
+        yield from _of_host(host)
+    for partition, nodes in sample.forgotten.items():
+        named = {host.node: host.name for host in sample.hosts}
+        whom = ", ".join(named.get(node, node) for node in nodes)
+        yield Wait(who=f"partition {label_of(partition)}", whom=whom, what="its members to be back")
+
+
+def _of_stream(stream: Stream) -> Iterator[Wait]:
+    if stream.waiting:
+        whom = ", ".join(stream.behind) or "its tasks"
+        held = format_size(stream.bytes) if stream.max_bytes else f"{stream.rows:,} rows"
+        count = stream.waiting
+        yield Wait(who="producers", whom=whom, what=f"room: {held} held", stream=stream.name, count=count)
+    for task in stream.tasks:
+        yield from _of_task(stream, task)
+
+
+def _of_task(stream: Stream, task: Task) -> Iterator[Wait]:
+    if task.waiting:
+        columns = "; ".join(f"{names} ({rows:,} rows ready)" for names, rows in task.ready.items())
+        whom = _feeding(stream, task)
+        yield Wait(who=task.name, whom=whom, what=columns or "rows", stream=stream.name, count=task.waiting)
+    for group, rows, whole, age_s in task.incomplete:
+        yield Wait(
+            who=task.name,
+            whom="producers",
+            what=f"group {group}: {rows} of {whole} rows are there",
+            stream=stream.name,
+            since_s=age_s,
+        )
+
+
+def _feeding(stream: Stream, task: Task) -> str:
+    """Whom consumers wait for: where rows are pending that are not ready, the tasks which hold rows now and may add the
+    columns; else who appends."""
+    if task.pending and not any(task.ready.values()):
+        busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
+        return ", ".join(busy) or "who adds these columns"
+    if any(task.ready.values()):
+        return "its own sampler or minimum"
+    return "producers"
+
+
+def _of_host(host: Host) -> Iterator[Wait]:
+    if host.waiting:
+        who = f"{host.waiting:,} requests" if host.waiting > 1 else "1 request"
+        holder = host.holders[0] if host.holders else None
+        whom = f"{holder[0]} ({format_size(holder[2])} {holder[1]})" if holder else "memory to be freed"
+        what = f"{format_size(host.waiting_bytes)} of memory on {host.name}"
+        yield Wait(who=who, whom=whom, what=what, count=host.waiting)

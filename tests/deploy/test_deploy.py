@@ -1,0 +1,180 @@
+"""What `deploy/` has, each file checked by the tool or schema that its system uses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataplane import cli
+from tests.optional import needs
+from tests.tools import tool
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+SCRIPTS = sorted((DEPLOY / "slurm").iterdir())
+
+
+def documents(path: Path) -> list[Any]:
+    import yaml
+
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def check_node(arguments: list[str]) -> None:
+    """Raises SystemExit where `dataplane` does not take these."""
+    cli._parser().parse_args(arguments)
+
+
+@needs("kubernetes_validate")
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_are_what_kubernetes_takes(path: Path) -> None:
+    import kubernetes_validate
+
+    for document in documents(path):
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+
+
+@needs("kubernetes_validate")
+def test_a_manifest_with_a_mistake_is_found() -> None:
+    import kubernetes_validate
+
+    (daemons,) = [each for each in documents(DEPLOY / "kubernetes" / "nodes.yaml") if each["kind"] == "DaemonSet"]
+    daemons["spec"]["template"]["spec"]["containers"][0]["argz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(daemons, kubernetes_validate.latest_version(), strict=True)
+
+
+@needs("yaml")
+def test_the_pods_run_nodes_as_the_command_has_it() -> None:
+    (daemons,) = [each for each in documents(DEPLOY / "kubernetes" / "nodes.yaml") if each["kind"] == "DaemonSet"]
+    container = daemons["spec"]["template"]["spec"]["containers"][0]
+    check_node(container["args"])
+    check_node(container["readinessProbe"]["exec"]["command"][1:])
+    mounts = {each["name"] for each in container["volumeMounts"]}
+    assert mounts == {each["name"] for each in daemons["spec"]["template"]["spec"]["volumes"]}
+
+
+@needs("check_jsonschema")
+def test_the_compose_file_is_what_compose_takes() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, DEPLOY / "compose.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs("yaml")
+def test_the_services_run_nodes_as_the_command_has_it_and_files_are_there() -> None:
+    (compose,) = documents(DEPLOY / "compose.yaml")
+    nodes = [each for name, each in compose["services"].items() if name.startswith("node-")]
+    assert len(nodes) == 3
+    for node in nodes:
+        check_node(node["command"])
+        assert (DEPLOY / node["build"]["context"] / node["build"]["dockerfile"]).exists()
+    for name in ("prometheus", "grafana"):
+        for volume in compose["services"][name]["volumes"]:
+            assert (DEPLOY / volume.split(":")[0]).is_dir()
+    scraped = documents(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    assert scraped == [f"node-{number}:9464" for number in range(3)]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True)
+    text = path.read_text()
+    assert text.startswith("#!/bin/bash\n")
+    assert "set -euo pipefail" in text
+
+
+def test_scripts_have_no_mistake_that_shellcheck_knows() -> None:
+    done = subprocess.run([tool("shellcheck"), *SCRIPTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_slurm_script_runs_a_node_as_the_command_has_it(tmp_path: Path) -> None:
+    """A `dataplane` in the path that only says how it was called."""
+    said = tmp_path / "said"
+    command = tmp_path / "dataplane"
+    command.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" >{said}\n')
+    command.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "DATAPLANE_KEY": "cluster.key",
+        "DATAPLANE_SEEDS": "a,b,c/job-7",
+        "DATAPLANE_SOCKET": f"{tmp_path}/node/node.sock",
+        "SLURMD_NODENAME": "a",
+    }
+    subprocess.run([DEPLOY / "slurm" / "node.sh"], env=environment, check=True)
+    check_node(said.read_text().splitlines())
+    assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+
+
+def test_rules_and_alerts_are_what_prometheus_takes() -> None:
+    promtool = tool("promtool")
+    rules = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
+    subprocess.run([promtool, "check", "rules", *rules], check=True, capture_output=True)
+    config = DEPLOY / "prometheus" / "prometheus.yml"
+    subprocess.run([promtool, "check", "config", config], check=True, capture_output=True)
+
+
+ALERTS = """
+rule_files: [{rules}, {alerts}]
+evaluation_interval: 5s
+tests:
+  - interval: 5s
+    input_series:
+      - {{series: 'up{{job="dataplane", instance="a:9464"}}', values: '1 1 0x20'}}
+      - {{series: 'dataplane_failovers_total{{instance="b:9464"}}', values: '0 0 2x20'}}
+      - {{series: 'dataplane_spill_failing{{instance="b:9464"}}', values: '0x20'}}
+    alert_rule_test:
+      - eval_time: 5s
+        alertname: DataplaneNodeDown
+      - eval_time: 60s
+        alertname: DataplaneNodeDown
+        exp_alerts:
+          - exp_labels: {{severity: critical, job: dataplane, instance: "a:9464"}}
+            exp_annotations:
+              summary: "The node at a:9464 does not answer"
+              description: >-
+                Its partitions fail over to their followers; what only it held is lost (docs/failure.md).
+      - eval_time: 60s
+        alertname: DataplaneSpillFailing
+      - eval_time: 60s
+        alertname: DataplaneFailovers
+        exp_alerts:
+          - exp_labels: {{severity: warning, instance: "b:9464"}}
+            exp_annotations:
+              summary: "b:9464 took over partitions of a node that has gone"
+              description: "Rows without replicas that were there are lost: `stream.lost()` names them."
+"""
+
+
+def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    promtool = tool("promtool")
+    rules, alerts = (DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml"))
+    (tmp_path / "test.yml").write_text(ALERTS.format(rules=rules, alerts=alerts))
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_panels_have_places_and_datasources_of_their_own() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "dataplane.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    uid = re.search(r"uid: (\w+)", (DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    assert uid is not None
+    assert {p["datasource"]["uid"] for p in dashboard["panels"] if p["type"] != "row"} == {uid[1]}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

@@ -1,0 +1,160 @@
+"""What is the host's: processors that are short, partitions that are hot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from dataplane.diagnosis.causes import Diagnosis
+from dataplane.diagnosis.contention import Host, hosts, hottest
+from dataplane.diagnosis.diagnosis import diagnosed
+from dataplane.diagnosis.graph import Index, Node, Place, Run
+from dataplane.waiting import processor_s
+from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
+
+
+def job(append_s: float, *, rows: tuple[int, int] = (100, 100), queued_s: float = 0.0, others: float = 0.0) -> Run:
+    """A producer whose appends take so long, and a consumer that waits for it, on hosts of one processor each, of which
+    others take so much."""
+    rest = 10.0 - append_s
+    maker = process(2, "roll_out", [appending(append_s, rest / 100)], [line(8, rest)])
+    taker = process(1, "actor", [consuming(9.0)], [line(20, 1.0)], [waited(1, "rows", 9.0, 2)])
+    found = run(taker, replace(maker, ran_s=1.0, queued_s=queued_s))
+    names = ("n", "other")
+    found.processes.append(replace(maker, node="other", number=3, pid=1003))
+    for name, count in zip(names, rows, strict=True):
+        node = Node(name, 1.0, queued_s, {"rows": count}, processors=1, busy_s=10.0 * others)
+        found.nodes[name] = node
+    return found
+
+
+def test_a_host_that_others_take_is_told_beside_the_causes() -> None:
+    """The same queueing, of a job that alone would want half a processor: a line that is the job's own comes first."""
+    found = job(8.0, queued_s=1.0, others=0.8)
+    told = diagnosed(found)
+    assert "processor" not in {cause.kind for cause in told.causes}
+    crowded = told.crowded[0]
+    assert (crowded.host, crowded.processors) == ("n", 1)
+    assert crowded.others == pytest.approx(0.6)  # of 0.8 that were busy, the node and its process ran 0.2
+    assert crowded.seconds == pytest.approx(crowded.share * told.step_s)
+    assert crowded.share > 0.02
+    assert any("others crowd n: of its 1 the job takes 0.2, others 0.6" in note for note in told.notes)
+    assert Diagnosis.read(told.json()) == told
+
+
+def test_what_a_job_owes_to_its_own_want_of_processors_is_a_cause_for_that_part() -> None:
+    """It had 1.0 of one processor, beside others, and alone would want 2: half of what it could not have is its own."""
+    host = Host("n", 2, job=1.0, wanted=3.0, others=1.0)
+    assert host.own == pytest.approx(0.5)
+    assert Host("n", 2, job=1.0, wanted=2.0, others=1.0).own == 0.0
+    assert Host("n", 2, job=2.0, wanted=9.0, others=0.0).own == 1.0
+
+
+def test_nodes_of_one_host_share_its_processors() -> None:
+    found = job(8.0, queued_s=1.0)
+    for node in found.nodes.values():
+        node.host, node.processors, node.busy_s = "both", 2, 12.0
+    (host,) = hosts(Index(found))
+    assert (host.processors, host.job) == (2, pytest.approx(0.3))
+    assert host.others == pytest.approx(0.9)
+
+
+def test_calls_of_a_host_that_is_short_of_processor_are_told_as_such() -> None:
+    quiet, busy = diagnosed(job(8.0)), diagnosed(job(8.0, queued_s=9.0))
+    assert quiet.causes[0].kind == "plane"
+    assert busy.causes[0].kind == "processor"
+    assert busy.causes[0].setting == "placement"
+    kinds = {cause.kind: cause.seconds for cause in busy.causes}
+    assert kinds["processor"] > 5 * kinds["plane"]
+    told = sum(cause.seconds for cause in busy.causes) + sum(each.seconds for each in busy.crowded)
+    assert told == pytest.approx(sum(cause.seconds for cause in quiet.causes))
+
+
+def test_code_that_computes_owes_what_it_queued() -> None:
+    found = job(0.1)
+    found.processes = [replace(each, ran_s=5.0, queued_s=4.0 * (each.role == "roll_out")) for each in found.processes]
+    shares = {cause.kind: cause.share for cause in diagnosed(found).causes}
+    assert shares["processor"] == pytest.approx(shares["code"] * 4 / 6, rel=0.1)  # it alone wants all there are
+
+
+def test_code_that_sleeps_owes_nothing_to_its_host() -> None:
+    assert {cause.kind for cause in diagnosed(job(0.1)).causes} <= {"code", "plane"}
+    assert diagnosed(job(0.1, queued_s=0.2)).causes[0].kind == "code"
+
+
+def test_no_more_is_the_processors_than_was_queued() -> None:
+    """A process that hardly ran, and queued as long as it ran: its calls took seconds for another reason."""
+    found = job(8.0)
+    found.processes = [replace(each, ran_s=0.01, queued_s=0.01) for each in found.processes]
+    found.nodes = {name: Node(name, 0.1, 0.1) for name in found.nodes}
+    told = diagnosed(found)
+    causes = {cause.kind: cause for cause in told.causes}
+    assert causes["plane"].seconds > 10 * told.crowded[0].seconds > 0
+
+
+def test_other_calls_at_the_host_of_a_hot_partition_wait_for_it_too() -> None:
+    found = job(8.0, rows=(200, 0))
+    for each in found.processes:
+        if each.role == "roll_out" and each.node == "n":
+            each.places.append(replace_kind(each.places[0]))
+    causes = diagnosed(found).causes
+    assert causes[0].kind == "partition"
+    assert "plane" not in {cause.kind for cause in causes}
+
+
+def replace_kind(place: Place) -> Place:
+    """A call that is of no stream."""
+    return msgspec.structs.replace(place, number=7, kind="put", line=30, said={}, gaps=[], sized=[])
+
+
+def test_who_waits_for_rows_that_nobody_makes_owes_that_to_no_host() -> None:
+    """The demo's reward process, before there were rollouts."""
+    waiting = job(8.0, queued_s=9.0)
+    waiting.processes = waiting.processes[:1]
+    assert {cause.kind for cause in diagnosed(waiting).causes} == {"plane"}
+
+
+def test_calls_of_a_stream_whose_rows_are_on_one_host_are_told_at_the_append() -> None:
+    even, hot = diagnosed(job(8.0, rows=(110, 90))), diagnosed(job(8.0, rows=(200, 0)))
+    assert even.causes[0].kind == "plane"
+    assert (hot.causes[0].kind, hot.causes[0].line, hot.causes[0].role) == ("partition", 9, "roll_out")
+    assert hot.causes[0].setting == "group"
+
+
+def test_a_partition_that_is_not_waited_for_is_no_cause() -> None:
+    assert diagnosed(job(0.05, rows=(200, 0))).causes[0].kind == "code"
+
+
+@pytest.mark.parametrize(
+    ("rows", "appends", "hot"),
+    [((200, 0), 100, "n"), ((0, 200), 100, "other"), ((116, 84), 100, ""), ((62, 38), 5, ""), ((0, 0), 100, "")],
+)
+def test_a_partition_is_hot_by_more_than_chance(rows: tuple[int, int], appends: int, hot: str) -> None:
+    found = job(8.0, rows=rows)
+    for each in found.processes:
+        each.places = [_counted(place, appends) for place in each.places]
+    assert hottest(Index(found), "rows") == hot
+
+
+def _counted(place: Place, count: int) -> Place:
+    return msgspec.structs.replace(place, count=count)
+
+
+def test_rows_of_processes_that_are_all_on_one_host_belong_there() -> None:
+    found = job(8.0, rows=(200, 0))
+    del found.processes[-1]
+    assert hottest(Index(found), "rows") == ""
+
+
+def test_one_host_has_no_hot_partitions() -> None:
+    found = job(8.0)
+    del found.nodes["other"]
+    assert hottest(Index(found), "rows") == ""
+
+
+def test_this_process_has_run() -> None:
+    ran, queued = processor_s()
+    assert ran > 0.0 or queued == 0.0
+    assert processor_s()[0] >= ran

@@ -1,0 +1,129 @@
+"""What a process measures of itself: the right lines, and never more memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from types import CodeType
+from typing import Any
+
+import msgspec
+
+from dataplane.diagnosis import recorder as module
+from dataplane.diagnosis.recorder import MOST_LINES, MOST_PLACES, RATE, Recorder
+from dataplane.waiting import PLACES
+
+
+class Reports:
+    """A connection that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.some = threading.Event()
+
+    def report(self, graph: bytes) -> None:
+        self.told.append(msgspec.msgpack.decode(graph))
+        self.some.set()
+
+
+def calling(recorder: Recorder, name: str = "append", file: str = "dataplane/x.py") -> Any:
+    """A function of the package, as its file says, that is called once."""
+    source = f"def {name}(): return inner()\ndef inner():\n"
+    source += " entered = recorder.enter()\n recorder.leave(entered)\n return recorder.place()"
+    scope: dict[str, Any] = {"recorder": recorder}
+    exec(compile(source, module._INSIDE + file, "exec"), scope)
+    return scope[name]
+
+
+def caller(number: int, call: Any) -> Any:
+    """Code of a user, at a line of that number."""
+    scope: dict[str, Any] = {"call": call}
+    exec(compile("\n" * (number - 1) + "def work(): return call()", f"/users/job{number}.py", "exec"), scope)
+    return scope["work"]
+
+
+def test_a_place_is_the_line_that_calls_and_what_it_calls() -> None:
+    recorder = Recorder()
+    recorder.active = True
+    work = caller(7, calling(recorder))
+    number = work()
+    assert number == work() > 0
+    told = {place[0]: place for place in recorder.told()["places"]}
+    assert told[number][1:5] == ["/users/job7.py", 7, "work", "append"]
+    assert told[number][6] == 2
+
+
+def test_nothing_is_measured_while_nobody_is_told() -> None:
+    recorder = Recorder()
+    assert caller(7, calling(recorder))() == 0
+    assert len(recorder.told()["places"]) == 1
+
+
+def test_places_and_lines_never_take_more_than_their_memory() -> None:
+    """A thousand places and lines, and a long time: 256 KiB, and a report that a node takes."""
+    tracemalloc.start()
+    try:
+        recorder = Recorder()
+        recorder.active = True
+        call = calling(recorder)
+        work = [caller(number, call) for number in range(1, 1001)]
+        codes = [each.__code__ for each in work]
+        numbers = [each() for each in work]
+        for number, code in enumerate(codes):
+            stand(recorder, code, number)
+        its = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, module.__file__)])
+        taken = sum(each.size for each in its.statistics("filename"))
+    finally:
+        tracemalloc.stop()
+    assert max(numbers) == MOST_PLACES - 1 <= PLACES
+    assert len(recorder.told()["lines"]) <= MOST_LINES
+    assert taken <= 256 << 10
+    assert len(recorder.graph()) <= 128 << 10
+
+
+def stand(recorder: Recorder, code: CodeType, number: int) -> None:
+    """A look at a thread that stands in this code."""
+
+    class Frame:
+        f_code, f_lineno, f_back = code, number + 1, None
+
+    recorder._stand(Frame(), 1 / RATE)  # type: ignore[arg-type]
+
+
+def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
+    recorder, reports = Recorder(), Reports()
+    recorder.attach(reports, 0.2)
+    try:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.5:
+            time.sleep(0.1)  # here
+        assert reports.some.wait(30)
+    finally:
+        recorder.detach(reports)
+    lines = {function: (line, seconds) for _, line, function, _, _, seconds, _ in recorder.told()["lines"]}
+    name = "test_the_time_between_calls_is_the_line_s_that_it_passes_at"
+    assert name in lines
+    assert not recorder.active
+    assert not [each for each in threading.enumerate() if each.name == "dataplane-recorder"]
+
+
+def test_to_detach_twice_does_nothing() -> None:
+    recorder, reports = Recorder(), Reports()
+    recorder.attach(reports, 1.0)
+    recorder.detach(reports)
+    recorder.detach(reports)
+    assert not recorder.active
+
+
+def test_a_node_is_told_nothing_of_the_planes_that_were_closed_before() -> None:
+    """Else the process would seem to do there what it did for another."""
+    recorder, reports = Recorder(), Reports()
+    work = caller(7, calling(recorder))
+    for _ in range(2):
+        recorder.attach(reports, 60.0)
+        number = work()
+        told = {place[0]: place for place in recorder.told()["places"]}
+        recorder.detach(reports)
+        assert [place[6] for place in told.values()] == [0, 1]
+        assert told[number][2] == 7

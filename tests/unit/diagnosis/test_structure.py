@@ -1,0 +1,85 @@
+"""The structure graph of sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataplane.diagnosis.structure import analysed, structure_of
+
+SOURCE = """
+import dataplane as dp
+
+def score(rows):
+    total = []
+    for row in rows:
+        if row:
+            total.append(row)
+    return total
+
+def push(stream, rows):
+    stream.append(rows)
+
+def work(address, lock):
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        for delivery in stream.deliveries("reward", rows=4, columns=["ids"]):
+            found = score(delivery.get())
+            with lock:
+                found.sort()
+            thread.join()
+            text = ", ".join(found)
+            stream.extend(delivery.ref, found)
+            push(stream, found)
+"""
+LINES = {
+    name: SOURCE.splitlines().index(line) + 1
+    for name, line in {
+        "loop of score": "    for row in rows:",
+        "append of a list": "            total.append(row)",
+        "deliveries": '        for delivery in stream.deliveries("reward", rows=4, columns=["ids"]):',
+        "get": "            found = score(delivery.get())",
+        "lock": "            with lock:",
+        "join": "            thread.join()",
+        "text": '            text = ", ".join(found)',
+        "push": "            push(stream, found)",
+    }.items()
+}
+
+
+def test_a_function_without_communication_is_one_vertex() -> None:
+    structure = analysed(SOURCE)
+    vertex = structure.of(LINES["append of a list"])
+    assert (vertex.kind, vertex.name) == ("function", "score")
+    assert structure.of(LINES["loop of score"]) is vertex
+
+
+def test_a_loop_that_communicates_keeps_its_statements_apart() -> None:
+    structure = analysed(SOURCE)
+    loop = structure.loop_of(LINES["get"])
+    assert loop is not None
+    assert (loop.kind, loop.first) == ("loop", LINES["deliveries"])
+    assert structure.of(LINES["get"]).kind == "call"
+    assert structure.of(LINES["text"]).kind == "code"
+    assert structure.loop_of(LINES["loop of score"]) is None
+
+
+def test_waits_for_locks_and_threads_are_told_from_the_join_of_a_text() -> None:
+    structure = analysed(SOURCE)
+    assert structure.of(LINES["lock"]).kind == "lock"
+    assert structure.of(LINES["join"]).kind == "lock"
+    assert structure.of(LINES["text"]).kind != "lock"
+
+
+def test_a_function_communicates_where_calls_were_seen_at_run_time() -> None:
+    """Of a parameter without a type nothing is known but that."""
+    at = SOURCE.splitlines().index("    stream.append(rows)") + 1
+    structure = analysed(SOURCE, lines={at})
+    assert structure.of(at).kind == "call"
+    assert structure.of(LINES["push"]).kind == "call"
+
+
+def test_a_file_that_is_no_source_has_no_structure(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "binary.py").write_bytes(b"\xff\x00")
+    for name in ("broken.py", "binary.py", "missing.py"):
+        assert structure_of(str(tmp_path / name)) is None

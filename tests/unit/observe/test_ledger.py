@@ -1,0 +1,77 @@
+"""Sums of streams' counts: bounded in number, and never going back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dataplane.observe.ledger import Ledger, StreamCounts, TaskCounts
+from dataplane.observe.snapshot import NAMED, OTHERS, StreamFigures
+
+
+def stream(name: str, lag: int = 0, acked: int = 0, appended: int = 0, **changed: Any) -> StreamCounts:
+    task = TaskCounts(lag, 0, (acked, 0, acked, 0))
+    given: dict[str, Any] = {"tasks": {"actor": task}} | changed
+    return StreamCounts(given.pop("identity", name), name, lag, 10 * lag, 1.0, 0, appended, **given)
+
+
+def test_the_most_lag_is_by_name_and_the_rest_summed() -> None:
+    found = Ledger().look([stream(f"s{n:04}", lag=n, acked=2 * n, appended=3 * n) for n in range(1000)])
+    assert len(found) == NAMED + 1
+    assert set(found) - {OTHERS} == {f"s{n:04}" for n in range(950, 1000)}
+    others = StreamFigures.of(found[OTHERS])
+    assert others.rows == sum(range(950))
+    assert others.appended == 3 * sum(range(950))
+    assert others.tasks[OTHERS].acked == 2 * sum(range(950))
+
+
+def test_no_sum_goes_back_as_streams_change_places_and_are_dropped() -> None:
+    ledger = Ledger(named=1)
+    before = 0
+    acked = {"a": 100, "b": 50}
+    for step in range(20):
+        lag = {"a": step % 3, "b": 1}
+        for name in acked:
+            acked[name] += 10
+        found = ledger.look([stream(name, lag=lag[name], acked=acked[name]) for name in acked])
+        others = StreamFigures.of(found[OTHERS]).tasks[OTHERS].acked
+        assert others >= before
+        before = others
+    assert ledger.counts[2] == sum(acked.values())
+    ledger.close(stream("b", acked=acked["b"] + 7))
+    found = ledger.look([stream("a", acked=acked["a"])])
+    assert ledger.counts[2] == sum(acked.values()) + 7
+    assert StreamFigures.of(found[OTHERS]).tasks[OTHERS].acked >= before
+
+
+def test_what_a_partition_counted_elsewhere_is_not_counted_twice() -> None:
+    ledger = Ledger()
+    ledger.look([stream("a", acked=1000, appended=2000, begun=False)])
+    assert (ledger.appended, ledger.counts[2]) == (0, 0)
+    ledger.look([stream("a", acked=1001, appended=2003, begun=False)])
+    assert (ledger.appended, ledger.counts[2]) == (3, 1)
+
+
+def test_another_stream_of_the_name_counts_anew() -> None:
+    ledger = Ledger()
+    ledger.look([stream("a", acked=10, identity=1)])
+    ledger.look([stream("a", acked=4, identity=2)])
+    assert ledger.counts[2] == 14
+
+
+def test_tasks_are_bounded_too_and_a_users_own_name_for_the_rest_is_no_second_series() -> None:
+    tasks = {f"t{n:04}": TaskCounts(n, 1, (0, 0, n, 0)) for n in range(500)} | {OTHERS: TaskCounts(1, 1, (0, 0, 1, 0))}
+    found = Ledger().look([stream(f"s{n}", tasks=tasks) for n in range(50)] + [stream(OTHERS, lag=9)])
+    assert sum(len(each.tasks) for each in map(StreamFigures.of, found.values())) <= 300
+    figures = StreamFigures.of(found["s0"])
+    assert sum(task.acked for task in figures.tasks.values()) == sum(range(500)) + 1
+    assert StreamFigures.of(found[OTHERS]).rows == 9
+
+
+def test_a_partition_that_moves_away_takes_nothing_back() -> None:
+    ledger = Ledger()
+    parts = [stream("a", acked=100, identity=1), stream("a", acked=50, identity=2)]
+    assert StreamFigures.of(ledger.look(parts)["a"]).tasks["actor"].acked == 150
+    moved = [stream("a", acked=60, identity=2)]
+    assert StreamFigures.of(ledger.look(moved)["a"]).tasks["actor"].acked == 160
+    back = [stream("a", acked=60, identity=2), stream("a", acked=900, identity=1, begun=False)]
+    assert StreamFigures.of(ledger.look(back)["a"]).tasks["actor"].acked == 160

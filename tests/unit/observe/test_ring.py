@@ -1,0 +1,210 @@
+"""Rings: the last events of a process, read by another."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dataplane.observe import ring
+from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, WRITER, PlainWriter, Reader, Recorder
+
+
+def ring_of(count: int) -> Recorder:
+    recorder = Recorder()
+    for value in range(count):
+        recorder.record(CODE["put"], time.monotonic_ns(), value)
+    return recorder
+
+
+@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
+    recorder = Recorder(writer=writer)
+    reader = recorder.reader()
+    began = time.monotonic_ns()
+    recorder.record(CODE["append"], began, (1 << 64) - 1)
+    recorder.writer.flow(CODE["flow append"], -1, 3)
+    recorder.writer.last = 5
+    recorder.writer.flow(CODE["flow ack"], 1 << 64 | 7)
+    events = reader.fresh()
+    assert events["code"].tolist() == [CODE["append"], CODE["flow append"], CODE["flow ack"]]
+    assert events["began"].tolist() == [began, began, 5]
+    assert events["ended"].tolist()[1:] == [(1 << 64) - 1, 7]
+    assert began <= events["ended"][0] <= time.monotonic_ns()
+    assert events["value"].tolist() == [(1 << 64) - 1, 3, 1]
+    assert events["number"].tolist() == [1, 2, 3]
+    assert recorder.writer.count == 3
+    assert events["thread"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+def test_a_ring_that_was_closed_is_written_no_more(writer: type[PlainWriter]) -> None:
+    recorder = Recorder(writer=writer)
+    recorder.record(CODE["put"], 1)
+    recorder.close()
+    recorder.close()
+    with pytest.raises(ValueError, match="closed"):
+        recorder.record(CODE["put"], 1)
+    assert recorder._memory.closed
+
+
+@pytest.mark.skipif(WRITER is PlainWriter, reason="the extension was not built")
+def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
+    memory: Any = bytearray(4096)
+    for offset, events in ((0, 256), (0, 100), (-8, 8), (4, 8), (4096, 1), (1 << 60, 8), (0, 1 << 61)):
+        with pytest.raises(ValueError, match="fit"):
+            WRITER(memory, offset, events, int)
+    with pytest.raises(BufferError):
+        WRITER(bytes(4096), 0, 8, int)  # type: ignore[arg-type]
+    writer = WRITER(memory, 0, 128, int)
+    for code in (None, "x", 1.5):
+        with pytest.raises(TypeError):
+            writer.record(code, 1)  # type: ignore[arg-type]
+    assert memory == bytes(4096)
+
+
+@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+def test_rings_of_one_thread_have_its_name_each(writer: type[PlainWriter]) -> None:
+    both = Recorder(writer=writer), Recorder(writer=writer)
+    for _ in range(3):
+        for recorder in both:
+            recorder.record(CODE["put"], 1)
+    for recorder in both:
+        reader = recorder.reader()
+        assert reader.recent(0)["thread"].tolist() == [1] * 3
+        assert len(reader.threads()) == 1
+
+
+def test_what_was_recorded_is_read_in_order() -> None:
+    events = ring_of(100).reader().recent(0)
+    assert events["value"].tolist() == list(range(100))
+    assert (events["ended"] >= events["began"]).all()
+    assert set(events["code"]) == {CODE["put"]}
+
+
+def test_a_ring_keeps_the_newest_in_fixed_memory() -> None:
+    recorder = ring_of(EVENTS + 1000)
+    assert len(recorder._memory) == RING_BYTES
+    values = recorder.reader().recent(0)["value"]
+    assert values[-1] == EVENTS + 999
+    assert EVENTS - 100 < len(values) < EVENTS
+    assert (values[1:] - values[:-1] == 1).all()
+
+
+def test_only_what_ended_lately_is_read() -> None:
+    recorder = ring_of(5)
+    since = time.monotonic_ns()
+    recorder.record(CODE["get"], since, 7)
+    assert recorder.reader().recent(since)["value"].tolist() == [7]
+
+
+def test_fresh_gives_each_event_once_and_counts_those_that_were_missed() -> None:
+    recorder = ring_of(10)
+    reader = recorder.reader()
+    assert len(reader.fresh()) == 10
+    assert len(reader.fresh()) == 0
+    recorder.record(CODE["get"], 1)
+    assert reader.fresh()["code"].tolist() == [CODE["get"]]
+    for _ in range(EVENTS + 10):
+        recorder.record(CODE["put"], 1)
+    seen = len(reader.fresh())
+    assert seen + reader.missed == EVENTS + 10
+    assert 0 < reader.missed < 200
+
+
+def test_numbers_may_wrap() -> None:
+    recorder = Recorder()
+    reader = recorder.reader()
+    recorder.writer.count = reader._folded = (1 << 32) - 5
+    for value in range(10):
+        recorder.record(CODE["put"], 1, value)
+    assert reader.recent(0)["value"].tolist() == list(range(10))
+    assert reader.fresh()["value"].tolist() == list(range(10))
+
+
+def test_another_process_reads_the_ring_of_one_that_died() -> None:
+    fd = ring.create()
+    reader = Reader.of(fd)
+    child = os.fork()
+    if not child:
+        recorder = Recorder(fd)
+        recorder.record(CODE["consume"], 1, 3)
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    os.close(fd)
+    assert reader.recent(0)["value"].tolist() == [3]
+    assert [thread.number for thread in reader.threads().values()] == [child]
+    reader.close()
+
+
+def test_a_client_can_not_cut_the_memory_that_the_node_reads() -> None:
+    fd = ring.create()
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    os.close(fd)
+
+
+def test_garbage_is_not_believed() -> None:
+    recorder = ring_of(3)
+    rubbish = os.urandom(RING_BYTES)
+    recorder._memory[:] = rubbish
+    reader = recorder.reader()
+    now = time.monotonic_ns()
+    for events in (reader.recent(0), reader.fresh()):
+        assert (events["code"] < len(ring.OPERATIONS)).all()
+    events = reader.recent(0)
+    assert (events["ended"][~ring.flows(events)] <= now + 10**9).all()
+    assert all(thread.name.isprintable() for thread in reader.threads().values())
+
+
+def test_threads_have_their_names_and_too_many_have_none() -> None:
+    recorder = Recorder()
+    for number in range(70):
+        thread = threading.Thread(target=recorder.record, args=(CODE["put"], 1), name=f"worker {number}\n")
+        thread.start()
+        thread.join()
+    reader = recorder.reader()
+    names = [each.name for each in reader.threads().values()]
+    assert names[0] == "worker 0?"
+    assert len(names) <= 63
+    assert len(reader.recent(0)) == 70
+
+
+def test_what_remains_of_a_ring_are_its_newest_events_and_its_threads() -> None:
+    recorder = ring_of(EVENTS + 100)
+    past = recorder.reader().past(70)
+    assert past.recent(0)["value"].tolist() == list(range(EVENTS + 30, EVENTS + 100))
+    assert [thread.name for thread in past.threads().values()] == [threading.current_thread().name]
+    assert ring_of(3).reader().past(70).recent(0)["value"].tolist() == [0, 1, 2]
+    assert not len(Recorder().reader().past(70).recent(0))
+
+
+def test_a_ring_in_which_little_happened_is_little_read() -> None:
+    """Of memory that nobody has written a read makes pages."""
+    fd = ring.create()
+    try:
+        recorder, reader = Recorder(fd), Reader.of(fd)
+        for value in range(100):
+            recorder.record(CODE["put"], 1, value)
+        assert reader.fresh()["value"].tolist() == list(range(100))
+        assert not len(reader.fresh())
+        assert os.fstat(fd).st_blocks * 512 <= 16 << 10
+    finally:
+        os.close(fd)
+
+
+def test_threads_that_follow_each_other_have_names_of_their_own() -> None:
+    recorder = Recorder()
+    for name in ("rollout", "trainer"):
+        thread = threading.Thread(target=recorder.record, args=(CODE["put"], 1, 7), name=name)
+        thread.start()
+        thread.join()
+    reader = recorder.reader()
+    assert [thread.name for thread in reader.threads().values()] == ["rollout", "trainer"]
+    assert reader.recent(0)["thread"].tolist() == [1, 2]

@@ -1,0 +1,78 @@
+"""Who may look."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from dataplane.web.access import Access, host_and_port, is_loopback, read_token
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8642", "127.0.0.1:1", "127.9.9.9", "[::1]:8642", "[::1]"])
+def test_without_a_token_requests_for_this_host_are_answered(host: str) -> None:
+    assert Access(None).allows(host=host)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "10.0.0.1"]
+)
+def test_without_a_token_no_other_name_leads_here(host: str) -> None:
+    assert not Access(None).allows(host=host)
+
+
+def test_the_token_comes_in_a_header_or_as_a_cookie_made_of_it() -> None:
+    access = Access(TOKEN)
+    assert access.allows(host="any", authorization=f"Bearer {TOKEN}")
+    assert access.allows(host="any", authorization=f"bearer  {TOKEN} ")
+    assert access.allows(host="any", cookie=access.cookie)
+    assert TOKEN not in access.cookie
+    assert Access(TOKEN + "x").cookie != access.cookie
+
+
+@pytest.mark.parametrize("wrong", ["", TOKEN[:-1], TOKEN + "x", "x" * 100_000, "\udcff", "é" * 30])
+def test_nothing_else_opens_the_page(wrong: str) -> None:
+    access = Access(TOKEN)
+    assert not access.allows(host="localhost", authorization=f"Bearer {wrong}")
+    assert not access.allows(host="localhost", authorization=f"Basic {TOKEN}")
+    assert not access.allows(host="localhost", cookie=wrong)
+    assert not access.knows(wrong)
+
+
+def test_without_a_token_no_token_is_right() -> None:
+    assert not Access(None).knows("")
+
+
+def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token, made = read_token(path)
+    assert made
+    assert len(token) >= 24
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_token(path) == (token, False)
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two\nlines of some length", "nicht ganz richtig: ä"])
+def test_what_is_no_token_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(ValueError, match="a token is one line"):
+        read_token(tmp_path / "token")
+
+
+def test_where_a_page_is_served() -> None:
+    assert host_and_port("0.0.0.0:80") == ("0.0.0.0", 80)
+    assert host_and_port("[::1]:0") == ("::1", 0)
+    assert host_and_port("8642") == ("127.0.0.1", 8642)
+    for wrong in ("host", "host:", ":80", "h:70000", "h:-1", "h:x"):
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            host_and_port(wrong)
+
+
+def test_loopback_is_told_without_a_resolver() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("LOCALHOST")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("localhost.example")
