@@ -5,8 +5,21 @@ The same names as the synchronous one, awaited.
 
 from dataplane.client.delivery import Delivery
 from dataplane.client.draft import Draft, dense, ragged
+from dataplane.client.histories import AsyncHistory
 from dataplane.client.plane import AsyncPlane, connect
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
+from dataplane.client.weights import AsyncWeights
 
-__all__ = ["AsyncPlane", "AsyncStream", "AsyncTable", "Delivery", "Draft", "connect", "dense", "ragged"]
+__all__ = [
+    "AsyncHistory",
+    "AsyncPlane",
+    "AsyncStream",
+    "AsyncTable",
+    "AsyncWeights",
+    "Delivery",
+    "Draft",
+    "connect",
+    "dense",
+    "ragged",
+]

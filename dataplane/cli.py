@@ -1,5 +1,7 @@
 """The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows what one does, once, and
-`dataplane top` goes on showing it. `dataplane bench workload` shows what the steps of a job are made of.
+`dataplane top` goes on showing it, as `dataplane web` does to browsers. `dataplane diagnose` says why a step takes as
+long as it does. `dataplane bench workload` shows what the steps of a job are made of, and `dataplane plan` plans a
+pipeline. `dataplane record` writes a stream's rows to a directory, and `dataplane replay` makes a stream of them.
 
 Exit codes: 0; 1 where the node does not answer or refuses; 2 for a wrong command line.
 """
@@ -16,18 +18,24 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane import __version__
+from dataplane.client import command as recording
+from dataplane.client import tracing
 from dataplane.config import ClusterConfig, NodeConfig, environment, format_size
+from dataplane.diagnosis import command as diagnosis
 from dataplane.errors import DataplaneError
+from dataplane.pipeline import command as planning
+from dataplane.web import command as web
 
 if TYPE_CHECKING:
-    from dataplane.client.plane import AsyncPlane
+    from dataplane.client.plane import AsyncPlane, Connecting
+    from dataplane.node.node import Node
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--etcd-cert", metavar="FILE", help="this node's own certificate, where etcd asks for one")
     node.add_argument("--etcd-cert-key", metavar="FILE", help="the key of it, if that is in another file")
     node.add_argument("--etcd-login", metavar="FILE", help="one line USER:PASSWORD, where etcd asks for them")
+    node.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics to Prometheus there")
+    web.add_node_options(node)
     node.add_argument("--verbose", action="store_true", help="log more than warnings")
     node.set_defaults(run=_node)
 
@@ -97,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
     top.set_defaults(run=_top)
 
+    tracing.add_parser(commands)
+    diagnosis.add_parser(commands, _connecting)
+    web.add_parser(commands)
+
     bench = commands.add_parser("bench", help="workloads to measure with")
     benches = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
     workload = benches.add_parser("workload", help="show what the steps of an RLVR task, or of a trace, are made of")
@@ -110,16 +124,18 @@ def _parser() -> argparse.ArgumentParser:
     workload.add_argument("--json", type=Path, metavar="FILE", help="write the trace, to be read again")
     workload.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions, to a .png, .pdf or .svg")
     workload.set_defaults(run=_workload)
+    planning.add_parser(commands)
+    recording.add_parsers(commands)
     return parser
 
 
 def _node(chosen: argparse.Namespace) -> int:
-    from dataplane.node.node import Node, run
+    from dataplane.node.node import Node
 
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if chosen.verbose else logging.WARNING
     )
-    named = {name: getattr(chosen, name) for name in ("memory", "spill", "spill_dir", "prewarm", "data_dir")}
+    named = {name: getattr(chosen, name) for name in ("memory", "spill", "spill_dir", "prewarm", "data_dir", "metrics")}
     config = NodeConfig(**named)
     cluster = None
     names = ("etcd_ca", "etcd_cert", "etcd_cert_key", "etcd_login", "seeds", "seed_dir")
@@ -129,7 +145,14 @@ def _node(chosen: argparse.Namespace) -> int:
         cluster = ClusterConfig(chosen.listen, chosen.join, chosen.key, chosen.advertise, transports, **etcd)
     elif chosen.join or chosen.key or chosen.advertise or chosen.transports or any(etcd.values()):
         raise ValueError("--join, --seeds, --key, --advertise, --transports and --etcd-... go with --listen")
-    node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
+    with web.beside(chosen) as page:
+        node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
+        _run(node, config, page)
+    return 0
+
+
+def _run(node: Node, config: NodeConfig, page: Callable[[str], None]) -> None:
+    from dataplane.node.node import run
 
     def ready() -> None:
         print(f"DATAPLANE_ADDRESS={node.address}", flush=True)
@@ -137,11 +160,13 @@ def _node(chosen: argparse.Namespace) -> int:
             print(f"other nodes find it at {node.hosts.address}", file=sys.stderr)
         if config.data_dir is not None:
             print(f"node {node.id.hex()}, kept in {config.data_dir}", file=sys.stderr)
+        if node.metrics_address is not None:
+            print(f"metrics at http://{node.metrics_address}/metrics", file=sys.stderr)
         sizes = f"memory {format_size(config.memory_bytes)}, spill {format_size(config.spill_bytes)}"
         print(f"{sizes} in {config.spill_dir}; stop with Ctrl-C", file=sys.stderr)
+        page(node.address)
 
     run(node, ready=ready)
-    return 0
 
 
 def _keygen(chosen: argparse.Namespace) -> int:
@@ -150,6 +175,13 @@ def _keygen(chosen: argparse.Namespace) -> int:
     auth.generate(chosen.file)
     print(f"{chosen.file}: copy it to every host; who has it is a member", file=sys.stderr)
     return 0
+
+
+def _connecting(chosen: argparse.Namespace) -> Connecting:
+    """The plane at the node that a command names."""
+    from dataplane.client.plane import Connecting
+
+    return Connecting(_address(chosen), None, writes=False)
 
 
 def _members(chosen: argparse.Namespace) -> int:

@@ -72,6 +72,7 @@ class NodeConfig:
     compression: "auto" compresses spill files with LZ4 when the disk is slower than LZ4; "never"; "always".
     data_dir: where the node keeps who it is and what is durable, for itself alone; on a disk that stays. A node started
         again on it is the same member. None: nothing is durable, and each node is a new one.
+    metrics: HOST:PORT where the node serves `/metrics` to Prometheus; port 0 is any. None: nowhere.
     """
 
     memory: int | str | None = None
@@ -83,6 +84,7 @@ class NodeConfig:
     reservation_lease_s: float = 60.0
     compression: Literal["auto", "never", "always"] = "auto"
     data_dir: str | os.PathLike[str] | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         memory = parse_size(default_memory() if self.memory is None else self.memory) // PAGE * PAGE
@@ -103,6 +105,8 @@ class NodeConfig:
             raise ValueError(f"reservation_lease_s is more than 0, not {self.reservation_lease_s}")
         if self.compression not in ("auto", "never", "always"):
             raise ValueError(f"compression is 'auto', 'never' or 'always', not {self.compression!r}")
+        if self.metrics is not None:
+            _host_port(self.metrics)
         data_dir = None if self.data_dir is None else str(Path(self.data_dir).expanduser().absolute())
         if data_dir is not None and Path(data_dir) == spill_dir:
             raise ValueError(f"data_dir and spill_dir are both {data_dir}: give each a directory of its own")
@@ -131,6 +135,11 @@ class NodeConfig:
         return Path(self.spill_dir or "")
 
     @property
+    def metrics_at(self) -> tuple[str, int] | None:
+        """`metrics` as a host and a port, if it is to be served."""
+        return None if self.metrics is None else _host_port(self.metrics)
+
+    @property
     def data_path(self) -> Path | None:
         """`data_dir`, as an absolute path, if there is one."""
         return None if self.data_dir is None else Path(self.data_dir)
@@ -141,8 +150,9 @@ class ClusterConfig:
     """How a node is one of several.
 
     listen: where its control channel listens, `tcp://HOST:PORT`; port 0 is any. Its transports listen on the same HOST.
-    join: who the others are: `static://HOST:PORT,HOST:PORT,...`, or empty for those that name this one; or the etcd
-        that knows them, and the cluster's name there: `etcd://HOST:PORT,.../NAME`.
+    join: nodes that may know the others, `static://HOST:PORT,HOST:PORT,...`, or empty where others name this one: the
+        nodes run an etcd among themselves then. Or an etcd that is there, and the cluster's name: `etcd://HOST:PORT,
+        .../NAME`.
     key: the cluster's key file. None is for a host alone: nothing listens beyond loopback without.
     advertise: the host, a name or an address, by which others find it. Empty: the one that it listens on, which must
         then be one: of a HOST that stands for every address of the machine nobody knows which the others reach.
@@ -311,15 +321,17 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment says: the address to attach to (or None), and the directories to use."""
+    """What the environment says: the address to attach to (or None), the directories to use, and whether events are
+    recorded for traces and histograms."""
 
     address: str | None
     spill_dir: str
     runtime_dir: str
+    observe: bool = True
 
 
 def environment() -> Environment:
-    """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $XDG_RUNTIME_DIR, $TMPDIR."""
+    """Read the environment: $DATAPLANE_ADDRESS, $DATAPLANE_SPILL_DIR, $DATAPLANE_OBSERVE, $XDG_RUNTIME_DIR, $TMPDIR."""
     temporary = tempfile.gettempdir()
     durable = "/var/tmp" if os.access("/var/tmp", os.W_OK) else temporary  # /tmp may be memory
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -327,6 +339,7 @@ def environment() -> Environment:
         address=os.environ.get("DATAPLANE_ADDRESS") or None,
         spill_dir=os.environ.get("DATAPLANE_SPILL_DIR") or durable,
         runtime_dir=runtime if os.access(runtime, os.W_OK) else temporary,
+        observe=os.environ.get("DATAPLANE_OBSERVE", "") != "0",
     )
 
 

@@ -174,8 +174,10 @@ _BY_NAME = _tree(DataplaneError)
 
 
 def describe(error: DataplaneError) -> tuple[str, str, dict[str, Any]]:
-    """The error as plain values: its class's name, its message, its fields."""
-    return type(error).__name__, str(error), error.fields
+    """The error as plain values: its class's name, its message, its fields. A class that is not of this module is named
+    by the nearest that is: the other side catches that one."""
+    kind = next(each for each in type(error).__mro__ if each.__name__ in _BY_NAME)
+    return kind.__name__, str(error), error.fields
 
 
 def revive(name: str, message: str, fields: Mapping[str, Any]) -> DataplaneError:

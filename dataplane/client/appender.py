@@ -12,18 +12,22 @@ What always holds: a row is appended once or its call fails; what was sent may b
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch.columns import columns_of
-from dataplane.batch.joining import Form, Taken
+from dataplane.batch.gathering import Gathered
+from dataplane.batch.joining import Form
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values, mismatch
 from dataplane.client import arguments
-from dataplane.client.blocks import Block, Call, Sent
+from dataplane.client.blocks import Block, Call, Kind, Sent
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, DataplaneError, Misuse, SchemaMismatch
 from dataplane.wire import messages as m
@@ -43,6 +47,11 @@ TIMEOUT_S = 60.0
 _FORMS = 64
 """Kinds of rows that are remembered."""
 
+_NONE: list[Any] = []
+_UNTAGGED: dict[str, Any] = {}
+"""Of calls that say nothing of their rows, all of which share them: objects that a row has are what a collection of
+garbage looks at."""
+
 Begin = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -59,12 +68,14 @@ class AsyncAppender:
         self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), m.MAX_ROWS)
         self._max_delay_s = arguments.seconds(how["max_delay"], what="max_delay")
         self._timeout_s = arguments.seconds(how["timeout"], TIMEOUT_S)
+        self._narrow: Narrow = how.get("narrow", False)
         if self._max_rows < 1:
             raise Misuse("a block has a row or more")
         self._lock = threading.Lock()
         self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
         self._form: Form | None = None  # of the last rows
         self._forms: dict[Any, Form] = {}
+        self._spare: list[tuple[Form, Gathered]] = []  # memory of blocks that were appended
         self._unseen: dict[Call, None] = {}  # that failed, and nobody was told
         self._room = asyncio.Event()
         self._running = False
@@ -91,8 +102,7 @@ class AsyncAppender:
         """Take rows, with arguments as for `stream.append`; what is returned can be awaited for their keys. Waits where
         too many blocks wait. Raises SchemaMismatch, Misuse, Closed; what the stream refuses is raised where the result
         is awaited, or else by the next `flush`."""
-        call = self.call(columns, keys, group, version, tags)
-        while (sent := self.offer(call)) is None:
+        while (sent := self.offer(columns, keys, group, version, tags)) is None:
             await self.room()
         return sent
 
@@ -140,47 +150,63 @@ class AsyncAppender:
 
     # What the faces share
 
-    def call(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-        """The rows, checked and copied. Any thread may call. Raises SchemaMismatch, Misuse."""
-        form = self._form
-        taken = None if form is None else form.take(columns)
-        if taken is None or form is None:
-            form, taken = self._formed(columns)
-        return self._called(form, taken, keys, group, version, tags)
-
-    def small(self, columns: Any, group: Any, version: Any, tags: Any) -> Call | None:
-        """As `call`, of columns that are small and like those that were learnt last; None for others."""
-        taken = None if self._form is None else self._form.take(columns, m.MAX_INLINE)
-        if taken is None or self._form is None:
-            return None
-        return self._called(self._form, taken, None, group, version, tags)
-
-    def _called(self, form: Form, taken: Taken, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-        rows, plain = taken.rows, arguments.plain
-        return Call(
-            form,
-            taken,
-            arguments.keys_of(keys, rows),
-            plain("group", group, rows, (str, int)) if group is not None else [],
-            plain("version", version, rows, (int,)),
-            arguments.tagged(tags, rows),
-            Deadline.after(self._timeout_s),
-        )
-
-    def _formed(self, columns: Any) -> tuple[Form, Taken]:
-        if isinstance(columns, BatchRef):
-            raise Misuse("an appender takes rows themselves; append a reference by stream.append")
-        pairs = list(columns_of(columns))
-        rows = pairs[0][1].rows if pairs else 0
-        if not rows:
-            raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-        for name, values in pairs:
-            if values.rows != rows:
-                expected, found = f"{rows} rows, as column {pairs[0][0]!r}", f"{values.rows} rows"
-                unequal = f"{found}, and column {pairs[0][0]!r} has {rows}"
-                raise mismatch(name, unequal, expected=expected, found=found)
+    def offer(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Sent | None:
+        """Put rows into a block, checked and copied; None where there is no room. Any thread may call. Raises
+        SchemaMismatch, Misuse, Closed."""
+        sent = self._gather(self._form, columns, keys, group, version, tags, sys.maxsize)
+        if sent is not None or self._crowded():
+            return sent
+        pairs = _checked(columns)
         form = self.learn(pairs)
-        return form, form.take_values(pairs)
+        sent = self._gather(form, columns, keys, group, version, tags, sys.maxsize)
+        if sent is not None:
+            return sent
+        rows, nbytes, owned = form.take(pairs)
+        call = _called(0, rows, keys, group, version, tags)
+        call.columns = owned
+        kind = Kind(form, bool(call.keys), bool(call.groups), tuple(call.tags), gathered=False)
+        with self._lock:
+            block = self._block(kind)
+            return None if block is None else self._put(block, call, nbytes)
+
+    def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
+        """As `offer`, of columns that are small and like those that were learnt last; None for others, too."""
+        return self._gather(self._form, columns, None, group, version, tags, m.MAX_INLINE)
+
+    def _gather(
+        self, form: Form | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
+    ) -> Sent | None:
+        """Write rows of this form, of at most so many bytes, behind those of the last block; None for others, and where
+        there is no room. Raises Misuse, Closed."""
+        if form is None or not form.simple or not (tags is None or type(tags) is dict):
+            return None
+        bare = keys is None and group is None and not tags
+        with self._lock:
+            block = self._blocks[-1] if bare and self._blocks else None
+            if block is None or block.full or block.bare is not form or self._closed:
+                kind = Kind(form, keys is not None, group is not None, tuple(tags) if tags else (), gathered=True)
+                block = self._block(kind)
+            if block is None or block.gathered is None:
+                return None
+            gathered, start, before = block.gathered, block.gathered.rows, block.gathered.nbytes
+            rows = gathered.take(columns, most)
+            try:
+                call = _called(start, rows, keys, group, version, tags) if rows else None
+            except BaseException:
+                gathered.cut(start)
+                raise
+            finally:
+                if not block.rows and gathered.rows == start:
+                    self._spare.append((form, gathered))
+            return None if call is None else self._put(block, call, gathered.nbytes - before)
+
+    def _crowded(self) -> bool:
+        """Whether there is no room for any row; then `room` waits until there is."""
+        with self._lock:
+            crowded = len(self._blocks) >= _BLOCKS and self._blocks[-1].full
+            if crowded:
+                self._room.clear()
+            return crowded
 
     def learn(self, pairs: Sequence[tuple[str, Values]]) -> Form:
         """The form of these columns, which more like them are expected to have."""
@@ -194,27 +220,40 @@ class AsyncAppender:
         self._form = form
         return form
 
-    def offer(self, call: Call) -> Sent | None:
-        """Put the rows into a block; None where there is no room. Any thread may call. Raises Closed."""
-        nbytes = 0 if call.taken is None else call.taken.nbytes
-        with self._lock:
-            if self._closed:
-                raise Closed("the appender is closed")
-            block = self._blocks[-1] if self._blocks else None
-            if block is None or block.full or not block.calls[0].like(call):
-                if len(self._blocks) >= _BLOCKS:
-                    self._room.clear()
-                    return None
-                if block is not None:
-                    self._fill(block)
-                block = Block()
-                self._blocks.append(block)
-            block.calls.append(call)
-            block.rows += call.count
-            block.nbytes += nbytes
-            if block.rows >= self._max_rows or block.nbytes >= _BLOCK_BYTES:
-                self._fill(block)
-            begins, self._running = not self._running, True
+    def _block(self, kind: Kind) -> Block | None:
+        """The block that calls of this kind are put into now, with the first of which it counts; None where there is no
+        room. Under the lock. Raises Closed."""
+        if self._closed:
+            raise Closed("the appender is closed")
+        block = self._blocks[-1] if self._blocks else None
+        if block is not None and not block.full and block.kind == kind and not kind.form.alone:
+            return block
+        if len(self._blocks) >= _BLOCKS:
+            self._room.clear()
+            return None
+        gathered = self._memory(kind.form) if kind.gathered else None
+        return Block(kind, gathered, Deadline.after(self._timeout_s), self._narrow)
+
+    def _memory(self, form: Form) -> Gathered | None:
+        """Memory for the rows of a block."""
+        while self._spare:
+            of, gathered = self._spare.pop()
+            if of is form:
+                return gathered
+        return form.gathered()
+
+    def _put(self, block: Block, call: Call, nbytes: int) -> Sent:
+        """Put the call into the block, which may be new. Under the lock."""
+        if not block.calls:
+            if self._blocks:
+                self._fill(self._blocks[-1])
+            self._blocks.append(block)
+        block.calls.append(call)
+        block.rows += call.count
+        block.nbytes += nbytes
+        if block.rows >= self._max_rows or block.nbytes >= _BLOCK_BYTES:
+            self._fill(block)
+        begins, self._running = not self._running, True
         if begins:
             self._begin(self._run())
         return Sent(block, call, self._unseen)
@@ -259,7 +298,48 @@ class AsyncAppender:
             if done is not None:
                 self._blocks.popleft()
                 self._room.set()
+                if done.gathered is not None:
+                    done.gathered.cut(0)
+                    self._spare.append((done.kind.form, done.gathered))
             if not self._blocks:
                 self._running = False
+                del self._spare[:-1]
                 return None
             return self._blocks[0]
+
+
+def _checked(columns: Any) -> list[tuple[str, Values]]:
+    """Columns of as many rows each, one or more. Raises SchemaMismatch, Misuse."""
+    if isinstance(columns, BatchRef):
+        raise Misuse("an appender takes rows themselves; append a reference by stream.append")
+    pairs = list(columns_of(columns))
+    rows = pairs[0][1].rows if pairs else 0
+    if not rows:
+        raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
+    for name, values in pairs:
+        if values.rows != rows:
+            expected, found = f"{rows} rows, as column {pairs[0][0]!r}", f"{values.rows} rows"
+            unequal = f"{found}, and column {pairs[0][0]!r} has {rows}"
+            raise mismatch(name, unequal, expected=expected, found=found)
+    return pairs
+
+
+@lru_cache(maxsize=256)
+def _versions(version: int, rows: int) -> list[int]:
+    """The version of so many rows, nobody's to change. Raises Misuse."""
+    return arguments.plain("version", version, rows, (int,))
+
+
+def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
+    """A call of so many rows, with what was said of them. Raises Misuse."""
+    plain = arguments.plain
+    if keys is None and group is None and not tags and type(version) is int:
+        return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)
+    return Call(
+        start,
+        rows,
+        arguments.keys_of(keys, rows) if keys is not None else [],
+        plain("group", group, rows, (str, int)) if group is not None else [],
+        plain("version", version, rows, (int,)),
+        arguments.tagged(tags, rows) if tags is not None else {},
+    )

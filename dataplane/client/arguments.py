@@ -19,6 +19,8 @@ TAG_KINDS = (str, int, float, bool, type(None))
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
     """A duration as it is sent: what is below zero has passed already. Raises Misuse."""
+    if type(value) is float and value >= 0.0:
+        return value
     if value is None and default is not None:
         return default
     fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -45,6 +47,19 @@ def text(what: str, value: Any) -> str:
     if not is_text(value) or not value:
         raise Misuse(f"{what} is a text, not {value!r}")
     return str(value)
+
+
+def node(value: Any) -> bytes:
+    """A member of the cluster by its name, 16 hexadecimal digits; b"" for None, this host's. Raises Misuse."""
+    if value is None:
+        return b""
+    try:
+        named = bytes.fromhex(text("a node", value))
+    except ValueError:
+        named = b""
+    if len(named) != 8:
+        raise Misuse(f"a node is named by 16 hexadecimal digits, as `members` has them, not {value!r:.100}")
+    return named
 
 
 def names(what: str, values: Any) -> list[str]:
@@ -74,6 +89,8 @@ def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:
 
 def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
     """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
+    if is_int64(values) and int in kinds:
+        return [values] * rows
     listed = _each(what, values, rows)
     found = set(map(type, listed))
     if not found <= set(kinds):
@@ -119,15 +136,19 @@ def settings(
     max_lag: int | None,
     max_deliveries: int | None,
     copies: int | None = None,
+    group_size: int | None = None,
+    *,
+    durable: bool | None = None,
 ) -> Settings | None:
     """What a stream is to be made with; None where only one that is there is wanted. Raises Misuse."""
     if tasks is None:
-        if any(each is not None for each in (max_bytes, max_rows, max_lag, max_deliveries, copies)):
+        made = (max_bytes, max_rows, max_lag, max_deliveries, copies, group_size, durable)
+        if any(each is not None for each in made):
             raise Misuse("name the tasks too: a stream is made with tasks and limits, and found by its name alone")
         return None
-    for what, value, least in (("max_rows", max_rows, 1), ("max_lag", max_lag, 0)):
+    for what, value, least in (("max_rows", max_rows, 1), ("max_lag", max_lag, 0), ("group_size", group_size, 1)):
         if value is not None and whole(what, value) < least:
-            raise Misuse(f"{what} is {least} or more, or None for no limit; not {value!r}")
+            raise Misuse(f"{what} is {least} or more, or None where there is none; not {value!r}")
     size = 0 if max_bytes is None else _size(max_bytes)
     return Settings(
         tuple(names("tasks", tasks)),
@@ -136,6 +157,8 @@ def settings(
         -1 if max_lag is None else whole("max_lag", max_lag),
         5 if max_deliveries is None else whole("max_deliveries", max_deliveries),
         1 if copies is None else replicas(copies),
+        0 if group_size is None else whole("group_size", group_size),
+        durable=bool(durable),
     )
 
 

@@ -9,10 +9,13 @@ are appended once or not at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dataplane.batch.joining import Form, Taken
+from dataplane.batch.gathering import Gathered
+from dataplane.batch.joining import Form
+from dataplane.batch.narrowing import Narrow
+from dataplane.batch.values import Values
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse
 
@@ -20,63 +23,77 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 
+_NONE: list[Any] = []
+"""Of calls that have none, all of which share it: objects that a row has are what a collection of garbage looks at."""
+
+
+class Kind(NamedTuple):
+    """What calls have in common that can be of one append; and whether their rows are gathered as they come."""
+
+    form: Form
+    keyed: bool
+    grouped: bool
+    tags: tuple[str, ...]
+    gathered: bool
+
+
 class Call:
-    """The rows of one `send`."""
+    """The rows of one `send`: `count` of them, from `start` on where they are gathered, else these `columns`."""
 
     __slots__ = (
         "asked",
+        "columns",
         "count",
-        "deadline",
+        "done",
         "error",
-        "form",
         "groups",
         "keys",
+        "start",
         "tags",
-        "taken",
         "versions",
         "withdrawn",
     )
 
     def __init__(
-        self,
-        form: Form,
-        taken: Taken,
-        keys: list[str],
-        groups: list[Any],
-        versions: list[int],
-        tags: dict[str, Any],
-        deadline: Deadline,
+        self, start: int, count: int, keys: list[str], groups: list[Any], versions: list[int], tags: dict[str, Any]
     ) -> None:
-        self.deadline = deadline
+        self.start, self.count = start, count
+        self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
+        self.columns: list[Values] = _NONE
         self.withdrawn = False
         """Nobody wants it any more."""
+        self.done = False
+        """The rows are there."""
         self.asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
-        self.form, self.count = form, taken.rows
-        self.taken: Taken | None = taken
-        self.keys, self.groups, self.versions, self.tags = keys, groups, versions, tags
         self.error: BaseException | None = None
-
-    def like(self, other: Call) -> bool:
-        """Whether both can be of one append."""
-        return (
-            self.form is other.form
-            and not self.form.alone
-            and (not self.keys) is (not other.keys)
-            and (not self.groups) is (not other.groups)
-            and self.tags.keys() == other.tags.keys()
-        )
 
 
 class Block:
-    """Calls whose rows are appended as one."""
+    """Calls of one kind, whose rows are appended as one. `gathered`: where those are, if they are gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind, gathered: Gathered | None, deadline: Deadline, narrow: Narrow = False) -> None:
+        self.kind = kind
+        self._narrow = narrow
+        self.bare = None if kind.keyed or kind.grouped or kind.tags or gathered is None else kind.form
+        """The form of its rows, where they are gathered and nothing more is said of them."""
+        self.gathered = gathered
         self.calls: list[Call] = []
         self.rows = self.nbytes = 0
         self.full = False
         """Nothing more is put into it."""
         self.filled = asyncio.Event()
         self.done = asyncio.Event()
+        self._deadline = deadline
+
+    def _columns(self, calls: Sequence[Call]) -> Mapping[str, Values]:
+        """The columns of all rows of these calls."""
+        form, gathered = self.kind.form, self.gathered
+        if gathered is None:
+            return form.joined([call.columns for call in calls])
+        start, stop = calls[0].start, calls[-1].start + calls[-1].count
+        if stop - start == sum([call.count for call in calls]):
+            return gathered.columns(start, stop)
+        return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
 
     async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
         """Append all, as many at a time as there is room for; afterwards each call has its keys or its error, which is
@@ -98,11 +115,11 @@ class Block:
                     some[0].error, left = error, left[1:]
         finally:
             for call in self.calls:
-                if call.taken is not None:
+                if not call.done:
                     call.error = call.error or type(ended)(str(ended), **ended.fields)
                     if not call.withdrawn:
                         unseen[call] = None
-                call.taken = None  # who asks for the keys may come late
+                call.columns = _NONE  # who asks for the keys may come late
             self.done.set()
 
     async def _alone(self, call: Call, stream: AsyncStream) -> DataplaneError | None:
@@ -121,19 +138,20 @@ class Block:
         first = calls[0]
         try:
             keys = await stream.append_block(
-                first.form.joined([call.taken for call in calls if call.taken is not None]),
+                self._columns(calls),
                 keys=[key for call in calls for key in call.keys] if first.keys else None,
                 group=[group for call in calls for group in call.groups] if first.groups else None,
                 version=[version for call in calls for version in call.versions],
                 tags={name: [tag for call in calls for tag in call.tags[name]] for name in first.tags} or None,
-                timeout=first.deadline.remaining_s if len(calls) == 1 else 0.0,
+                timeout=self._deadline.remaining_s if len(calls) == 1 else 0.0,
+                narrow=self._narrow,
             )
         except DataplaneError as error:
             return error
         start = 0
         for call in calls:
             call.keys = keys[start : start + call.count]
-            call.taken = None
+            call.done = True
             start += call.count
         return None
 

@@ -10,22 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from dataplane.client.memory import Mapping, Segment
 from dataplane.client.pins import Pins, let_go
+from dataplane.config import environment
+from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
+from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, connect, parse_address
+from dataplane.wire.places import numbers
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=m.Reply)
+T = TypeVar("T")
 Soon = Callable[[Callable[[], object]], object]
 
 _decoder = msgspec.msgpack.Decoder(m.Reply)
@@ -33,6 +43,47 @@ _ANSWER_S = 5.0
 """Seconds on top of a request's own timeout after which a node that has not answered counts as gone."""
 
 _PREWARM_STEP = 4 << 20
+
+_OPERATIONS: dict[type[Any], str] = {
+    m.Put: "put",
+    m.Reserve: "reserve",
+    m.Seal: "seal",
+    m.Pin: "get",
+    m.Free: "free",
+    m.FreeElsewhere: "free",
+    m.Admit: "wait",
+    m.AppendInline: "append",
+    m.Extend: "extend",
+    m.ExtendInline: "extend",
+    m.Consume: "consume",
+    m.Ack: "ack",
+    m.WriteRows: "table write",
+    m.WriteInline: "table write",
+    m.ReadRows: "table read",
+    m.LookAtRows: "table read",
+    m.TakeRows: "table take",
+}
+_CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
+_PUT, _REQUEST = CODE["put"], CODE["request"]
+_clock = time.monotonic_ns
+
+
+def _nothing() -> None:
+    pass
+
+
+class Exchange(NamedTuple, Generic[R, T]):
+    """A request with one answer of this kind, within so many seconds. `finish` makes of it what the caller gets, or the
+    exchange that follows, or a coroutine that does. `admits`: while it waits for room, signs of life are due, without
+    which leave to append is given up. `undo` is called where it fails or is cancelled before its answer."""
+
+    connection: Connection
+    request: Any
+    kind: type[R]
+    timeout_s: float
+    finish: Callable[[R], T | Exchange[Any, T] | Coroutine[Any, Any, T]]
+    admits: bool = False
+    undo: Callable[[], None] = _nothing
 
 
 class Connection:
@@ -60,6 +111,8 @@ class Connection:
         """Called with what the node says of shards that this client keeps."""
         self._reserved = 0
         self._prewarm: list[Mapping] = []
+        self.events: PlainWriter | None = None
+        """Of the events of this connection; None where the node wants none."""
         self._heartbeat: asyncio.TimerHandle | None = None
         connected = connect(parse_address(address))
         self._socket = connected
@@ -74,9 +127,11 @@ class Connection:
         """
         connection = cls(address, soon)
         label = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")
-        hello = m.Hello(next(connection._requests), m.MAJOR, m.MINOR, label, writes)
+        hello = m.Hello(connection.next_id(), m.MAJOR, m.MINOR, label, writes)
         try:
             connection.welcome = await connection.request(hello, m.Welcome, 0.0)
+            if connection.welcome.reports_s:
+                recorder.attach(connection, connection.welcome.reports_s)
             connection.pins.source = (address, connection.welcome.token) if connection.welcome.token else None
             granted = connection.welcome.grants
             connection._prewarm = [connection.segments[grant.segment].mapping(writable=True) for grant in granted]
@@ -103,11 +158,15 @@ class Connection:
         return self._forked
 
     def next_id(self) -> int:
-        """A number for a request."""
-        return next(self._requests)
+        """A number for a request, that says from where in the user's source it is made."""
+        return next(self._requests) << BITS | recorder.place()
 
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
         """Send a request and return its reply. Raises what the node answers, or PeerUnavailable."""
+        return await self._answered(request, kind, timeout_s, self._ask(request))
+
+    def _ask(self, request: Any) -> asyncio.Future[m.Reply]:
+        """Send a request; its answer."""
         self.check()
         if self.pins.dropped:
             self._flush()
@@ -120,7 +179,14 @@ class Connection:
         except BaseException:  # no message holds it
             self._pending.pop(request.id, None)
             raise
-        timer = self._loop.call_later(timeout_s + _ANSWER_S, self._late, future, timeout_s + _ANSWER_S)
+        return future
+
+    async def _answered(self, request: Any, kind: type[R], timeout_s: float, future: asyncio.Future[m.Reply]) -> R:
+        """The reply to a request that was sent."""
+        began = _clock() if self.events is not None else 0
+        wait_s = timeout_s + (self.welcome.shared_s if type(request) in m.SHARED else _ANSWER_S)
+        timer = self._loop.call_later(wait_s, self._late, future, wait_s)
+        waits = recorder.awaits()
         try:
             reply = await future
         except BaseException:
@@ -128,12 +194,90 @@ class Connection:
             raise
         finally:
             timer.cancel()
+            recorder.awaited(request.id, waits)
             del future  # else an error would hold it through its frames, and it the error, and both what is being put
+        if began and self.events is not None and kind is not m.Welcome:
+            self.events.record(_CODES.get(type(request), _REQUEST), began)
+        return self._checked(reply, kind)
+
+    def _checked(self, reply: m.Reply, kind: type[R]) -> R:
         if self._detached:  # between the reply and now: what it granted has gone with the connection
             self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
         return reply
+
+    # One request, without the loop
+
+    async def exchange(self, exchange: Exchange[Any, T], begun: int = 0) -> T:
+        """Send the request of an exchange, and those that follow it; what comes of it. `begun`: as for `_finish`."""
+        return await self._finish(exchange, self._begin(exchange), begun)
+
+    def _begin(self, exchange: Exchange[Any, Any]) -> asyncio.Future[m.Reply]:
+        """Send the request of an exchange; its answer."""
+        try:
+            return self._ask(exchange.request)
+        except BaseException:
+            exchange.undo()
+            raise
+
+    async def _finish(self, exchange: Exchange[Any, T], future: asyncio.Future[m.Reply], begun: int = 0) -> T:
+        """The rest of an exchange, whose first request was sent at `begun`, or is this."""
+        events = self.events
+        began = begun or _clock()
+        while True:
+            self.reserved(+exchange.admits)
+            try:
+                reply = await self._answered(exchange.request, exchange.kind, exchange.timeout_s, future)
+            except BaseException:
+                exchange.undo()
+                raise
+            finally:
+                self.reserved(-exchange.admits)
+                del future  # as in `_answered`
+            made = exchange.finish(reply)
+            if not isinstance(made, Exchange):
+                if events is not None and type(exchange.request) is m.Seal:
+                    events.record(_PUT, began)
+                return await made if isinstance(made, Coroutine) else made
+            exchange, future = made, self._begin(made)
+
+    def exchange_now(
+        self, exchange: Exchange[Any, T], wait: Callable[[int], bool], began: int
+    ) -> tuple[T | None, Coroutine[Any, Any, T] | None]:
+        """As `exchange`, by a thread while nobody runs the loop: what comes of it, or what is to be run in the loop for
+        it. `wait(descriptor)` waits a little, and says whether the socket alone has something to be read. `began`: when
+        the call did, in nanoseconds of the monotonic clock."""
+        events, begun = self.events, 0
+        while not self._pending and self._channel.quiet:
+            began = _clock() if begun and events is not None else began
+            future = self._begin(exchange)
+            try:
+                while not future.done() and wait(self._socket.fileno()):
+                    self._channel.read()
+                if not future.done():
+                    return None, self._finish(exchange, future, begun or began)
+                reply = self._checked(future.result(), exchange.kind)
+            except BaseException:
+                self._abandon(exchange.request.id, future)
+                exchange.undo()
+                raise
+            finally:
+                del future  # as in `_answered`
+            if events is None:
+                made = exchange.finish(reply)
+            else:
+                events.last = began
+                made = exchange.finish(reply)
+                kind = type(exchange.request)
+                events.record(_CODES.get(kind, _REQUEST), began)
+                if kind is m.Seal:
+                    events.record(_PUT, begun)
+                begun = began
+            if not isinstance(made, Exchange):
+                return (None, made) if isinstance(made, Coroutine) else (made, None)
+            exchange = made
+        return None, self.exchange(exchange, begun)
 
     def _late(self, future: asyncio.Future[m.Reply], waited_s: float) -> None:
         if not future.done():
@@ -153,7 +297,8 @@ class Connection:
             case m.Reserved():
                 self._channel.send(m.Abort([shard for shard, *_ in reply.extents]))
             case m.Held():
-                self._channel.send(m.Unpin([*(each[0] for each in reply.shards), *(each[1] for each in reply.kept)]))
+                held = [] if reply.carried else numbers(reply.places)
+                self._channel.send(m.Unpin([*held, *(each[1] for each in reply.kept)]))
             case m.Kept():
                 self.tell(m.Free(self.next_id(), reply.shards, [], ""))
             case m.Delivered() if reply.grant:
@@ -192,6 +337,8 @@ class Connection:
             (fd,) = self._channel.take_descriptors(1)
             segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size, self.pins.access))
             segment.grant(fd, writable=grant.writable)
+        if isinstance(reply, m.Welcome) and reply.ring:
+            self._record_in(reply.ring)
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
             return
@@ -207,6 +354,17 @@ class Connection:
             future.set_exception(revive(reply.name, reply.message, reply.fields))
         else:
             future.set_result(reply)
+
+    def _record_in(self, size: int) -> None:
+        """Record events in the ring that came with the welcome, where it is one of this version's."""
+        (fd,) = self._channel.take_descriptors(1)
+        try:
+            if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
+                self.events = Recorder(fd).writer
+        except OSError as error:  # of memory: it goes without
+            log.warning("this process records no events: %s", error)
+        finally:
+            os.close(fd)
 
     def _closed(self, error: DataplaneError | None) -> bool:
         """The node has gone, or wants to hear no more of this side. In that case it still honours the pins of views."""
@@ -253,6 +411,16 @@ class Connection:
             self._channel.send(m.Alive())
             self._heartbeat = self._loop.call_later(self.welcome.lease_s / 5, self._beat)
 
+    def report(self, graph: bytes) -> None:
+        """From any thread: send this process's performance graph."""
+
+        def send() -> None:
+            if self._channel.open and not self._detached and len(graph) <= m.MAX_REPORT:
+                self._channel.send(m.Report(graph))
+
+        with suppress(RuntimeError):  # as in `_flush_soon`
+            self._soon(send)
+
     # Pins
 
     def _flush_soon(self) -> None:
@@ -287,6 +455,7 @@ class Connection:
         if self._detached:
             return
         self._closing = self._detached = True
+        recorder.detach(self)
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         for mapping, (segment, offset) in list(self.unsealed.items()):
@@ -303,6 +472,7 @@ class Connection:
             self._gone = self._gone or Closed("the plane is closed")
             self._channel.close()
         self._prewarm.clear()
+        self.events = None  # unmapped with whoever records last
         self.segments.clear()  # views have what they need of them
 
     def forked(self) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
+from dataplane.client import flows
 from dataplane.client.connection import Connection
 from dataplane.client.getting import Getter
 from dataplane.errors import DataplaneError, Misuse
@@ -51,6 +52,9 @@ class Delivery:
         self._grant = delivered.grant
         self._replica = replica
         self._balance = balance
+        if connection.events is not None:
+            origin = self.ref.origin() if not delivered.keys else None
+            flows.delivered(connection, mark, delivered, () if origin is None else origin[1])
         self._lengths = {name: np.frombuffer(values, np.int64) for name, values in delivered.lengths.items()}
 
     @cached_property
@@ -71,7 +75,8 @@ class Delivery:
 
     async def ack(self) -> None:
         """The task is done with the rows. Raises LeaseExpired where they have gone to others: what was computed from
-        them does not count. Once settled, it does nothing."""
+        them does not count, for none of them; OutcomeUnknown in a cluster, where it was waited in vain for who says
+        whether it counts: acked again, that is waited for. Once settled, it does nothing."""
         await self._settle(done=True)
 
     async def nack(self) -> None:
@@ -86,6 +91,8 @@ class Delivery:
         if not self.settled:
             request = m.Ack(self._connection.next_id(), self._stream, self._grant, self._replica, done, seen)
             await self._connection.request(request, m.Done, 0.0)
+            if done:
+                flows.settled(self._connection, self._stream, self._grant)
             self.settled = True
 
     async def renew(self) -> None:

@@ -11,6 +11,7 @@ is mapped is the very memory.
 from __future__ import annotations
 
 import itertools
+import secrets
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from dataplane.device.staging import leave, outward
 
 _own: weakref.WeakValueDictionary[int, OwnDevice] = weakref.WeakValueDictionary()
 """Memory of this process, by number: CUDA IPC maps that of others alone."""
-_numbers = itertools.count(1)
+_numbers = itertools.count(secrets.randbits(48))  # no other process's, which may have this one's number elsewhere
 
 
 class OwnDevice:
@@ -38,6 +39,7 @@ class OwnDevice:
         self.size = size
         self.number = next(_numbers)
         self._device = device
+        self._counter: tuple[Any, int] | None = None
         _own[self.number] = self
         with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # on which all of it is written
             self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
@@ -48,6 +50,7 @@ class OwnDevice:
 
         with torch.cuda.device(self._device):
             parts = self._tensor.untyped_storage()._share_cuda_()
+            self._counter = parts[4], parts[5]
         return str(torch.cuda.get_device_properties(self._device).uuid), (*parts, self._tensor.storage_offset())
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
@@ -86,9 +89,23 @@ class OwnDevice:
         if tensor is not None:  # else it was freed meanwhile
             leave(memory[: self.size], [tensor], NOTHING)
 
-    def close(self) -> None:
-        """See `keeping.Own`. torch keeps the memory for as long as others map it."""
-        self._tensor = None
+    def tensor(self) -> Any:
+        """See `keeping.Own`."""
+        return self._tensor
+
+    def close(self, *, mapped: bool = False) -> None:
+        """See `keeping.Own`. torch counts who is to map it, one at first, and who did: where nobody came it is told
+        that one has, or it would keep the memory for good."""
+        tensor, counter = self._tensor, self._counter
+        self._tensor = self._counter = None
+        if tensor is not None and mapped:
+            _left.append(tensor)
+        elif tensor is not None and counter is not None:
+            tensor.untyped_storage()._release_ipc_counter(*counter, device=self._device)
+
+
+_left: list[Any] = []
+"""What others mapped still when the plane that kept it was closed: it stays until the process ends."""
 
 
 class _Hold:
@@ -107,6 +124,7 @@ class _Hold:
             used = torch.cuda.Event()
             used.record(torch.cuda.current_stream(self._device))
             _used.append((used, self._pin))
+            _sweep()
 
 
 _used: deque[tuple[Any, object]] = deque()

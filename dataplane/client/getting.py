@@ -6,78 +6,230 @@ lives, also when the plane is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.batch.alike import Laid, laid, one
+from dataplane.batch import cuts, slicing
+from dataplane.batch.alike import Laid, one
 from dataplane.batch.batch import Batch
-from dataplane.batch.ref import BatchRef, ShardKey
+from dataplane.batch.ref import BatchRef, ShardKey, Span, span_of
 from dataplane.batch.rows import Rows
 from dataplane.client import keeping
-from dataplane.client.connection import Connection
-from dataplane.client.memory import Bytes, HeldShard
-from dataplane.client.opening import Held, Opening
-from dataplane.client.pins import Pin
-from dataplane.errors import Freed
+from dataplane.client.connection import Connection, Exchange
+from dataplane.client.direct import Direct
+from dataplane.client.holding import Described, Held, Holding
+from dataplane.client.opening import Opening
+from dataplane.client.span import Shown
+from dataplane.clock import Deadline
+from dataplane.errors import DataplaneError, Freed, ProtocolMismatch
 from dataplane.wire import messages as m
+from dataplane.wire.places import numbers, unpack
 
-_TOGETHER = 256 << 10
-"""Bytes of small shards that share a pin, as the columns of one put share a shard: to drop a pin is a message, and
-a few hundred of those take longer than reading what they held."""
+_NOTHING: Mapping[ShardKey, Held] = {}
+_ALL: Mapping[ShardKey, m.ChunkPart] = {}
+
+
+T = TypeVar("T")
+
+_PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # of one message that names parts of shards, and of a shard beside its parts
 
 
 class Getter:
     """Reads over one connection. To be used from its loop alone."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, direct: Direct) -> None:
         self._connection = connection
+        self._direct = direct
 
-    async def get(self, ref: BatchRef, timeout: float) -> Batch:
-        """The rows and columns that the reference means. Raises as `AsyncPlane.get`."""
+    async def get(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
+        """The rows and columns that the reference means. `device`: the one where its tensors are to be; what processes
+        of other hosts keep is read there from them. Raises as `AsyncPlane.get`."""
+        there: Mapping[ShardKey, Held] = {}
+        if device is not None:
+            ref = ref.unlinked()
+            others = self._parted(ref)[1]
+            there = await self._kept_elsewhere(ref, others, device, timeout) if others else {}
+        asked = self.getting(ref, timeout, there)
+        if asked is None:
+            return _opened(ref, Holding([], {**there}, None))
+        return await self._connection.exchange(asked)
+
+    def getting(
+        self, ref: BatchRef, timeout: float, there: Mapping[ShardKey, Held] = _NOTHING
+    ) -> Exchange[m.Held, Batch] | None:
+        """The request that this begins with, which mostly is all of it, for what is not `there` already; None where
+        there is nothing to ask for."""
+        span = None if there else span_of(ref)
+        if span is not None and span.shard.node == self._connection.welcome.node:
+            return self._getting_span(ref, span, timeout)
         ref = ref.unlinked()
         mine, others = self._parted(ref)
-        held: dict[ShardKey, Held] = {}
-        if mine or others:
-            own = [shard for _, shard in mine]
-            request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True, True)
-            reply = await self._connection.request(request, m.Held, timeout)
-            if reply.kept:
-                try:
-                    mapped, again = self._mapped(ref, reply)
-                except BaseException:
-                    self._connection.tell(m.Unpin([number for number, *_ in reply.shards]))
-                    raise
-                held |= mapped
-                mine = [key for key in mine if key not in mapped]
-                if again:
-                    self._connection.tell(m.Unpin([number for number, *_ in reply.shards]))
-                    own = [shard for _, shard in mine]
-                    request = m.Pin(self._connection.next_id(), own, timeout, _wanted(ref, others), True)
-                    reply = await self._connection.request(request, m.Held, timeout)
-            numbers = [number for number, *_ in reply.shards]
+        if there:
+            others = [key for key in others if key not in there]
+        if not mine and not others:
+            return None
+
+        def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
+            if reply.kept or reply.apart:
+                return self._rest(ref, mine, others, there, reply, timeout)
+            return _opened(ref, self._holding(ref, [*mine, *others], {**there}, reply))
+
+        request = self._pin(ref, mine, others, timeout, devices=True)
+        return Exchange(self._connection, request, m.Held, timeout, finish)
+
+    async def hold(
+        self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, m.ChunkPart] = _ALL
+    ) -> dict[ShardKey, Held]:
+        """The shards that the reference means, held here, without a look at their columns. Those of other hosts are
+        fetched in an order of this host's own; `chunks`: what of each, and how it may be made, as `Pin` has it. Raises
+        as `get`."""
+        ref = ref.unlinked()
+        mine, others = self._parted(ref)
+        first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
+        wanted = _wanted(ref, others)
+        order = [*range(first, len(others)), *range(first)]
+        asking = [self._hold(ref, some, [], [], timeout) for some in _portions(mine, lambda key: 0)]
+        for some in _portions(order, lambda at: len(chunks[others[at]][0]) if chunks else 0):
+            said = [chunks[others[at]] for at in some] if chunks else []
+            asking.append(self._hold(ref, [], [wanted[at] for at in some], said, timeout))
+        found: dict[ShardKey, Held] = {}
+        for held in await asyncio.gather(*asking):
+            found |= held
+        return found
+
+    async def hold_own(self, shards: Sequence[int], timeout: float) -> list[Held]:
+        """These shards of this plane's node, of which no row goes by itself, held here. Raises as `get`."""
+        own = self._connection.welcome.node
+        keys = [(own, shard) for shard in shards]
+        found: dict[ShardKey, Held] = {}
+        for some in _portions(keys, lambda key: 0):
+            found |= await self._hold(None, some, [], [], timeout)
+        return [found[key] for key in keys]
+
+    async def _hold(
+        self,
+        ref: BatchRef | None,
+        mine: list[ShardKey],
+        others: list[m.Wanted],
+        chunks: list[m.ChunkPart],
+        timeout: float,
+    ) -> dict[ShardKey, Held]:
+        own = [shard for _, shard in mine]
+        request = m.Pin(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
+        reply = await self._connection.request(request, m.Held, timeout)
+        keys = [*mine, *((node, shard) for node, shard, _ in others)]
+        holding = self._holding(ref, keys, {}, reply)
+        return {key: holding[key] for key in keys}
+
+    def _getting_span(self, ref: BatchRef, span: Span, timeout: float) -> Exchange[m.Held, Batch]:
+        """The request for rows in one run of one shard of this plane's node."""
+        keys = [span.shard[:2]]
+
+        def finish(reply: m.Held) -> Batch | Coroutine[Any, Any, Batch]:
+            if reply.kept or reply.apart:
+                return self._rest(ref, keys, [], _NOTHING, reply, timeout)
+            if reply.lives:
+                return _opened(ref, self._holding(ref, keys, {}, reply))
             try:
-                named = dict(zip(numbers, mine + others, strict=True))
-                layouts = _layouts(reply.shards)
-                live = {named[number]: bits for number, _, _, _, _, bits in reply.shards if bits}
-                if live:
-                    _check_live(ref, live, {named[number]: layout for number, layout in layouts.items()})
-                if reply.apart:
-                    await self._check_apart(ref, {named[number]: number for number in reply.apart})
+                shown = Shown(reply)
             except BaseException:
-                self._connection.tell(m.Unpin(numbers))  # at once, and not when the error and its frames go
+                self._let_go(reply)  # at once, and not when the error and its frames go
                 raise
-            segments = self._connection.segments
-            for together in _together(reply.shards):
-                pin = self._connection.pins.hold(*[number for number, *_ in together])
-                views = self._views(together, pin)
-                for number, segment, offset, size, _, _ in together:
-                    view = views(segment, offset, size) if views is not None else None
-                    shard = HeldShard(segments[segment], offset, size, pin, view)
-                    held[named[number]] = Held(shard, size, layouts[number])
-        opening = Opening(held)
-        return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
+            return shown.opened(span, self._connection.segments, self._connection.pins.hold)
+
+        request = m.Pin(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
+        return Exchange(self._connection, request, m.Held, timeout, finish)
+
+    async def _kept_elsewhere(
+        self, ref: BatchRef, others: Sequence[ShardKey], device: Any, timeout: float
+    ) -> dict[ShardKey, Held]:
+        """Those of these shards that processes of other hosts keep, read from there; without what could not be, which
+        is then had as any other. Raises Freed."""
+        deadline = Deadline.after(timeout)
+        asked: dict[bytes, list[int]] = {}
+        for node, shard in others:
+            asked.setdefault(node, []).append(shard)
+        found: dict[ShardKey, Held] = {}
+        live: dict[ShardKey, tuple[bytes, Laid]] = {}
+        for node, shards in asked.items():
+            with suppress(DataplaneError):  # whoever is asked next says it, if it is so
+                some = shards[: m.MAX_RETAINED]
+                request = m.OfferKept(self._connection.next_id(), node, some, device.type, deadline.remaining_s)
+                offers = (await self._connection.request(request, m.KeptOffers, deadline.remaining_s)).offers
+                held = await self._direct.read(offers, device, deadline) if offers else {}
+                found |= {(node, shard): each for shard, each in held.items()}
+                bits = {shard: bits for shard, _, _, bits, *_ in offers if bits}
+                live |= {(node, shard): (bits[shard], each.laid) for shard, each in held.items() if shard in bits}
+        _check_live(ref, live)
+        return found
+
+    async def _rest(
+        self,
+        ref: BatchRef,
+        mine: list[ShardKey],
+        others: list[ShardKey],
+        there: Mapping[ShardKey, Held],
+        reply: m.Held,
+        timeout: float,
+    ) -> Batch:
+        """The rows, some of which other processes keep, or of which is to be asked apart whether they count."""
+        mapped = {**there}
+        if reply.kept:
+            try:
+                more, again = self._mapped(ref, reply)
+                mapped |= more
+            except BaseException:
+                self._let_go(reply)
+                raise
+            mine = [key for key in mine if key not in mapped]
+            if again:
+                self._let_go(reply)
+                reply = await self._connection.request(self._pin(ref, mine, others, timeout), m.Held, timeout)
+        keys = [*mine, *others]
+        if reply.apart:
+            try:
+                named = dict(zip(unpack(reply.places)[:, 0].tolist(), keys, strict=True))
+                await self._check_apart(ref, {named[number]: number for number in reply.apart})
+            except BaseException:
+                self._let_go(reply)
+                raise
+        return _opened(ref, self._holding(ref, keys, mapped, reply))
+
+    def _holding(
+        self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, Held], reply: m.Held
+    ) -> Holding:
+        """The shards of the answer, held, or brought here, and those that were mapped. Raises Freed."""
+        try:
+            described = Described(unpack(reply.places), reply)
+            if len(described.places) != len(keys):
+                raise ProtocolMismatch(f"{len(keys)} shards were asked for, and {len(described.places)} told of")
+            live = described.live(keys)
+            if live and ref is None:
+                raise Freed("rows of shards that are read whole were freed")
+            if live and ref is not None:
+                _check_live(ref, live)
+        except BaseException:
+            self._let_go(reply)  # at once, and not when the error and its frames go
+            raise
+        holding = Holding(keys, mapped, described, reply.carried)
+        if not reply.carried:
+            holding.hold(self._connection.segments, self._connection.pins.hold)
+        return holding
+
+    def _pin(
+        self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], timeout: float, *, devices: bool = False
+    ) -> m.Pin:
+        own, wanted, parts = [shard for _, shard in mine], _wanted(ref, others), _parts(ref, others)
+        return m.Pin(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
+
+    def _let_go(self, reply: m.Held) -> None:
+        """Drop what the node has granted for shards of its own."""
+        if not reply.carried:
+            self._connection.tell(m.Unpin(numbers(reply.places)))
 
     def _mapped(self, ref: BatchRef, reply: m.Held) -> tuple[dict[ShardKey, Held], bool]:
         """The shards that other processes keep, mapped here; whether one could not be, and is to be had from the arena.
@@ -94,28 +246,8 @@ class Getter:
             layout = one(encoded, size)
             mapped[key] = Held(memory, size, layout)
             if bits:
-                _check_live(ref, {key: bits}, {key: layout})
+                _check_live(ref, {key: (bits, layout)})
         return mapped, again
-
-    def _views(self, together: Sequence[m.HeldOne], pin: Pin) -> Callable[[int, int, int], Bytes] | None:
-        """Gives the bytes of shards that share a pin, by segment, offset and size, as parts of one array for each
-        segment: an array of its own for each would take longer than reading it. None for a shard that is alone."""
-        if len(together) == 1:
-            return None
-        spans: dict[int, tuple[int, int]] = {}
-        for _, segment, offset, size, _, _ in together:
-            start, end = spans.get(segment, (offset, offset + size))
-            spans[segment] = min(start, offset), max(end, offset + size)
-        whole = {
-            segment: self._connection.segments[segment].mapping(writable=False).array(start, end - start, pin)
-            for segment, (start, end) in spans.items()
-        }
-
-        def view(segment: int, offset: int, size: int) -> Bytes:
-            start = offset - spans[segment][0]
-            return whole[segment][start : start + size]
-
-        return view
 
     async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
         """Raises Freed where a row that the reference means was freed by itself, of large shards of these numbers here:
@@ -140,32 +272,34 @@ class Getter:
         ref = ref.unlinked()
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
-        self._connection.tell(m.Prefetch(self._connection.next_id(), own, _wanted(ref, others), timeout))
+        wanted, parts = _wanted(ref, others), _parts(ref, others)
+        self._connection.tell(m.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
         """The shards of a reference: this plane's node's own, and others'."""
         own, keys = self._connection.welcome.node, ref.shards()
-        return [key for key in keys if key[0] == own], [key for key in keys if key[0] != own]
+        others = [key for key in keys if key[0] != own]
+        return [key for key in keys if key[0] == own] if others else list(keys), others
 
 
-def _layouts(shards: Sequence[m.HeldOne]) -> dict[int, Laid]:
-    """The layout of each shard, by number. Those of rows that were put alike are the same bytes, and looked at once."""
-    different = list(dict.fromkeys([(encoded, size) for _, _, _, size, encoded, _ in shards]))
-    found = laid([encoded for encoded, _ in different], [size for _, size in different])
-    known = dict(zip(different, found, strict=True))
-    return {number: known[encoded, size] for number, _, _, size, encoded, _ in shards}
+def _portions(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
+    """The items by message."""
+    found: list[list[T]] = []
+    left = 0
+    for item in items:
+        size = _SHARD_BYTES + nbytes(item)
+        if size > left:
+            found.append([])
+            left = _PART_BYTES
+        found[-1].append(item)
+        left -= size
+    return found
 
 
-def _together(shards: Sequence[m.HeldOne]) -> Iterator[Sequence[m.HeldOne]]:
-    """The shards in the runs that share a pin."""
-    start, nbytes = 0, 0
-    for at, (_, _, _, size, _, _) in enumerate(shards):
-        if at > start and nbytes + size > _TOGETHER:
-            yield shards[start:at]
-            start, nbytes = at, 0
-        nbytes += size
-    if shards:
-        yield shards[start:]
+def _opened(ref: BatchRef, holding: Holding) -> Batch:
+    """The columns of a reference whose shards are held."""
+    opening = Opening(holding)
+    return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
@@ -174,14 +308,23 @@ def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.Wanted]:
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
-def _check_live(ref: BatchRef, live: Mapping[ShardKey, bytes], layouts: Mapping[ShardKey, Laid]) -> None:
-    """Raises Freed where a row that the reference means was freed by itself."""
+def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[m.RowParts]:
+    """What of the rows of these shards the reference means; nothing where it means whole rows."""
+    if not keys or not ref.is_sliced():
+        return []
+    wanted = slicing.wanted(ref)
+    return [[(list(o), rows.encode(), cuts.encode(cut)) for o, rows, cut in wanted[key]] for key in keys]
+
+
+def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, Laid]]) -> None:
+    """Raises Freed where a row that the reference means was freed by itself, of shards of these live bits."""
     for key, selected in ref.footprint().items():
         if key not in live:
             continue
-        columns = layouts[key].layout.columns
+        told, layout = live[key]
+        columns = layout.layout.columns
         rows = columns[0][1].rows
-        bits = np.unpackbits(np.frombuffer(live[key], dtype=np.uint8), count=len(columns) * rows)
+        bits = np.unpackbits(np.frombuffer(told, dtype=np.uint8), count=len(columns) * rows)
         alive = bits.reshape(len(columns), rows).astype(np.bool_)
         for ordinals, chosen in selected:
             _check_rows(alive, ordinals, chosen, key[1])

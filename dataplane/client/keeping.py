@@ -5,8 +5,9 @@ handle; other processes of the host map the memory by that. Tensors on a CUDA de
 IPC. Those on the host are copied into memory of the process that others map through /proc.
 
 What always holds: what is kept counts against a budget; where that is full, what was kept longest is brought to the
-arena (`landed`), as is all of it when the plane is closed, and what somebody asks for who can not map it. Memory is let
-go when the node says that nobody needs it. A column that is kept is sealed: nobody writes to it any more.
+arena (`landed`), as is all of it when the plane is closed, and what somebody asks for who can not map it. Who asks from
+another host for a device reads it from here (`client.direct`). Memory is let go when the node says that nobody needs
+it. A column that is kept is sealed: nobody writes to it any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import logging
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -28,9 +29,11 @@ from dataplane.batch.columns import PlannedColumn
 from dataplane.batch.layout import Bytes, ShardLayout
 from dataplane.batch.pieces import Memory
 from dataplane.client.connection import Connection
+from dataplane.client.direct import Direct
 from dataplane.client.memory import Access, HeldShard, Segment
 from dataplane.client.writer import Keep, Placed, Writer
 from dataplane.clock import Deadline
+from dataplane.device.memory import bytes_tensor
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
 
@@ -64,8 +67,11 @@ class Own(Protocol):
     def copy(self, memory: Bytes) -> None:
         """Copy all of it to host memory. Blocks."""
 
-    def close(self) -> None:
-        """Let it go. Idempotent."""
+    def tensor(self) -> Any:
+        """All of it, as a tensor of bytes that keeps it."""
+
+    def close(self, *, mapped: bool = False) -> None:
+        """Let it go; `mapped`: others may map it still. Idempotent."""
 
 
 class OwnHost:
@@ -92,7 +98,10 @@ class OwnHost:
         if len(source):  # else it was freed meanwhile
             np.copyto(memory, source)
 
-    def close(self) -> None:
+    def tensor(self) -> Any:
+        return bytes_tensor(self._memory)
+
+    def close(self, *, mapped: bool = False) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._memory = -1, np.empty(0, np.uint8)
@@ -126,12 +135,14 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 class Keeper:
     """What one plane keeps. To be used from its loop alone."""
 
-    def __init__(self, connection: Connection, writer: Writer, budget: int) -> None:
+    def __init__(self, connection: Connection, writer: Writer, direct: Direct, budget: int) -> None:
         self._connection = connection
         self._writer = writer
+        self._direct = direct
         self._budget = budget
         self._kept: dict[int, Own] = {}  # by shard, the longest kept first
         self._landing: dict[int, asyncio.Task[None]] = {}
+        self._offering: set[asyncio.Task[None]] = set()
         self._landed: set[int] = set()  # and still mapped by somebody
         self.used = 0
         connection.keeping = self._told
@@ -157,7 +168,7 @@ class Keeper:
         """Keep each of these columns as a shard of its own; their numbers. None where the budget has no room. Raises as
         `AsyncPlane.put`; then nothing is kept."""
         total = sum(column.nbytes for column in columns)
-        if total > self._budget or self._connection.welcome.minor < 2:
+        if total > self._budget:
             return None
         if not await self._make_room(total):
             return None
@@ -223,13 +234,29 @@ class Keeper:
             self._connection.reserved(-1)
 
     def _told(self, told: m.Keeping) -> None:
-        """The node says that somebody needs a shard in the arena, or nobody its memory."""
-        if not told.land:
+        """The node says that somebody needs a shard in the arena, or to read it here, or nobody its memory."""
+        if told.offer is not None:
+            self._begin(self._offer(told.shard, told.offer))
+        elif not told.land:
             self._forget(told.shard)
         elif told.shard not in self._landing:
             task = asyncio.get_running_loop().create_task(self._land(told.shard))
             self._landing[told.shard] = task
             task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._offering.add(task)
+        task.add_done_callback(self._offering.discard)
+
+    async def _offer(self, shard: int, to: m.OfferTo) -> None:
+        own = self._kept.get(shard)
+        address, ticket = "", b""
+        if own is not None:
+            address, ticket = await self._direct.offer(shard, own.tensor(), to)
+            if shard not in self._kept:  # it went meanwhile
+                await self._direct.withdraw(shard)
+        self._connection.tell(m.Offering(shard, to[0], address, ticket))
 
     async def _land(self, shard: int) -> None:
         try:
@@ -238,12 +265,13 @@ class Keeper:
             with suppress(DataplaneError):
                 self._connection.tell(m.Stays(shard, *describe(error)))
 
-    def _forget(self, shard: int) -> None:
+    def _forget(self, shard: int, *, mapped: bool = False) -> None:
         own = self._kept.pop(shard, None)
         if own is not None:
             self._landed.discard(shard)
             self.used -= own.size
-            own.close()
+            own.close(mapped=mapped)
+            self._begin(self._direct.withdraw(shard))
 
     async def aclose(self) -> None:
         """Bring all that is kept to the arena, for a minute at most: the process goes on, or ends cleanly."""
@@ -255,11 +283,13 @@ class Keeper:
             lost = [shard for shard in self._kept if shard not in self._landed]
             if lost and not isinstance(error, PeerUnavailable):
                 log.warning("shards %s are lost, since they could not be brought to the node: %s", lost, error)
-        for task in list(self._landing.values()):
+        begun = [*self._landing.values(), *self._offering]
+        for task in begun:
             task.cancel()
-        await asyncio.gather(*self._landing.values(), return_exceptions=True)
-        for shard in list(self._kept):
-            self._forget(shard)
+        await asyncio.gather(*begun, return_exceptions=True)
+        for shard in list(self._kept):  # what has landed and nobody maps was told to be dropped
+            self._forget(shard, mapped=True)
+        await asyncio.gather(*self._offering, return_exceptions=True)
 
 
 def _are_tensors(values: Any) -> bool:

@@ -56,6 +56,10 @@ class Launched:
         """Send its process a signal."""
         self._process.send_signal(what)
 
+    def wait(self) -> None:
+        """Wait until its process has ended."""
+        self._process.wait()
+
     def stop(self) -> None:
         """End it now. Idempotent."""
         if not self.ended:

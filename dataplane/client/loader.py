@@ -26,6 +26,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
+import msgspec
+
 from dataplane.batch.batch import Batch
 from dataplane.client import collate as collating
 from dataplane.client.delivery import Delivery as AsyncDelivery
@@ -34,7 +36,7 @@ from dataplane.clock import monotonic
 from dataplane.device.bringing import arrive, brought
 from dataplane.device.naming import device_of
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
-from dataplane.stream.sampler import Sampler
+from dataplane.stream.sampler import BuiltIn, Fifo, Sampler
 
 Collate = Callable[[Batch], Any]
 
@@ -137,6 +139,8 @@ class Loader:
         """Batches whose step was acked, those of a loaded state included."""
         self.rows = 0
         """Rows of those."""
+        self.version: int | None = None
+        """The newest policy version among those rows."""
         self.delivery: Delivery | None = None
         """The delivery whose batch was handed out last: its keys, groups, versions and tags; None before and after."""
         self._stream = stream
@@ -172,13 +176,16 @@ class Loader:
             delivery.ack()
             self.steps += 1
             self.rows += len(delivery)
+            self.version = max([*delivery.versions, *([] if self.version is None else [self.version])])
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with the model: the stream, the task, and how many steps and rows were acked.
+        """What to save with the model: the stream, the task, how many steps and rows were acked and of which newest
+        version, and the sampler: its weights and the like or, of one of your own that has a `state_dict`, that.
 
-        Which rows were acked is kept by the stream, not here. A loader made again, with this state or without, in this
-        process or another, goes on with the rows that were not: those handed out or fetched ahead are delivered again
-        once their holder has let go of them (it ended its iteration, its process ended, or its lease did). So:
+        Which rows were acked is kept by the stream, not here; by a durable one also while every process is killed. A
+        loader made again, with this state or without, in this process or another, goes on with the rows that were not:
+        those handed out or fetched ahead are delivered again once their holder has let go of them (it ended its
+        iteration, its process ended, or its lease did). So:
 
         - no row is lost, and one that was acked does not come again;
         - the batch that was handed out and not yet acked when the state was taken does come again, although the model
@@ -192,16 +199,20 @@ class Loader:
             "task": self._task,
             "steps": self.steps,
             "rows": self.rows,
+            "version": self.version,
+            "sampler": _sampler_state(self._how["sampler"]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Count on from a saved state. Raises Misuse where it is none, or one of another stream or task."""
+        """Count on from a saved state, and choose as its sampler did. Raises Misuse where it is none, or one of another
+        stream, task or kind of sampler."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
             raise Misuse(f"this is no state of a loader: {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
         if saved != mine:
             raise Misuse(f"a state of task {saved[1]!r} of stream {saved[0]!r}, for task {mine[1]!r} of {mine[0]!r}")
-        self.steps, self.rows = int(state["steps"]), int(state["rows"])
+        self._how["sampler"] = _restored(self._how["sampler"], state.get("sampler"))
+        self.steps, self.rows, self.version = int(state["steps"]), int(state["rows"]), state.get("version")
 
     def _iterate(self) -> Generator[Any, None, None]:
         ahead = _Ahead(self._stream, self._task, self._finished(), self._how)
@@ -215,7 +226,7 @@ class Loader:
                 self.delivery, batch = fetched
                 del fetched
                 if self._device is not None:
-                    arrive(batch, self._device)
+                    batch = arrive(batch, self._device)
                 yield batch
                 del batch  # before the next is waited for: it may hold the memory that it needs
                 self.ack()
@@ -264,6 +275,31 @@ class Loader:
             warnings.warn("pin_memory: there is no CUDA here, so nothing is pinned", UserWarning, stacklevel=4)
             return None
         return int(torch.cuda.current_device())
+
+
+def _sampler_state(sampler: Sampler | None) -> Any:
+    """What to save of a sampler; None where there is nothing."""
+    if sampler is None or isinstance(sampler, BuiltIn):
+        return None if sampler is None else msgspec.to_builtins(sampler)
+    return sampler.state_dict() if hasattr(sampler, "state_dict") else None
+
+
+def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
+    """The sampler of a saved state. Raises Misuse where that is of another kind than this one."""
+    if state is None:
+        return sampler
+    if sampler is None or isinstance(sampler, BuiltIn):
+        try:
+            found: Sampler = msgspec.convert(state, BuiltIn)
+        except msgspec.ValidationError:
+            found = Fifo()
+        if type(found) is not type(sampler):
+            raise Misuse(f"a state of another sampler: {state!r}; this loader has {sampler!r}"[:400])
+        return found
+    if not hasattr(sampler, "load_state_dict"):
+        raise Misuse(f"a state of another sampler: {state!r}; {type(sampler).__name__} has no load_state_dict"[:400])
+    sampler.load_state_dict(state)
+    return sampler
 
 
 class _Ahead:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import Forked, LimitExceeded, Rejected
+from dataplane.errors import Corrupt, Forked, LimitExceeded, Rejected
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -225,3 +225,35 @@ class HeldShard:
     def _check(self, offset: int, nbytes: int) -> None:
         if offset < 0 or nbytes < 0 or offset + nbytes > self._extent[1]:
             raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {self._extent[1]}")
+
+
+class CarriedShard:
+    """A shard's bytes that came in a message, or to this process alone (`batch.Memory`); the payload is read-only."""
+
+    __slots__ = ("_bytes", "_private")
+
+    def __init__(self, payload: bytes | memoryview, offset: int, size: int) -> None:
+        """Raises Corrupt where the payload has not so many bytes there."""
+        if not 0 <= offset <= offset + size <= len(payload):
+            raise Corrupt(f"bytes {offset} to {offset + size} of {len(payload)} that came")
+        self._bytes = np.frombuffer(payload, np.uint8, size, offset)
+        self._private: Bytes | None = None
+
+    def read(self, offset: int, nbytes: int) -> Bytes:
+        """`nbytes` of the shard from `offset`, read-only."""
+        return self._part(self._bytes, offset, nbytes)
+
+    def private(self, offset: int, nbytes: int) -> Bytes:
+        """The same bytes, writable. All calls look into one copy."""
+        if self._private is None:
+            self._private = self._bytes.copy()
+        return self._part(self._private, offset, nbytes)
+
+    def own(self, offset: int, nbytes: int) -> Bytes:
+        """The same bytes, writable: what is written is seen in no other view."""
+        return self.read(offset, nbytes).copy()
+
+    def _part(self, whole: Bytes, offset: int, nbytes: int) -> Bytes:
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
+            raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {len(whole)}")
+        return whole[offset : offset + nbytes]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
+from dataplane.batch import cutfields
 from dataplane.batch import ref as refs
 from dataplane.batch.alike import Laid
 from dataplane.batch.batch import Column, Piece
 from dataplane.batch.field import Field
-from dataplane.batch.form import Form
+from dataplane.batch.form import Form, Outline
+from dataplane.batch.frame import Frame
+from dataplane.batch.joined import joined_column
 from dataplane.batch.layout import Index
-from dataplane.batch.pieces import Memory, Selection, check_fits, opened
+from dataplane.batch.pieces import Selection, check_fits, opened
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Stack
+from dataplane.client.holding import Held, Holding
 from dataplane.errors import Misuse
 
 _LEAST = 8
@@ -27,59 +30,151 @@ _MOST = 256 << 10
 """Bytes of a piece up to which that is faster than to look at each where it is."""
 
 
-class Held(NamedTuple):
-    """A shard that this process holds: its memory, how many bytes that is, and its layout."""
-
-    memory: Memory
-    size: int
-    laid: Laid
-
-
 def _indexed(column: Form) -> bool:
     """Whether it is indexed, or what is under a key of it."""
     return column.indexed or any(map(_indexed, column.children))
 
 
+def _sorted(sources: Sequence[refs.Piece], by: Index) -> tuple[Index, Index]:
+    """The places of the pieces in the order of these numbers, and where each of their rows is then."""
+    order = np.argsort(by, kind="stable")
+    lengths = np.array([len(piece.rows) for piece in sources])
+    starts, moved = np.cumsum(lengths) - lengths, np.empty_like(lengths)
+    moved[order] = np.cumsum(lengths[order]) - lengths[order]
+    return order, np.arange(int(lengths.sum())) + np.repeat(moved - starts, lengths)
+
+
+def _once(sources: tuple[refs.Piece, ...], order: Index | None) -> tuple[tuple[refs.Piece, ...], Index | None]:
+    """The same rows, each stored column in one piece: many rows that share a value are as many pieces of few."""
+    numbers: dict[tuple[bytes, int, int], int] = {}
+    own = [numbers.setdefault(piece[:3], len(numbers)) for piece in sources]
+    if len(numbers) == len(sources):
+        return sources, order
+    _, places = _sorted(sources, np.array(own))
+    rows: dict[int, list[Index]] = {}
+    for number, piece in zip(own, sources, strict=True):
+        rows.setdefault(number, []).append(piece.rows.array())
+    pieces = [refs.Piece(*key, Rows.index(np.concatenate(rows[number]))) for key, number in numbers.items()]
+    return tuple(pieces), places if order is None else places[order]
+
+
+def _column(laid: Laid, ordinal: int) -> Form:
+    """A column of shards that lie like this. Raises Misuse where they have none such."""
+    columns = laid.outline.columns
+    if ordinal >= len(columns):
+        raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
+    return columns[ordinal][1]
+
+
+class _Several:
+    """The rows that are wanted of each of some shards: as they are, and as numbers for all at once."""
+
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        self.rows = rows
+        self._stops = np.array([each.stop for each in rows])
+        self._lengths = np.array([len(each) for each in rows])
+        self._ranges = all(each.slice is not None for each in rows)
+
+    def __len__(self) -> int:
+        return int(self._lengths.sum())
+
+    def within(self, there: Index) -> bool:
+        """Whether shards of so many rows have them."""
+        return bool((self._stops <= there).all())
+
+    def cover(self, there: Index) -> bool:
+        """Whether they are all of so many rows, in order."""
+        return self._ranges and bool(((self._stops == there) & (self._lengths == there)).all())
+
+
 class Opening:
     """Columns over these shards."""
 
-    def __init__(self, held: Mapping[ShardKey, Held]) -> None:
+    def __init__(self, held: Holding) -> None:
         self._held = held
-        self._alike_all = len({id(each.laid.outline) for each in held.values()}) == 1
         self._stacks: dict[tuple[ShardKey, ...], Stack] = {}
+        self._outlines: dict[tuple[ShardKey, ...], list[Outline]] = {}
+        self._wanted: dict[int, _Several] = {}  # by frame
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
         """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
-        found, order = ref.sources(name)
-        if self._alike_all and len({piece.ordinal for piece in found}) == 1:
-            return Column.of(name, field, list(self._opened(name, field, found[0].ordinal, found)), order)
-        sources, order = self._together(found, order)
+        frame, slot = refs.frame_of(ref, name)
+        if frame.cut and frame.bounds is None:
+            pieces, order = _once(*ref.sources(name))
+            there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
+            return Column._of_cut(name, field, cutfields.opened(name, field, frame.cut, there), order, frame.cut)
+        listed = self._listed(ref, name, field, frame, slot)
+        return listed if frame.bounds is None else joined_column(listed, frame.bounds.array(), frame.cut)
+
+    def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
+        """The rows of a column that a frame lists, before they are joined."""
+        if len(frame.parts) == 1:
+            shard, ordinal, _ = frame.parts[0].cells[slot]
+            piece = self._piece(self._held[shard[:2]], ordinal, frame.parts[0].rows)
+            return Column(name, field, [piece], None if frame.order is None else frame.order.array())
+        if len(frame.parts) >= _LEAST:
+            cells = [part.cells[slot] for part in frame.parts]
+            ordinal = cells[0].ordinal
+            if len({cell.ordinal for cell in cells}) == 1 and self._lie_alike(
+                keys := tuple([cell.shard[:2] for cell in cells]), ordinal
+            ):
+                stacked = self._stacked(name, field, ordinal, keys, self._rows(frame))
+                if stacked is not None:
+                    return Column.of(name, field, [stacked], None if frame.order is None else frame.order.array())
+        found, order = _once(*ref.sources(name))
+        kinds = [self._alike(piece) for piece in found]
+        if len(set(kinds)) < 2:
+            return Column.of(name, field, self._opened(name, field, found[0].ordinal, found) if found else [], order)
+        sources, kinds, order = self._together(found, kinds, order)
         selections: list[Selection] = []
-        for (_, ordinal), several in groupby(sources, self._alike):
-            selections += self._opened(name, field, ordinal, list(several))
+        for _, several in groupby(zip(kinds, sources, strict=True), lambda each: each[0]):
+            alike = [piece for _, piece in several]
+            selections += self._opened(name, field, alike[0].ordinal, alike)
         return Column.of(name, field, selections, order)
 
-    def _alike(self, piece: refs.Piece) -> tuple[int, int]:
-        """The same for pieces that lie alike: in shards of one outline, in the same column."""
-        return id(self._held[piece.node, piece.shard].laid.outline), piece.ordinal
+    def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
+        """Whether it is seen at once that these columns of the shards can be read in one pass: all shards have one
+        outline, or none comes twice and this column is the same in the few outlines that they have."""
+        if self._held.outline is not None:
+            return True
+        outlines = self._outlines.get(keys)
+        if outlines is None:
+            once = len(set(keys)) == len(keys)
+            outlines = self._outlines[keys] = self._held.outlines(keys) if once else []
+        if not outlines or any(ordinal >= len(outline.columns) for outline in outlines):
+            return False
+        return len({outline.kinds[ordinal] for outline in outlines}) == 1
+
+    def _rows(self, frame: Frame) -> _Several:
+        """What is wanted of the parts of a frame, looked at once for all columns that are in it."""
+        wanted = self._wanted.get(id(frame))
+        if wanted is None:
+            wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
+        return wanted
+
+    def _alike(self, piece: refs.Piece) -> tuple[object, int]:
+        """The same for pieces that lie alike, which are the same column of shards. Raises Misuse where a shard has no
+        such column."""
+        laid = self._held.laid((piece.node, piece.shard))
+        _column(laid, piece.ordinal)
+        return laid.outline.kinds[piece.ordinal], piece.ordinal
 
     def _together(
-        self, sources: tuple[refs.Piece, ...], order: Index | None
-    ) -> tuple[Sequence[refs.Piece], Index | None]:
-        """The same rows, pieces that lie alike one after another where more of them are then read in one pass."""
+        self, sources: Sequence[refs.Piece], kinds: list[tuple[object, int]], order: Index | None
+    ) -> tuple[Sequence[refs.Piece], list[tuple[object, int]], Index | None]:
+        """The same rows and their kinds, pieces that lie alike one after another where more of them are then read in
+        one pass."""
         if len(sources) < _LEAST:
-            return sources, order
-        numbers: dict[tuple[int, int], int] = {}
-        kinds = np.array([numbers.setdefault(self._alike(piece), len(numbers)) for piece in sources])
-        runs = 1 + np.count_nonzero(np.diff(kinds))
-        if runs == len(numbers) or not any(map(self._is_small, self._many(sources, kinds))):
-            return sources, order
-        by = np.argsort(kinds, kind="stable")
-        lengths = np.array([len(piece.rows) for piece in sources])
-        starts, moved = np.cumsum(lengths) - lengths, np.empty_like(lengths)
-        moved[by] = np.cumsum(lengths[by]) - lengths[by]
-        places = np.arange(int(lengths.sum())) + np.repeat(moved - starts, lengths)
-        return [sources[at] for at in by.tolist()], places if order is None else places[order]
+            return sources, kinds, order
+        numbers: dict[tuple[object, int], int] = {}
+        own = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
+        runs = 1 + np.count_nonzero(np.diff(own))
+        if runs == len(numbers) or not any(map(self._is_small, self._many(sources, own))):
+            return sources, kinds, order
+        by, places = _sorted(sources, own)
+        listed = by.tolist()
+        turned = places if order is None else places[order]
+        return [sources[at] for at in listed], [kinds[at] for at in listed], turned
 
     def _many(self, sources: Sequence[refs.Piece], kinds: Index) -> Iterator[list[refs.Piece]]:
         """Those of a kind of which there are enough to be read in one pass."""
@@ -88,57 +183,49 @@ class Opening:
 
     def _is_small(self, pieces: Sequence[refs.Piece]) -> bool:
         """Whether pieces that lie alike can be read in one pass, and are small enough for that."""
-        columns, ordinal = self._held[pieces[0].node, pieces[0].shard].laid.outline.columns, pieces[0].ordinal
-        if ordinal >= len(columns) or _indexed(columns[ordinal][1]):
+        columns, ordinal = self._held.laid((pieces[0].node, pieces[0].shard)).outline.columns, pieces[0].ordinal
+        if _indexed(columns[ordinal][1]):
             return False
         stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
         return stack.nbytes(ordinal) <= _MOST * len(pieces)
 
-    def _opened(
-        self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]
-    ) -> Sequence[Selection] | Iterator[Selection]:
-        columns = self._held[pieces[0].node, pieces[0].shard].laid.outline.columns
-        if ordinal >= len(columns):
-            raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
-        if len(pieces) >= _LEAST and not _indexed(columns[ordinal][1]):
-            stacked = self._stacked(name, field, ordinal, pieces)
+    def _opened(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Sequence[Selection]:
+        keys = tuple([(piece.node, piece.shard) for piece in pieces])
+        if len(pieces) >= _LEAST:
+            stacked = self._stacked(name, field, ordinal, keys, _Several([piece.rows for piece in pieces]))
             if stacked is not None:
                 return [stacked]
-        held = [self._held[piece.node, piece.shard] for piece in pieces]
-        layouts = [each.laid.layout.columns[ordinal][1] for each in held]
-        rows = zip(layouts, held, pieces, strict=True)
-        return opened(name, field, [Piece(layout, each.memory, piece.rows) for layout, each, piece in rows])
+        held = zip([self._held[key] for key in keys], pieces, strict=True)
+        return opened(name, field, [self._piece(each, ordinal, piece.rows) for each, piece in held])
 
-    def _stacked(self, name: str, field: Field, ordinal: int, pieces: Sequence[refs.Piece]) -> Selection | None:
-        """The pieces as one; None where they are large, or so little of them is wanted that it is not worth it."""
-        stack = self._stack(tuple([(piece.node, piece.shard) for piece in pieces]))
-        rows, several = stack.rows, [piece.rows for piece in pieces]
-        total = int(rows.sum())
-        if stack.nbytes(ordinal) <= _MOST * len(pieces) and all(map(Rows.covers, several, rows.tolist())):
-            stacked = stack.column(name, ordinal)
-            check_fits(name, stacked.layout.field, field)
-            return Selection(stacked, Rows.range(0, total))
-        wanted = sum(map(len, several))
-        if stack.nbytes(ordinal) > _MOST * len(pieces) or 2 * wanted < total:
+    def _piece(self, held: Held, ordinal: int, rows: Rows) -> Piece:
+        _column(held.laid, ordinal)
+        return Piece(held.laid.layout.columns[ordinal][1], held.memory, rows)
+
+    def _stacked(
+        self, name: str, field: Field, ordinal: int, keys: tuple[ShardKey, ...], several: _Several
+    ) -> Selection | None:
+        """These rows of the shards, which lie alike, as one; None where they are large, where one row stands for
+        several, or where so little of them is wanted that it is not worth it."""
+        if _indexed(_column(self._held.laid(keys[0]), ordinal)):
             return None
-        ends = np.cumsum(rows)
+        stack = self._stack(keys)
+        rows, total = stack.rows, int(stack.rows.sum())
+        whole = several.cover(rows)
+        if stack.nbytes(ordinal) > _MOST * len(keys) or not (whole or 2 * len(several) >= total):
+            return None
         stacked = stack.column(name, ordinal)
         check_fits(name, stacked.layout.field, field)
-        if any(piece.rows.stop > own for piece, own in zip(pieces, rows.tolist(), strict=True)):
+        if whole:
+            return Selection(stacked, Rows.range(0, total))
+        if not several.within(rows):
             return None  # which `opened` refuses
-        starts = (ends - rows).tolist()
-        chosen = [piece.rows.array() + start for piece, start in zip(pieces, starts, strict=True)]
+        starts = (np.cumsum(rows) - rows).tolist()
+        chosen = [each.array() + start for each, start in zip(several.rows, starts, strict=True)]
         return Selection(stacked, Rows.index(np.concatenate(chosen)))
 
     def _stack(self, keys: tuple[ShardKey, ...]) -> Stack:
         stack = self._stacks.get(keys)
         if stack is None:
-            held = [self._held[key] for key in keys]
-            different = {id(each.laid): each.laid.numbers for each in held}
-            if len(different) == 1:
-                table = np.broadcast_to(held[0].laid.numbers, (len(held), len(held[0].laid.numbers)))
-            else:
-                table = np.array([each.laid.numbers for each in held])
-            shards = [each.memory.read(0, each.size) for each in held]
-            stack = self._stacks[keys] = Stack(held[0].laid.outline, table, shards)
+            stack = self._stacks[keys] = self._held.stack(keys)
         return stack

@@ -18,10 +18,24 @@ from typing import Any
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
-from dataplane.client import arguments, doors, embedded, placing, retaining
-from dataplane.client.connection import Connection, Soon
+from dataplane.batch.single import Row
+from dataplane.client import (
+    arguments,
+    background,
+    doors,
+    embedded,
+    following,
+    histories,
+    placing,
+    retaining,
+    spans,
+    weights,
+)
+from dataplane.client.connection import Connection, Exchange, Soon
+from dataplane.client.direct import Direct
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.freeing import portions
 from dataplane.client.getting import Getter
@@ -31,6 +45,8 @@ from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig, parse_size
+from dataplane.device.naming import device_of
+from dataplane.diagnosis.causes import Diagnosis
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable
 from dataplane.observe.stats import Stats
 from dataplane.wire import messages as m
@@ -57,11 +73,17 @@ class AsyncPlane:
         self._node = node
         self._pool = ThreadPoolExecutor(1 + min(4, os.cpu_count() or 1), thread_name_prefix="dataplane-copy")
         self._writer = Writer(connection, self._pool)
-        self._keeper = Keeper(connection, self._writer, gpu_budget)
-        self._getter = Getter(connection)
+        self._direct = Direct()
+        self._keeper = Keeper(connection, self._writer, self._direct, gpu_budget)
+        self._getter = Getter(connection, self._direct)
         self._closed = False
         if connection.welcome.prewarm:
             self._pool.submit(connection.prewarm)
+
+    @property
+    def connection(self) -> Connection:
+        """To the node; for the package's own use."""
+        return self._connection
 
     @property
     def address(self) -> str:
@@ -94,11 +116,14 @@ class AsyncPlane:
         replicas: int = 1,
         timeout: float = TIMEOUT_S,
         device: str | None = None,
+        narrow: Narrow = False,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them.
 
         columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch; what each
             kind of value becomes is said in `docs/concepts.md`.
+        narrow: True, or the names of columns: integers are stored in the narrowest dtype that holds them, and read in
+            the one that they have; `Column.narrow` gives what is stored.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
         replicas: on how many hosts; on two, it survives the loss of one.
@@ -111,6 +136,12 @@ class AsyncPlane:
         LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable. Cancelled, it leaves
         nothing behind.
         """
+        if narrow:
+            self.check()
+            columns = await self._writer.narrowed(columns, narrow)
+        asked = self.putting(columns, scope, dedupe, replicas, timeout, device)
+        if asked is not None:
+            return await self._connection.exchange(asked)
         self.check()
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
@@ -128,6 +159,15 @@ class AsyncPlane:
                     self._connection.tell(m.Free(self._connection.next_id(), shards, [], ""))
                 raise
         return ref
+
+    def putting(
+        self, columns: Any, scope: Any, dedupe: Any, replicas: Any, timeout: Any, device: Any
+    ) -> Exchange[Any, BatchRef] | None:
+        """The one request that a put of what is small and simple is; None for others. Raises as `put`."""
+        self.check()
+        if dedupe or replicas != 1 or device is not None:
+            return None
+        return self._writer.putting(columns, _scope(scope), arguments.seconds(timeout))
 
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S
@@ -164,11 +204,22 @@ class AsyncPlane:
         PeerUnavailable; Misuse where there is no such device.
         """
         self.check()
+        device = None if device is None else device_of(device)
         if group is None:
-            batch = await self._getter.get(_reference(ref), arguments.seconds(timeout))
+            batch = await self.read(ref, timeout, device)
         else:
             batch = await placing.together(self, _reference(ref), group, arguments.seconds(timeout))
         return self.placed(batch, device, out)
+
+    def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
+        """The request that a `get` without a group is; None where it is none. Raises as that."""
+        self.check()
+        return self._getter.getting(_reference(ref), arguments.seconds(timeout))
+
+    async def read(self, ref: BatchRef, timeout: float, device: Any = None) -> Batch:
+        """As `get`, for a caller who has the batch `placed` on this `torch.device`."""
+        self.check()
+        return await self._getter.get(_reference(ref), arguments.seconds(timeout), device)
 
     def placed(self, batch: Batch, device: Any, out: Mapping[str, Any] | None) -> Batch:
         """As the `device` and `out` of `get` say, by the thread that calls."""
@@ -218,15 +269,38 @@ class AsyncPlane:
         (retained,) = await self.retain_each([ref])
         return retained
 
+    async def _put_row(self, row: Row, timeout: float) -> tuple[bytes, int]:
+        """Store a row that `batch.single` laid out; its node, and the number of its shard. Raises as `put`."""
+        return await self._connection.exchange(self.putting_row(row, timeout))
+
+    def putting_row(self, row: Row, timeout: float) -> Exchange[Any, tuple[bytes, int]]:
+        """The request that this is."""
+        self.check()
+        return self._writer.putting_row(row, arguments.seconds(timeout))
+
+    async def _put_rows(self, rows: Sequence[Row], timeout: float) -> tuple[bytes, list[int]]:
+        """As `_put_row`, of several: all at once, and all or none."""
+        self.check()
+        return self._connection.welcome.node, await self._writer.put_rows(rows, arguments.seconds(timeout))
+
+    async def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+        """A link to each of these rows of stored columns of a node: the number of a shard or link, the ordinal, and the
+        row. All or none; raises as `retain`."""
+        self.check()
+        return await retaining.links(self._connection, node, rows)
+
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: in one message, and all or none."""
         self.check()
         return await retaining.retain(self._connection, [_reference(ref) for ref in refs])
 
-    async def stats(self) -> Stats:
-        """The node's figures now."""
+    async def stats(self, node: str | None = None) -> Stats:
+        """The figures now of this host's node, or of the member of its cluster that `members` names so.
+
+        Raises PeerUnavailable where there is no such member, or it does not answer."""
         self.check()
-        reply = await self._connection.request(m.Stats(self._connection.next_id()), m.Figures, 0.0)
+        asked = m.Stats(self._connection.next_id(), arguments.node(node))
+        reply = await self._connection.request(asked, m.Figures, 0.0)
         return Stats.of(reply.values)
 
     # Streams
@@ -241,6 +315,9 @@ class AsyncPlane:
         max_lag: int | None = None,
         max_deliveries: int | None = None,
         replicas: int | None = None,
+        group_size: int | None = None,
+        durable: bool | None = None,
+        history: Any = None,
     ) -> AsyncStream:
         """The stream of this name, made if it is not there; without tasks, one that is there.
 
@@ -249,23 +326,42 @@ class AsyncPlane:
         max_lag: how many policy versions an append may be ahead of the oldest row that some task has not done.
         max_deliveries: how often a row is delivered to a task before it is given up as a dead letter; 5 if None.
         replicas: on how many hosts the columns of its rows are; 1 if None. On two, rows survive the loss of one.
+        group_size: how many rows each group has. A group of which one append brings all stays on the host that it came
+            from, in a cluster of several.
+        durable: whether what was answered outlives every process, on the disks of nodes with a data directory
+            (`dataplane node --data-dir DIR`); not, if None.
+        history: one of `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are done,
+            beside this, by a task `history` of the stream, until the stream is done or this plane is closed.
 
         Raises Misuse where the stream is there with other settings (and says both), or is not there and no tasks are
-        given.
+        given, or is to be durable and the node has no data directory.
         """
         self.check()
         arguments.text("a stream's name", name)
-        wanted = arguments.settings(tasks, max_bytes, max_rows, max_lag, max_deliveries, replicas)
+        followed = following.following(history)
+        wanted = arguments.settings(
+            following.tasks(tasks, followed),
+            max_bytes,
+            max_rows,
+            max_lag,
+            max_deliveries,
+            replicas,
+            group_size,
+            durable=durable,
+        )
         opened = await self._connection.request(m.Open(self._connection.next_id(), name, wanted), m.Opened, 0.0)
-        return AsyncStream(self._connection, self._writer, self._getter, name, opened)
+        stream = AsyncStream(self._connection, self._writer, self._getter, name, opened)
+        return following.follow(stream, followed)
 
-    async def streams(self) -> dict[str, Any]:
-        """The figures of all streams of the node, by name."""
+    async def streams(self, node: str | None = None) -> dict[str, Any]:
+        """The figures of all streams of the node, by name; of a cluster, those of the partitions that it leads, or that
+        the member `node` does. Raises as `stats`."""
         self.check()
+        member = arguments.node(node)
         found: dict[str, Any] = {}
         more: Any = None
         while more is None or more:
-            asked = m.Streams(self._connection.next_id(), max(more) if more else None)
+            asked = m.Streams(self._connection.next_id(), max(more) if more else None, member)
             more = (await self._connection.request(asked, m.Figures, 0.0)).values
             found |= more
         return found
@@ -290,15 +386,68 @@ class AsyncPlane:
         opened = await self._connection.request(asked, m.Opened, 0.0)
         return AsyncStream(self._connection, self._writer, self._getter, name, opened)
 
+    async def replay(
+        self,
+        directory: str | os.PathLike[str],
+        name: str | None = None,
+        tasks: Sequence[str] | None = None,
+        **how: Any,
+    ) -> AsyncStream:
+        """A stream of a recording (`stream.record`), which a thread of its own fills and closes: see
+        `docs/recording.md`. Its `replay` says how far that is.
+
+        name, tasks: as recorded where they are None. versions: the policy versions to replay, one or several.
+        columns: those to replay. rows: at most, in one append (256). max_bytes, max_rows, max_lag, group_size: as for
+        `stream`; a quarter of the node's memory, without `max_bytes` and `max_rows`.
+
+        Raises Misuse (there is no recording, or a stream of the name is), Corrupt, ProtocolMismatch.
+        """
+        from dataplane.client import replaying  # as above
+
+        self.check()
+        return await replaying.replay(self, directory, name, tasks, **how)
+
     # Tables
 
-    def table(self, name: str) -> AsyncTable:
-        """The table of this name. Costs no message: it is made by the first write, and goes when it is dropped."""
+    def table(self, name: str, *, durable: bool | None = None) -> AsyncTable:
+        """The table of this name. Costs no message: it is made by the first write, and goes when it is dropped.
+
+        durable: with True, a table that is made is durable: a write, take or clear that was answered is there after
+            every process was killed, on nodes with a data directory. Writes raise Misuse where there is a table of this
+            name that is not durable, or the node keeps nothing. None: as the table is that is there, else not durable.
+        """
         self.check()
         arguments.text("a table's name", name)
         if len(name) > m.MAX_SCOPE:
             raise Misuse(f"a table's name has at most {m.MAX_SCOPE} characters, not {len(name)}")
-        return AsyncTable(self._connection, self._writer, name)
+        return AsyncTable(self._connection, self._writer, name, durable=bool(durable))
+
+    def history(
+        self,
+        name: str,
+        keep: int = histories.KEEP,
+        max_bytes: int | str = histories.MAX_BYTES,
+        *,
+        samples: int = histories.SAMPLES,
+        dtype: str = "int32",
+        durable: bool | None = None,
+    ) -> histories.AsyncHistory:
+        """The history of this name: responses of earlier epochs by prompt. Costs no message, as `table`.
+
+        keep: epochs of each prompt; samples: responses of each of those. max_bytes: of all tokens, about; beyond, the
+        oldest epochs go first, and of one epoch what has the least reward. dtype: of tokens, int32 or int64. durable:
+        as for `table`. Raises Misuse.
+        """
+        table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
+        return histories.AsyncHistory(self, table, keep, samples, max_bytes, dtype)
+
+    def weights(self, name: str, keep: int = weights.KEEP, *, replicas: int = 1) -> weights.AsyncWeights:
+        """The weights of this name, of which `keep` versions are kept. Costs no message, as `table`.
+
+        replicas: on how many hosts the bytes of each version are; on two, it survives the loss of one. Raises Misuse.
+        """
+        register, chunks = (self.table(f"{kind}/{arguments.text('a name', name)}") for kind in ("weights", "chunks"))
+        return weights.AsyncWeights(self._connection, self._writer, self._getter, register, chunks, keep, replicas)
 
     async def tables(self) -> dict[str, Any]:
         """The figures of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have taken rows."""
@@ -319,6 +468,25 @@ class AsyncPlane:
         self.check()
         return dict((await self._connection.request(m.Members(self._connection.next_id()), m.Figures, 0.0)).values)
 
+    # Diagnosis
+
+    async def graphs(self) -> dict[str, Any]:
+        """What the processes of the node, and of its cluster, have reported of their performance so far: sums, of which
+        `dataplane.diagnosis` takes two looks. `docs/diagnosis.md` says what is in them."""
+        self.check()
+        return dict((await self._connection.request(m.Graphs(self._connection.next_id()), m.Figures, 0.0)).values)
+
+    async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
+        """Why a step of the job takes as long as it does, from what its processes do in the next `seconds`.
+
+        role: whose deliveries are steps; by itself the role at the end of the pipeline. Raises Misuse where nobody
+        consumes, or nobody has the role; PeerUnavailable.
+        """
+        from dataplane.diagnosis.diagnosis import diagnosed, watched  # seldom needed
+
+        run = await watched(self.graphs, asyncio.sleep, arguments.seconds(seconds))
+        return await asyncio.to_thread(diagnosed, run, role)
+
     # The end
 
     async def aclose(self) -> None:
@@ -326,8 +494,10 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
+        await background.end_all(self._connection)
         try:
             await self._keeper.aclose()
+            await self._direct.aclose()
         finally:
             await self._end()
 
@@ -392,16 +562,25 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
         if doors.is_door(address):
-            return AsyncPlane(await self._through(address, soon), None, self._gpu_budget)
+            return self._kind()(await self._through(address, soon), None, self._gpu_budget)
         if node is None and self._config is not None:
             log.warning("the node at %s was started by others and keeps its own settings: config is not used", address)
         try:
             opened = await Connection.open(address, soon, writes=self._writes)
-            return AsyncPlane(opened, node, self._gpu_budget)
+            return self._kind()(opened, node, self._gpu_budget)
         except BaseException:
             if node is not None:
                 await node.retire()
             raise
+
+    def _kind(self) -> type[AsyncPlane]:
+        """One whose calls are spans, where this process has imported OpenTelemetry. Of the synchronous face they are
+        its own."""
+        if self._soon is not None or not spans.enabled():
+            return AsyncPlane
+        from dataplane.client.traced import TracedAsyncPlane  # above this
+
+        return TracedAsyncPlane
 
     async def _through(self, door: str, soon: Soon) -> Connection:
         """A connection to the node that another system names. Where that has just died, and it does not know it yet, to

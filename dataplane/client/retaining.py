@@ -45,6 +45,23 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
     return [ref.numbered(links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
 
+async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+    """A link to each of these rows: number of a shard or link, ordinal, row. Raises as `AsyncPlane.retain`, and has
+    made none then."""
+    made: list[int] = []
+    try:
+        for start in range(0, len(rows), m.MAX_RETAINED):
+            some = rows[start : start + m.MAX_RETAINED]
+            wanted = [(number, [([ordinal], (row, row + 1, b""))]) for number, ordinal, row in some]
+            request = m.Retain(connection.next_id(), node, wanted)
+            made += (await connection.request(request, m.Retained, 0.0)).links
+    except BaseException:
+        with suppress(DataplaneError):
+            connection.unlink(node, made)
+        raise
+    return made
+
+
 def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
     """The shards by message: what is retained of one gets one link, and so is in one message."""
     portion: list[Placed] = []

@@ -10,37 +10,50 @@ import asyncio
 import itertools
 import os
 import secrets
+import struct
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
 import xxhash
 
-from dataplane.batch.columns import Plan
+from dataplane.batch.batch import Batch
+from dataplane.batch.columns import Plan, columns_of
 from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments
+from dataplane.batch.simple import laid_out
+from dataplane.client import arguments, flows, unfinished
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
-from dataplane.client.connection import Connection
+from dataplane.client.connection import Connection, Exchange
 from dataplane.client.delivery import DeadLetters, Delivery, Taken
 from dataplane.client.getting import Getter
 from dataplane.client.sampling import Sampling, check_sampler
+from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
+from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Misuse, NotReady, SchemaMismatch
+from dataplane.observe.ring import CODE
 from dataplane.stream.keys import unnamed
+from dataplane.stream.pieces import Listed, Piece
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 
-R = TypeVar("R", bound=m.Reply)
+if TYPE_CHECKING:
+    from dataplane.client.following import Follower
+    from dataplane.client.recorder import Recording
+    from dataplane.client.replaying import Replay
 
 CONSUME_TIMEOUT_S = 600.0
 """The deadline of a consume that names none."""
 
 _FIRST_LEASE_S = 60.0
+_APPEND, _CONSUME = CODE["append"], CODE["consume"]
 _ANSWER_S = 0.1  # that an answer may take, however short the timeout
 _HANDED = 1 << 12  # shards of one append that go with this process if it dies on the way
 _BUILT_IN = get_args(BuiltIn)
@@ -54,8 +67,37 @@ class LostRow(NamedTuple):
     version: int
 
 
+R = TypeVar("R", bound=m.Reply)
+
+_Named: TypeAlias = tuple[bytes, bytes, list[str], list[tuple[bytes, bytes]]]
+
+
+class _Said(NamedTuple):
+    """What an append says of its rows beside their columns, as messages hold it."""
+
+    keys: list[str]
+    digest: bytes
+    groups: list[Any]
+    versions: bytes
+    tags: dict[str, list[Any]]
+    begin: tuple[int, float, str] | None = None
+
+    @classmethod
+    def of(cls, keys: list[str], digest: bytes, group: Any, version: Any, tags: Any, rows: int) -> _Said:
+        """What was said of so many rows. Raises Misuse."""
+        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
+        versions = arguments.plain("version", version, rows, (int,))
+        packed = struct.pack(f"<{rows}q", *versions)
+        return cls(keys, digest, groups, packed, arguments.tagged(tags, rows) if tags is not None else {})
+
+
 class AsyncStream:
     """A stream of the plane's node. Made by `plane.stream`; any number of processes may use it at once."""
+
+    follower: Follower | None = None
+    """What records the stream's rows in a history, if `plane.stream` was given one."""
+    replay: Replay | None = None
+    """What fills the stream from a recording, if `plane.replay` made it."""
 
     def __init__(self, connection: Connection, writer: Writer, getter: Getter, name: str, opened: m.Opened) -> None:
         self.name = name
@@ -64,7 +106,7 @@ class AsyncStream:
         self._getter = getter
         self._token = opened.stream
         self._mark = opened.mark
-        self._spread = opened.spread
+        self._clustered = opened.clustered
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
         self._staging = f"{m.STAGED}{secrets.token_hex(8)}"
@@ -85,7 +127,9 @@ class AsyncStream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
+        whole: bool = False,
         timeout: float | None = None,
+        narrow: Narrow = False,
     ) -> list[str]:
         """New rows of the stream; their keys.
 
@@ -94,16 +138,24 @@ class AsyncStream:
         group: a text or integer a row (or one for all): rows of one prompt. None: each row by itself.
         version: the policy version that made the rows, an integer for all or one a row.
         tags: by name, a text, number or flag a row (or one for all), for samplers.
+        whole: all rows of these groups come by this call, now: in a cluster they stay on this host, which saves
+            messages. So do groups of the stream's `group_size`, if it has one.
         timeout: seconds to wait for room in the stream and the node.
+        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this append.
 
         The same append made again, with the same keys, succeeds without doing anything. Small appends without keys that
         are under way together go as one (`client.appender`). Raises Backpressure (the stream is over its limits, and
         says which task it waits for), LimitExceeded (it can never fit), Closed, SchemaMismatch, Misuse (a key that is
-        there, other than by this very append).
+        there, other than by this very append), OutcomeUnknown (in a cluster: it may be there, or come to be there; made
+        again with the same keys, it is there once).
         """
-        if self._appending and keys is None and timeout is None:  # who waits less is not to wait for others
-            call = self._gathered.small(columns, group, version, tags)
-            sent = None if call is None else self._gathered.offer(call)
+        if narrow:
+            how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags, "whole": whole}
+            return await self.append_block(columns, **how, timeout=timeout, narrow=narrow)
+        if (
+            self._appending and keys is None and timeout is None and not whole
+        ):  # who waits less is not to wait for others
+            sent = self._gathered.offer_small(columns, group, version, tags)
             if sent is not None:
                 try:
                     return await sent
@@ -112,9 +164,61 @@ class AsyncStream:
                     raise
         self._appending += 1
         try:
-            return await self.append_block(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
+            asked = self.appending(columns, keys, group, version, tags, whole, timeout)
+            if asked is not None:
+                return await self._connection.exchange(asked)
+            return await self.append_block(
+                columns, keys=keys, group=group, version=version, tags=tags, whole=whole, timeout=timeout
+            )
         finally:
             self._appending -= 1
+
+    def appending(
+        self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, whole: Any, timeout: Any
+    ) -> Exchange[m.Appended, list[str]] | None:
+        """The one request that an append without keys of what is small and simple is; None for others. Raises as
+        `append`."""
+        if keys is not None or self.settings.replicas > 1:
+            return None
+        laid = laid_out(columns, m.MAX_INLINE)
+        if laid is None:
+            return None
+        if self._appending > 1 and not self._clustered:  # more like these are expected, which go together
+            self._gathered.learn(list(columns_of(columns)))
+        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
+        said = _Said.of([], b"", group, version, tags, laid.rows)
+        return self._carrying(carried, laid.lengths, said, whole, deadline)
+
+    def _carrying(
+        self, carried: m.Inline, lengths: dict[str, bytes], said: _Said, whole: Any, deadline: Deadline
+    ) -> Exchange[m.Appended, list[str]]:
+        """An append of columns that travel with their rows."""
+        timeout_s = deadline.remaining_s
+        request = m.AppendInline(
+            self._connection.next_id(),
+            self._token,
+            carried,
+            said.keys,
+            said.digest,
+            said.groups,
+            said.versions,
+            said.tags,
+            lengths,
+            timeout_s,
+            bool(whole),
+            said.begin,
+        )
+
+        def finish(reply: m.Appended) -> list[str]:
+            flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
+            return said.keys or self._names(reply, len(said.versions) // 8)
+
+        return Exchange(self._connection, request, m.Appended, timeout_s, finish, admits=True)
+
+    def _names(self, reply: m.Appended, rows: int) -> list[str]:
+        """The keys of so many rows."""
+        return reply.keys or unnamed(reply.mark or self._mark, range(reply.first, reply.first + rows))
 
     async def append_block(
         self,
@@ -124,39 +228,33 @@ class AsyncStream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
+        whole: bool = False,
         timeout: float | None = None,
+        narrow: Narrow = False,
+        begin: tuple[int, float, str] | None = None,
     ) -> list[str]:
-        """As `append`, by itself."""
-        deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
+        """As `append`, by itself. `begin`: of one row that is in progress, see `client.unfinished`."""
+        deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
+        if narrow:
+            columns = await self._writer.narrowed(columns, narrow)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         rows = len(columns) if planned is None else planned.rows
         if rows < 1:
             raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-        named = arguments.keys_of(keys, rows)
-        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
-        versions = np.asarray(arguments.plain("version", version, rows, (int,)), np.int64)
-        tagged = arguments.tagged(tags, rows)
+        said = _Said.of(arguments.keys_of(keys, rows), b"", group, version, tags, rows)
+        named, groups, versions, tagged = said.keys, said.groups, np.frombuffer(said.versions, np.int64), said.tags
         nbytes = columns.stored_nbytes if planned is None else sum(c.values.nbytes for c in planned.columns)
-        said = [named, groups, versions.tolist(), tagged]
-        digest = await self._digest(planned or columns, said) if named else b""
+        told = [named, groups, versions.tolist(), tagged, *(begin or ())]
+        digest = await self._digest(planned or columns, told) if named else b""
         carried = self._carried(planned)
         if planned is not None and carried is not None:
-            if self._appending > 1 and not named and not self._spread:
+            if self._appending > 1 and not named and not self._clustered and not narrow:
                 self._gathered.learn([(column.name, column.values) for column in planned.columns])
-            inline = m.AppendInline(
-                self._connection.next_id(),
-                self._token,
-                carried,
-                named,
-                digest,
-                groups,
-                versions.tobytes(),
-                tagged,
-                _lengths(planned),
-                deadline.remaining_s,
+            asked = self._carrying(
+                carried, _lengths(planned), said._replace(digest=digest, begin=begin), whole, deadline
             )
-            reply = await self._carry(inline, m.Appended, deadline)
-            return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+            return await self._connection.exchange(asked)
+        placed = self._clustered and self.settings.limited
         admit = m.Admit(
             self._connection.next_id(),
             self._token,
@@ -166,8 +264,10 @@ class AsyncStream:
             named[0] if named else "",
             digest,
             deadline.remaining_s,
-            (groups or [*named, ""])[0],
+            groups if placed else [],
             self._own(columns) if planned is None else [],
+            bool(whole),
+            named if placed else [],
         )
         if admit.handing:
             self._connection.handing.add(admit.id)
@@ -199,8 +299,14 @@ class AsyncStream:
                 lengths,
                 spares,
                 admit.id if admit.handing else 0,
+                bool(whole),
+                deadline.remaining_s,
+                begin,
             )
-            reply = await self._connection.request(request, m.Appended, 0.0)
+            reply = await self._connection.request(request, m.Appended, deadline.remaining_s)
+            if self._connection.events is not None:
+                self._connection.events.record(_APPEND, began, nbytes)
+                flows.appended(self._connection, self._mark, reply, named, rows)
         except BaseException:
             self._unstage(staged, ticket)
             self._keep(admit)
@@ -208,7 +314,7 @@ class AsyncStream:
         finally:
             self._connection.handing.discard(admit.id)
             self._connection.reserved(-1)
-        return named or reply.keys or unnamed(self._mark, range(reply.first, reply.first + rows))
+        return named or self._names(reply, rows)
 
     def appender(
         self,
@@ -216,11 +322,12 @@ class AsyncStream:
         max_rows: int = 256,
         max_delay: float = 0.005,
         timeout: float | None = None,
+        narrow: Narrow = False,
     ) -> AsyncAppender:
         """Gathers rows of this process into blocks of `max_rows`, each appended as one: see
         `dataplane.client.appender`. For many rows, each sent by itself.
 
-        max_delay: seconds that a row waits for others. timeout: as for `append`, of each block.
+        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, of each block.
         """
         tasks: set[asyncio.Task[None]] = set()
 
@@ -229,7 +336,8 @@ class AsyncStream:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        return self.gathering(begin, lambda work: work(), max_rows=max_rows, max_delay=max_delay, timeout=timeout)
+        how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
+        return self.gathering(begin, lambda work: work(), **how)
 
     def gathering(self, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any) -> AsyncAppender:
         """An appender that runs as `begin` and `soon` have it."""
@@ -238,15 +346,6 @@ class AsyncStream:
     def _carried(self, planned: Plan | None) -> m.Inline | None:
         """The columns as they travel in one message with their rows; None where they have to be put first."""
         return None if planned is None or self.settings.replicas > 1 else self._writer.inline(planned)
-
-    async def _carry(self, request: m.AppendInline | m.ExtendInline, kind: type[R], deadline: Deadline) -> R:
-        """Send columns with their rows. While they wait for room in the node, signs of life are due, without which
-        leave to append is given up."""
-        self._connection.reserved(+1)
-        try:
-            return await self._connection.request(request, kind, deadline.remaining_s)
-        finally:
-            self._connection.reserved(-1)
 
     def _own(self, ref: BatchRef) -> list[int]:
         """The shards of a reference that are on this plane's node."""
@@ -292,49 +391,57 @@ class AsyncStream:
         return {name: np.asarray(batch[name].lengths()).tobytes() for name in measured}
 
     async def extend(
-        self, rows: BatchRef | Sequence[str], columns: Any, *, replace: bool = False, timeout: float | None = None
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        *,
+        replace: bool = False,
+        timeout: float | None = None,
+        narrow: Narrow = False,
     ) -> None:
         """More columns for rows of the stream, in any order of rows and stages.
 
         rows: a reference that the stream delivered, or any rows picked from such, or keys. columns: as for `append`,
-        a row for each. A column that a row has already is refused, unless `replace`, or unless it was brought by who
-        held the row before for the same task, and did not ack it.
+        a row for each, and narrow likewise. A column that a row has already is refused, unless `replace`, or unless it
+        was brought by who held the row before for the same task, and did not ack it.
 
         Raises Misuse (a row that is not there, one named twice, a column that is there), LeaseExpired (the rows of the
         reference have gone to others, or are about to, or are done and gone), SchemaMismatch, Backpressure (no room in
         the node).
         """
+        if narrow:
+            columns = await self._writer.narrowed(columns, narrow)
+        await self.bring(rows, columns, replace, timeout)
+
+    async def bring(
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        replace: bool,
+        timeout: float | None,
+        piece: Callable[[bytes], Piece] | None = None,
+    ) -> None:
+        """More columns for rows, or a piece of one that is in progress, made of the digest of what it brings."""
+        asked = self.extending(rows, columns, replace, timeout, piece)
+        if asked is not None:
+            await self._connection.exchange(asked)
+            return
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        numbers, holds, keys, origins = self._named(rows)
+        numbers, holds, keys, origins = named = self._named(rows)
         staged, lengths = "", {}
         if isinstance(columns, BatchRef):
             ref, lengths = columns, await self._lengths_of(columns)
+            made = None if piece is None else piece(await self._digest(columns, []))
         else:
             planned = await self._writer.plan(columns, ())
-            if planned.rows != len(rows):
-                raise SchemaMismatch(
-                    f"{planned.rows} rows of new columns for {len(rows)} rows",
-                    column=planned.columns[0].name,
-                    expected=f"{len(rows)} rows",
-                    found=f"{planned.rows} rows",
-                )
+            made = None if piece is None else piece(await self._digest(planned, []))
+            _check_rows(planned.rows, len(rows), planned.columns[0].name)
             if not planned.rows:
                 return
             carried = self._carried(planned)
             if carried is not None:
-                inline = m.ExtendInline(
-                    self._connection.next_id(),
-                    self._token,
-                    carried,
-                    numbers,
-                    holds,
-                    keys,
-                    _lengths(planned),
-                    bool(replace),
-                    deadline.remaining_s,
-                    origins,
-                )
-                await self._carry(inline, m.Done, deadline)
+                asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
+                await self._connection.exchange(asked)
                 return
             staged = f"{self._staging}-{next(self._appends)}"
         try:
@@ -354,25 +461,70 @@ class AsyncStream:
                 bool(replace),
                 origins,
                 spares,
+                made,
             )
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
             self._unstage(staged)
             raise
 
-    def _named(self, rows: BatchRef | Sequence[str]) -> tuple[bytes, bytes, list[str], list[tuple[bytes, bytes]]]:
+    def extending(
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        replace: Any,
+        timeout: Any,
+        piece: Callable[[bytes], Piece] | None = None,
+    ) -> Exchange[m.Done, None] | None:
+        """The one request that an extend by what is small and simple is; None for others. Raises as `extend`."""
+        laid = None if self.settings.replicas > 1 else laid_out(columns, m.MAX_INLINE)
+        if laid is None:
+            return None
+        _check_rows(laid.rows, len(rows), laid.columns[0][0])
+        timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
+        carried = m.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
+        made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))
+        return self._bringing(carried, laid.lengths, self._named(rows), replace, timeout_s, made)
+
+    def _bringing(
+        self,
+        carried: m.Inline,
+        lengths: dict[str, bytes],
+        named: _Named,
+        replace: Any,
+        timeout_s: float,
+        piece: Piece | None = None,
+    ) -> Exchange[m.Done, None]:
+        """An extend by columns that travel with it."""
+        numbers, holds, keys, origins = named
+        request = m.ExtendInline(
+            self._connection.next_id(),
+            self._token,
+            carried,
+            numbers,
+            holds,
+            keys,
+            lengths,
+            bool(replace),
+            timeout_s,
+            origins,
+            piece,
+        )
+        return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
+
+    def _named(self, rows: BatchRef | Sequence[str]) -> _Named:
         """Rows by number, under which numbers they were delivered, and by which parts of the stream, where it is over
         several hosts; or by key."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
                 raise Misuse("these rows were not delivered by a stream; pass a delivery's ref, or keys")
-            if not self._spread and any(token != self._token for token, _, _ in origins):
+            if not self._clustered and any(token != self._token for token, _, _ in origins):
                 raise Misuse(f"these rows were delivered by another stream than {self.name!r}")
             numbers = np.empty(len(rows), np.int64)
             for _, at, of in origins:
                 numbers[at] = of
-            named = [(token, at.tobytes()) for token, at, _ in origins] if self._spread else []
+            named = [(token, at.tobytes()) for token, at, _ in origins] if self._clustered else []
             return numbers.tobytes(), rows.holds().tobytes(), [], named
         keys = arguments.listed("rows", rows)
         return b"", b"", arguments.keys_of(keys, len(keys)), []
@@ -445,7 +597,10 @@ class AsyncStream:
         if built_in is not None:
             reply = await self._connection.request(asked, m.Delivered, deadline_s)
         else:
+            began = time.monotonic_ns()
             reply = await Sampling(self._connection, sampler, asked).run(deadline_s)
+            if self._connection.events is not None:
+                self._connection.events.record(_CONSUME, began)
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
         return Delivery(self._connection, self._getter, reply, self._mark, replica, balance)
 
@@ -461,6 +616,7 @@ class AsyncStream:
         """
         wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
         ahead: list[asyncio.Task[Delivery]] = []
+        context = recorder.context()
 
         async def one() -> Delivery:
             while True:
@@ -472,8 +628,10 @@ class AsyncStream:
         try:
             while True:
                 while len(ahead) < 1 + max(0, prefetch):
-                    ahead.append(asyncio.get_running_loop().create_task(one()))
+                    ahead.append(asyncio.get_running_loop().create_task(one(), context=context))
+                began = recorder.awaits()
                 await asyncio.wait(ahead[:1], timeout=wait_s)
+                recorder.awaited(context.run(recorder.place), began)
                 if not ahead[0].done():
                     what = f"no rows of stream {self.name!r} became ready for task {task!r} in {wait_s:.1f} s"
                     raise NotReady(what, stream=self.name, task=task, waited_s=wait_s)
@@ -556,11 +714,60 @@ class AsyncStream:
         )
         return DeadLetters(await self._connection.request(request, m.Delivered, 0.0))
 
-    async def lost(self) -> list[LostRow]:
+    async def lost(self, task: str | None = None) -> list[LostRow]:
         """Rows that are gone because the host died that some of their columns were on, each told once, to whoever asks
-        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them."""
+        first; they can be appended again. Who holds such rows is told `OwnerDied` when reading them.
+
+        `task`: without those that this task had acked, which other tasks had not: they are told to nobody. Raises
+        Misuse for a task that the stream does not have.
+        """
+        had = 0 if task is None else 1 << self._task(task)
         reply = await self._connection.request(m.TakeLost(self._connection.next_id(), self._token), m.LostRows, 0.0)
-        return [LostRow(*row) for row in reply.rows]
+        return [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
+
+    def _task(self, name: str) -> int:
+        tasks = self.settings.tasks
+        if name not in tasks:
+            raise Misuse(f"stream {self.name!r} has no task {name!r}: it has {', '.join(tasks)}")
+        return tasks.index(name)
+
+    async def tend(self, key: str, what: str, token: int, lease_s: float, kind: type[R]) -> R:
+        """Ask something of a row in progress; see `wire.messages.TendRow`."""
+        asked = m.TendRow(self._connection.next_id(), self._token, key, what, token, lease_s)
+        return await self._connection.request(asked, kind, 0.0)
+
+    async def list_unfinished(self, most: int) -> list[Listed]:
+        """The rows in progress as messages tell them."""
+        asked = m.ListUnfinished(self._connection.next_id(), self._token, most)
+        return (await self._connection.request(asked, m.UnfinishedRows, 0.0)).rows
+
+    async def read(self, ref: BatchRef, timeout: float) -> Batch:
+        """As `plane.get`."""
+        return await self._getter.get(ref, timeout)
+
+    async def begin(
+        self,
+        key: str | None = None,
+        *,
+        group: str | int | None = None,
+        version: int = 0,
+        tags: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        tokens: str = "response_ids",
+        lease: float = LEASE_S,
+        timeout: float | None = None,
+    ) -> AsyncRow:
+        """A row in progress, which is brought piece by piece: see `client.unfinished.begin`."""
+        said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
+        return await unfinished.begin(self, key, **said, tokens=tokens, lease=lease, timeout=timeout)
+
+    async def unfinished(self) -> list[Unfinished]:
+        """The rows in progress: see `client.unfinished.Unfinished`."""
+        return await unfinished.listed(self)
+
+    async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
+        """Take up a row in progress that nobody holds: see `client.unfinished.resume`."""
+        return await unfinished.resume(self, key, lease)
 
     async def stats(self) -> Mapping[str, Any]:
         """The stream's figures now: see `docs/operations.md`."""
@@ -579,6 +786,24 @@ class AsyncStream:
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
         await checkpoint.write(self._connection, self._getter, self._writer, (self.name, self._token), path, timeout)
+
+    async def record(
+        self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any
+    ) -> Recording:
+        """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
+
+        columns: what is recorded; a row is done when it has all of them. None: those that rows have once each other
+            task has done one.
+        task: the recorder's, one of the stream's ("record"). rows: at most, at a time (256). max_file_bytes: of a file,
+            before compression ("256MiB"). media: columns that are stored once by content, beside those that are found.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: "skip" passes rows over while the disk is full, and
+            tells; "wait" leaves them in the stream.
+
+        Raises Misuse. What goes wrong later is raised by the recording's `wait` and `close`.
+        """
+        from dataplane.client import recorder  # as above
+
+        return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
     async def close(self) -> None:
         """Nothing is appended any more; consumers go on until all is done. Idempotent."""
@@ -606,6 +831,17 @@ class Consuming:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._delivery is not None:
             await self._delivery.__aexit__(kind)
+
+
+def _check_rows(found: int, rows: int, column: str) -> None:
+    """Raises SchemaMismatch where columns of an extend have not a row for each."""
+    if found != rows:
+        raise SchemaMismatch(
+            f"{found} rows of new columns for {rows} rows",
+            column=column,
+            expected=f"{rows} rows",
+            found=f"{found} rows",
+        )
 
 
 def _lengths(planned: Plan) -> dict[str, bytes]:

@@ -10,15 +10,23 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.single import Row
+from dataplane.client import histories, spans, weights
 from dataplane.client.draft import Draft as AsyncDraft
 from dataplane.client.draft import Spec
+from dataplane.client.ending import close_at_end
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane, Connecting
+from dataplane.client.sync_histories import History
 from dataplane.client.sync_streams import Stream
 from dataplane.client.sync_tables import Table
+from dataplane.client.sync_weights import Weights
 from dataplane.client.turns import Turns
 from dataplane.config import NodeConfig
+from dataplane.device.naming import device_of
 from dataplane.device.ordering import called, streams
+from dataplane.diagnosis.causes import Diagnosis
 from dataplane.observe.stats import Stats
 
 T = TypeVar("T")
@@ -95,10 +103,17 @@ class Plane:
         replicas: int = 1,
         timeout: float = TIMEOUT_S,
         device: str | None = None,
+        narrow: Narrow = False,
     ) -> BatchRef:
         """Store columns of equal row count, and return a reference to them. See `AsyncPlane.put`."""
-        put = self._plane.put(columns, scope=scope, dedupe=dedupe, replicas=replicas, timeout=timeout, device=device)
-        return self._wait(put)
+        if device is not None:
+            close_at_end(self)
+        one = self._turns.free and not narrow
+        asked = self._plane.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
+        if asked is not None:
+            return self._turns.ask(asked)
+        how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}
+        return self._wait(self._plane.put(columns, **how, device=device, narrow=narrow))
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S) -> Draft:
         """Room for columns that the caller writes in place, and then seals. See `AsyncPlane.draft`."""
@@ -114,8 +129,13 @@ class Plane:
         group: Any = None,
     ) -> Batch:
         """The rows and columns that the reference means, in place. See `AsyncPlane.get`."""
-        if group is None:
-            batch = self._wait(self._plane.get(ref, timeout=timeout))
+        device = None if device is None else device_of(device)  # by this thread's current device
+        alone = group is None and device is None and self._turns.free
+        asked = self._plane.getting(ref, timeout) if alone else None
+        if asked is not None:
+            batch = self._turns.ask(asked)
+        elif group is None:
+            batch = self._wait(self._plane.read(ref, timeout, device))
         else:  # in this thread, which nothing else needs meanwhile
             from dataplane import collective  # seldom needed
 
@@ -135,13 +155,25 @@ class Plane:
         """Another reference to the same stored rows, which stay until both were freed. See `AsyncPlane.retain`."""
         return self._wait(self._plane.retain(ref))
 
+    def _put_row(self, row: Row, timeout: float) -> tuple[bytes, int]:
+        """Store a row that `batch.single` laid out. See `AsyncPlane._put_row`."""
+        return self._turns.ask(self._plane.putting_row(row, timeout))
+
+    def _put_rows(self, rows: Sequence[Row], timeout: float) -> tuple[bytes, list[int]]:
+        """As `_put_row`, of several. See `AsyncPlane._put_rows`."""
+        return self._wait(self._plane._put_rows(rows, timeout))
+
+    def _retain_rows(self, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+        """A link to each of these rows. See `AsyncPlane._retain_rows`."""
+        return self._wait(self._plane._retain_rows(node, rows))
+
     def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own. See `AsyncPlane.retain_each`."""
         return self._wait(self._plane.retain_each(refs))
 
-    def stats(self) -> Stats:
-        """The node's figures now."""
-        return self._wait(self._plane.stats())
+    def stats(self, node: str | None = None) -> Stats:
+        """The figures now of this host's node, or of another member's. See `AsyncPlane.stats`."""
+        return self._wait(self._plane.stats(node))
 
     def stream(
         self,
@@ -153,6 +185,9 @@ class Plane:
         max_lag: int | None = None,
         max_deliveries: int | None = None,
         replicas: int | None = None,
+        group_size: int | None = None,
+        durable: bool | None = None,
+        history: Any = None,
     ) -> Stream:
         """The stream of this name, made if it is not there. See `AsyncPlane.stream`."""
         opened = self._plane.stream(
@@ -163,6 +198,9 @@ class Plane:
             max_lag=max_lag,
             max_deliveries=max_deliveries,
             replicas=replicas,
+            group_size=group_size,
+            durable=durable,
+            history=history,
         )
         return Stream(self._wait(opened), self._wait, self._turns)
 
@@ -170,13 +208,41 @@ class Plane:
         """The stream that `stream.checkpoint` wrote to the file. See `AsyncPlane.restore`."""
         return Stream(self._wait(self._plane.restore(path, name=name, timeout=timeout)), self._wait, self._turns)
 
-    def streams(self) -> dict[str, Any]:
-        """The figures of all streams of the node, by name."""
-        return self._wait(self._plane.streams())
+    def replay(
+        self,
+        directory: str | os.PathLike[str],
+        name: str | None = None,
+        tasks: Sequence[str] | None = None,
+        **how: Any,
+    ) -> Stream:
+        """A stream of a recording, which a thread of its own fills and closes. See `AsyncPlane.replay`."""
+        return Stream(self._wait(self._plane.replay(directory, name, tasks, **how)), self._wait, self._turns)
 
-    def table(self, name: str) -> Table:
+    def streams(self, node: str | None = None) -> dict[str, Any]:
+        """The figures of all streams of the node, or of another member, by name. See `AsyncPlane.streams`."""
+        return self._wait(self._plane.streams(node))
+
+    def table(self, name: str, *, durable: bool | None = None) -> Table:
         """The table of this name, made by the first write to it. See `AsyncPlane.table`."""
-        return Table(self._plane.table(name), self._wait)
+        return Table(self._plane.table(name, durable=durable), self._wait)
+
+    def history(
+        self,
+        name: str,
+        keep: int = histories.KEEP,
+        max_bytes: int | str = histories.MAX_BYTES,
+        *,
+        samples: int = histories.SAMPLES,
+        dtype: str = "int32",
+        durable: bool | None = None,
+    ) -> History:
+        """The history of this name: responses of earlier epochs by prompt. See `AsyncPlane.history`."""
+        inner = self._plane.history(name, keep, max_bytes, samples=samples, dtype=dtype, durable=durable)
+        return History(inner, self._wait)
+
+    def weights(self, name: str, keep: int = weights.KEEP, *, replicas: int = 1) -> Weights:
+        """The weights of this name, of which `keep` versions are kept. See `AsyncPlane.weights`."""
+        return Weights(self._plane.weights(name, keep, replicas=replicas), self._wait)
 
     def tables(self) -> dict[str, Any]:
         """The figures of all tables, by name. See `AsyncPlane.tables`."""
@@ -185,6 +251,14 @@ class Plane:
     def members(self) -> dict[str, Any]:
         """Who is in the node's cluster. See `AsyncPlane.members`."""
         return self._wait(self._plane.members())
+
+    def graphs(self) -> dict[str, Any]:
+        """What processes have reported of their performance. See `AsyncPlane.graphs`."""
+        return self._wait(self._plane.graphs())
+
+    def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
+        """Why a step of the job takes as long as it does. See `AsyncPlane.diagnose`."""
+        return self._wait(self._plane.diagnose(seconds, role=role))
 
     def close(self) -> None:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once nobody uses it."""
@@ -223,6 +297,10 @@ def connect(
     try:
         plane = turns.wait(attach())
         turns.busy = plane.busy
+        if spans.enabled():
+            from dataplane.client.traced import TracedPlane  # above this
+
+            return TracedPlane(plane, turns)
         return Plane(plane, turns)
     except BaseException:
         turns.close()

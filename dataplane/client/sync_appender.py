@@ -63,8 +63,7 @@ class Appender:
         tags: Mapping[str, Any] | None = None,
     ) -> Sent:
         """Take rows; their keys are the result of what is returned. See `AsyncAppender.send`."""
-        call = self._inner.call(columns, keys, group, version, tags)
-        while (sent := self._inner.offer(call)) is None:
+        while (sent := self._inner.offer(columns, keys, group, version, tags)) is None:
             self._wait(self._inner.room())
         return Sent(sent, self._wait)
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.client import delivery, streams
 from dataplane.client.sync_appender import Appender
 from dataplane.client.turns import Turns
+from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
 from dataplane.stream.sampler import Sampler
 from dataplane.stream.settings import Settings
+
+if TYPE_CHECKING:
+    from dataplane.client.following import Follower
+    from dataplane.client.recorder import Recording
+    from dataplane.client.replaying import Replay
 
 T = TypeVar("T")
 
@@ -55,7 +62,7 @@ class Delivery:
         return self._wait(self._inner.get(*columns, timeout=timeout))
 
     def ack(self) -> None:
-        """The task is done with the rows. Raises LeaseExpired."""
+        """The task is done with the rows. Raises LeaseExpired, OutcomeUnknown."""
         self._wait(self._inner.ack())
 
     def nack(self) -> None:
@@ -110,6 +117,66 @@ class Taken(Sequence[BatchRef]):
         self._wait(self._inner.__aexit__(kind))
 
 
+class Row:
+    """See `dataplane.client.AsyncRow`; here each call waits. Any thread may use it."""
+
+    def __init__(self, inner: AsyncRow, wait: Wait) -> None:
+        self._inner = inner
+        self._wait = wait
+        self.key = inner.key
+        self.group = inner.group
+        self.tags = inner.tags
+        self.spans = inner.spans
+        self.tokens = inner.tokens
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def version(self) -> int:
+        """The policy version of the last piece."""
+        return self._inner.version
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was finished or given up here."""
+        return self._inner.ended
+
+    def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
+        """The next piece. Raises as `AsyncRow.append`."""
+        self._wait(self._inner.append(columns, version=version, timeout=timeout))
+
+    def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
+        """The row is done: tasks are given it."""
+        self._wait(self._inner.finish(stale_share=stale_share, timeout=timeout))
+
+    def abandon(self) -> None:
+        """The row is dropped, with all that was appended to it."""
+        self._wait(self._inner.abandon())
+
+    def renew(self) -> None:
+        """The lease begins again."""
+        self._wait(self._inner.renew())
+
+    def release(self) -> None:
+        """The row is free: who resumes it next goes on with it."""
+        self._wait(self._inner.release())
+
+    def ref(self) -> BatchRef:
+        """The row as it is now."""
+        return self._wait(self._inner.ref())
+
+    def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """The row as it is now, or these columns of it, read."""
+        return self._wait(self._inner.get(*columns, timeout=timeout))
+
+    def __enter__(self) -> Row:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._wait(self._inner.__aexit__(kind))
+
+
 class Stream:
     """See `dataplane.client.streams.AsyncStream`; here each call waits. Any thread may use it."""
 
@@ -139,23 +206,46 @@ class Stream:
         group: Any = None,
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
+        whole: bool = False,
         timeout: float | None = None,
+        narrow: Narrow = False,
     ) -> list[str]:
         """New rows of the stream; their keys. See `AsyncStream.append`."""
-        return self._wait(
-            self._inner.append(columns, keys=keys, group=group, version=version, tags=tags, timeout=timeout)
-        )
+        if self._turns.free and not narrow:
+            asked = self._inner.appending(columns, keys, group, version, tags, whole, timeout)
+            if asked is not None:
+                return self._turns.ask(asked)
+        how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags, "whole": whole}
+        return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow))
 
-    def appender(self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None) -> Appender:
+    def appender(
+        self,
+        *,
+        max_rows: int = 256,
+        max_delay: float = 0.005,
+        timeout: float | None = None,
+        narrow: Narrow = False,
+    ) -> Appender:
         """Gathers rows of this process into blocks, each appended as one. See `AsyncStream.appender`."""
-        how = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout}
+        how = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
         return Appender(self._inner.gathering(self._turns.begin, self._turns.soon, **how), self._wait)
 
     def extend(
-        self, rows: BatchRef | Sequence[str], columns: Any, *, replace: bool = False, timeout: float | None = None
+        self,
+        rows: BatchRef | Sequence[str],
+        columns: Any,
+        *,
+        replace: bool = False,
+        timeout: float | None = None,
+        narrow: Narrow = False,
     ) -> None:
         """More columns for rows of the stream. See `AsyncStream.extend`."""
-        self._wait(self._inner.extend(rows, columns, replace=replace, timeout=timeout))
+        one = self._turns.free and not narrow
+        asked = self._inner.extending(rows, columns, replace, timeout) if one else None
+        if asked is None:
+            self._wait(self._inner.extend(rows, columns, replace=replace, timeout=timeout, narrow=narrow))
+        else:
+            self._turns.ask(asked)
 
     def consume(
         self,
@@ -219,13 +309,55 @@ class Stream:
         """The rows that were given up on. See `AsyncStream.dead_letters`."""
         return self._wait(self._inner.dead_letters(task, most=most))
 
-    def lost(self) -> list[streams.LostRow]:
+    def lost(self, task: str | None = None) -> list[streams.LostRow]:
         """Rows that are gone with the host that held them, each told once. See `AsyncStream.lost`."""
-        return self._wait(self._inner.lost())
+        return self._wait(self._inner.lost(task))
 
     def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
         """Write the stream as it is now to a file. See `AsyncStream.checkpoint`."""
         self._wait(self._inner.checkpoint(path, timeout=timeout))
+
+    def begin(
+        self,
+        key: str | None = None,
+        *,
+        group: str | int | None = None,
+        version: int = 0,
+        tags: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
+        tokens: str = "response_ids",
+        lease: float = LEASE_S,
+        timeout: float | None = None,
+    ) -> Row:
+        """A row in progress, which is brought piece by piece: see `dataplane.client.unfinished.begin`."""
+        said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
+        begun = self._inner.begin(key, **said, tokens=tokens, lease=lease, timeout=timeout)
+        return Row(self._wait(begun), self._wait)
+
+    def unfinished(self) -> list[Unfinished]:
+        """The rows in progress."""
+        return self._wait(self._inner.unfinished())
+
+    def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> Row | None:
+        """Take up a row in progress that nobody holds. Raises LeaseExpired, Misuse."""
+        row = self._wait(self._inner.resume(key, lease=lease))
+        return None if row is None else Row(row, self._wait)
+
+    def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
+        """Begin to record rows as they are done, each once, to a directory. See `AsyncStream.record`."""
+        from dataplane.client import recorder  # as for checkpoints
+
+        return recorder.record(self._inner, directory, columns, **how)
+
+    @property
+    def follower(self) -> Follower | None:
+        """What records the stream's rows in a history, if `plane.stream` was given one."""
+        return self._inner.follower
+
+    @property
+    def replay(self) -> Replay | None:
+        """What fills the stream from a recording, if `plane.replay` made it."""
+        return self._inner.replay
 
     def stats(self) -> Mapping[str, Any]:
         """The stream's figures now."""

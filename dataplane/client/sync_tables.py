@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dataplane.batch.field import Field
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.client import tables
+from dataplane.batch.single import Row
+from dataplane.client import rowwrites, tables
 from dataplane.client.rownames import Named
 from dataplane.client.sync_streams import Wait
 from dataplane.client.tablerows import Flags, Index, Rows
@@ -37,10 +39,11 @@ class Table:
         dedupe: Collection[str] = (),
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = tables.TIMEOUT_S,
+        narrow: Narrow = False,
     ) -> Index:
         """Rows with these columns; their numbers. See `AsyncTable.write`."""
-        wanted = self._inner.write(rows, columns, tags=tags, dedupe=dedupe, stored=stored, timeout=timeout)
-        return self._wait(wanted)
+        how: dict[str, Any] = {"tags": tags, "dedupe": dedupe, "stored": stored, "timeout": timeout}
+        return self._wait(self._inner.write(rows, columns, **how, narrow=narrow))
 
     def put(
         self,
@@ -51,10 +54,15 @@ class Table:
         dedupe: Collection[str] = (),
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = tables.TIMEOUT_S,
+        narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
         """As `write`; what is known of these rows then, and which columns there are. See `AsyncTable.put`."""
-        wanted = self._inner.put(rows, columns, tags=tags, dedupe=dedupe, stored=stored, timeout=timeout)
-        return self._wait(wanted)
+        how: dict[str, Any] = {"tags": tags, "dedupe": dedupe, "stored": stored, "timeout": timeout}
+        return self._wait(self._inner.put(rows, columns, **how, narrow=narrow))
+
+    def _put_row(self, key: str, row: Row, references: Mapping[str, BatchRef], tags: Any) -> tuple[Rows, list[str]]:
+        """A row whose small columns are laid out already. See `client.rowwrites`."""
+        return self._wait(rowwrites.put(self._inner, key, row, references, tags))
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows of these keys. See `AsyncTable.numbers`."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
@@ -39,13 +40,18 @@ _REF_ROWS = 1 << 14  # rows of one read
 class AsyncTable:
     """A table of the plane's cluster. Made by `plane.table`, without a message; any number of processes may use it.
 
-    It has one home, and is lost with it: then what is asked of it raises `OwnerDied`, and `plane.table` gives a new
-    one. Rows are named by their keys, or by their numbers: an array of integers, in the order of arrival, which no
-    other row of the table ever gets.
+    Over several hosts it survives the death of any one of them: what was stored there alone raises `OwnerDied` when it
+    is read, and is mended by writing it again. Where every host that had the table dies at once, what is asked of it
+    raises `OwnerDied` too, and `plane.table` gives a new one. A durable one is there again when its nodes are started
+    again on their data directories.
+
+    Rows are named by their keys, or by their numbers: an array of integers, in the order of arrival, which no other row
+    of the table ever gets.
     """
 
-    def __init__(self, connection: Connection, writer: Writer, name: str) -> None:
+    def __init__(self, connection: Connection, writer: Writer, name: str, *, durable: bool = False) -> None:
         self.name = name
+        self._durable = durable
         self._connection = connection
         self._writer = writer
         self._home = b""
@@ -66,6 +72,7 @@ class AsyncTable:
         dedupe: Collection[str] = (),
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = TIMEOUT_S,
+        narrow: Narrow = False,
     ) -> Index:
         """Rows with these columns; their numbers. Rows that are not there are made, which keys can name alone. Of those
         that are, columns they had are replaced, and freed.
@@ -77,11 +84,12 @@ class AsyncTable:
         dedupe: names of columns of which equal rows are stored once.
         stored: called with a reference to the columns, once they are the table's.
         timeout: seconds to wait for room.
+        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
 
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable.
         """
-        replies = await self._write(rows, columns, tags, timeout, m.Numbered, dedupe, stored)
+        replies = await self._write(rows, columns, tags, timeout, m.Numbered, dedupe, stored, narrow)
         return joined([numbers_of(reply.rows) for reply in replies])
 
     async def put(
@@ -93,10 +101,11 @@ class AsyncTable:
         dedupe: Collection[str] = (),
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = TIMEOUT_S,
+        narrow: Narrow = False,
     ) -> tuple[Rows, list[str]]:
         """As `write`; what is known of these rows then, of all columns of the table, and which those are. One message,
         where to write, to ask for the schema and to look would be three."""
-        replies = await self._write(rows, columns, tags, timeout, m.Looked, dedupe, stored)
+        replies = await self._write(rows, columns, tags, timeout, m.Looked, dedupe, stored, narrow)
         if not replies:
             return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
         names = replies[-1].columns
@@ -112,6 +121,7 @@ class AsyncTable:
         kind: type[R],
         dedupe: Collection[str],
         stored: Callable[[BatchRef], object] | None,
+        narrow: Narrow,
     ) -> list[R]:
         """Write, in as many steps as it takes; what each is answered."""
         deadline = Deadline.after(arguments.seconds(timeout))
@@ -121,7 +131,11 @@ class AsyncTable:
         staged, (columns, ref) = "", _parted(columns)
         if ref is not None:
             _check_rows(len(ref), count)
+            if ref.is_sliced():
+                raise Misuse("a table has whole rows: write them, and slice what is read")
         if columns is not None:
+            if narrow:
+                columns = await self._writer.narrowed(columns, narrow)
             planned = await self._writer.plan(columns, dedupe)
             _check_rows(planned.rows, count)
             staged = f"{self._staging}-{next(self._writes)}"
@@ -129,7 +143,7 @@ class AsyncTable:
             return []
         parts = stretches(count, keys, tagged)
         carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
-        if carried is not None and self._connection.welcome.minor >= 2:
+        if carried is not None:
             write = self._request("", ref, keys, numbers, tagged, look=kind is m.Looked)
             inline = m.WriteInline(self._connection.next_id(), carried, write, deadline.remaining_s)
             return [await self._ask(inline, kind, deadline.remaining_s)]
@@ -177,6 +191,7 @@ class AsyncTable:
             numbers.tobytes(),
             tags,
             look=look,
+            durable=self._durable,
         )
 
     def _unstage(self, staged: str) -> None:
@@ -191,7 +206,9 @@ class AsyncTable:
         named = keys_of_rows(keys)
         found = []
         for start, stop in stretches(len(named), named, []):
-            asked = m.NumberRows(self._connection.next_id(), self.name, self._home, named[start:stop], bool(create))
+            asked = m.NumberRows(
+                self._connection.next_id(), self.name, self._home, named[start:stop], bool(create), self._durable
+            )
             found.append(numbers_of((await self._ask(asked, m.Numbered)).rows))
         return joined(found)
 
@@ -300,6 +317,7 @@ class AsyncTable:
                 arguments.whole("least", least) if not found else 0,
                 after,
                 wait_s,
+                self._durable,
             )
             reply = await self._ask(asked, m.Numbered, wait_s)
             found.append(numbers_of(reply.rows))

@@ -21,14 +21,21 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from dataplane.client.connection import Exchange
+from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, Misuse
 from dataplane.wire.polling import PollingSelector, polling_loop
 
 T = TypeVar("T")
+_clock = time.monotonic_ns
+
+_ALONE_S = 0.02
+"""Seconds that a call waits for its answer outside of the loop, whose timers are as late."""
 
 
 class _Interrupts:
@@ -97,6 +104,7 @@ class Turns:
         self._selector = PollingSelector()
         self._loop = polling_loop(self._selector)
         self._turn = threading.Lock()
+        self._run_for: Coroutine[Any, Any, Any] | None = None  # whose turn it is
         self._waiting: set[object] = set()  # changed by single operations, so that any thread may
         self._ended = asyncio.Event()
         self._open = True
@@ -108,6 +116,13 @@ class Turns:
         """Run the coroutine; its result or its error. Any thread may call, also one that runs a loop of its own (as
         notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer that runs within another call.
         """
+        entered = recorder.enter()
+        try:
+            return self._wait(coroutine)
+        finally:
+            recorder.leave(entered)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         running = asyncio._get_running_loop()
         if running is self._loop:
             coroutine.close()
@@ -117,32 +132,86 @@ class Turns:
         with _Interrupts(self._interrupt_later) as interrupts:
             if running is not None or not self._turn.acquire(blocking=False):
                 return self._hand_over(coroutine, interrupts)
-            task: asyncio.Task[T] | None = None
             try:
                 self._check(coroutine)
-                self._selector.polls = True
-                task = self._loop.create_task(coroutine)
-                self._run(task, interrupts)
-                return task.result()
+                return self._lead(coroutine, interrupts)
             finally:
-                task = None  # an error must not hold what holds it: with them would stay what the call was given
-                self._turn.release()
-                if self.busy():
-                    self._calls.put(None)
+                self._release()
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody runs the loop, as far as is known now."""
+        return not self._turn.locked()
+
+    def ask(self, exchange: Exchange[Any, T]) -> T:
+        """As `wait` for `connection.exchange`. Where nobody else has anything to do, this thread sends the request and
+        reads its answer itself: a task in a loop for one request takes longer than the request. Where something else
+        happens meanwhile, or nothing for a while, the rest is the loop's."""
+        began = _clock()
+        try:
+            return self._ask(exchange, began)
+        finally:
+            recorder.called(exchange.request.id, began)
+
+    def _ask(self, exchange: Exchange[Any, T], began: int) -> T:
+        exchange.connection.check()  # before the turn is touched, which a forked child lacks
+        if self._waiting or asyncio._get_running_loop() is not None:
+            with recorder.within(exchange.request.id):
+                return self._wait(exchange.connection.exchange(exchange))
+        with _Interrupts(self._interrupt_later) as interrupts:
+            if not self._turn.acquire(blocking=False):
+                with recorder.within(exchange.request.id):
+                    return self._hand_over(exchange.connection.exchange(exchange), interrupts)
+            try:
+                if not self._open:
+                    raise Closed("the plane is closed")
+                self._selector.polls = True
+                made, rest = exchange.connection.exchange_now(exchange, self._alone, began)
+                if rest is None:
+                    return made  # type: ignore[return-value]
+                with recorder.within(exchange.request.id):
+                    return self._lead(rest, interrupts)
+            finally:
+                self._release()
+
+    def _alone(self, descriptor: int) -> bool:
+        """See `Connection.exchange_now`: not where others have something for the loop."""
+        return not self._waiting and self._selector.only(descriptor, _ALONE_S)
+
+    def _release(self) -> None:
+        """The turn is over."""
+        self._turn.release()
+        if self.busy():
+            self._calls.put(None)
+
+    def _lead(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
+        """Run the loop, whose turn this thread has, until the coroutine has ended."""
+        self._selector.polls = True
+        self._run_for = coroutine
+        task = self._loop.create_task(self._last(coroutine))
+        try:
+            self._run(task, interrupts)
+            return task.result()
+        finally:
+            del task  # an error must not hold what holds it: with them would stay what the call was given
 
     def _run(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
         """As `run_until_complete`, but for the error: that is left in the task."""
-        task.add_done_callback(self._stop)
         try:
             # Between two steps of the loop's, not within one.
             interrupts.cancel_by(lambda: self._loop.call_soon_threadsafe(task.cancel))
             self._loop.run_forever()
         finally:
             interrupts.cancel_by(None)
-            task.remove_done_callback(self._stop)
+            self._run_for = None
 
-    def _stop(self, _: object) -> None:
-        self._loop.stop()
+    async def _last(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine, with which the loop ends: in the same step, where a callback of its task would be another."""
+        try:
+            return await coroutine
+        finally:
+            if self._run_for is coroutine:  # else an error has ended this turn, and another's lasts
+                self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
         """Have the coroutine run by whoever runs the loop, and wait for what comes of it."""

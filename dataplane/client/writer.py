@@ -13,15 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
-from dataplane.batch import form, tensors
+import numpy as np
+
+from dataplane.batch import form, narrowing, tensors
 from dataplane.batch.columns import Job, Plan, PlannedColumn, plan
+from dataplane.batch.layout import ALIGNMENT
+from dataplane.batch.narrowing import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.client.connection import Connection
+from dataplane.batch.simple import Simple, laid_out
+from dataplane.batch.single import Row
+from dataplane.client.connection import Connection, Exchange
 from dataplane.device import ordering
+from dataplane.observe.ring import CODE
 from dataplane.threads import stopped, together
 from dataplane.wire import messages as m
 
@@ -30,7 +39,7 @@ T = TypeVar("T")
 _OWN_SHARD = 256 << 10
 """Bytes from which on a column becomes a shard of its own."""
 
-_IN_LOOP = 1 << 20
+_IN_LOOP = 2 << 20
 """Bytes up to which writing in the event loop takes less time than handing it to a thread."""
 
 _PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 32 << 20
@@ -80,6 +89,14 @@ class Writer:
             return await asyncio.get_running_loop().run_in_executor(self._pool, planning)
         return _planned(columns, dedupe, self.each, ordering.noted())
 
+    async def narrowed(self, columns: Any, narrow: Narrow) -> Any:
+        """The columns, of which those named are of the narrowest integers that hold them. Raises SchemaMismatch,
+        Misuse."""
+        narrowing = functools.partial(_narrowed, columns, narrow, self.each, ordering.noted())
+        if _on_device(columns) or _nbytes_of(columns) > _IN_LOOP:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, narrowing)
+        return narrowing()
+
     async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
         """Write the planned columns, under the scope if it has a name; those that `keep` keeps are left to that. Raises
         as `AsyncPlane.put`."""
@@ -121,10 +138,76 @@ class Writer:
 
     def inline(self, planned: Plan) -> m.Inline | None:
         """The columns as they travel in a message with what is to become of them; None where they do not."""
-        if planned.nbytes > m.MAX_INLINE or not planned.rows or self._connection.welcome.minor < 1 or planned.on_device:
+        if planned.nbytes > m.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
         return m.Inline(_payload(planned.columns), _layout_of(planned.columns), sizes)
+
+    def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
+        """A put of simple columns that go into one shard, which is one request, or two where they are large; None for
+        others."""
+        laid = laid_out(columns, _IN_LOOP)
+        if laid is None:
+            return None
+        if laid.nbytes > m.MAX_INLINE:
+            largest = max([nbytes for *_, nbytes in laid.columns]) + 8 * laid.rows  # with its offsets
+            if largest >= _OWN_SHARD - 2 * ALIGNMENT:
+                return None
+            reserve = m.Reserve(self._connection.next_id(), [laid.nbytes], timeout)
+            finish = functools.partial(self._written, laid, scope)
+            return Exchange(self._connection, reserve, m.Reserved, timeout, finish)
+        request = m.Put(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
+        return Exchange(self._connection, request, m.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
+
+    def _meant(self, laid: Simple, shard: int) -> BatchRef:
+        """The reference to all of a shard."""
+        sizes = [nbytes for *_, nbytes in laid.columns]
+        return BatchRef.whole(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
+
+    def _written(self, laid: Simple, scope: str, reserved: m.Reserved) -> Exchange[m.Done, BatchRef]:
+        """Write the columns into their shard, which is to be sealed."""
+        connection = self._connection
+        ((shard, segment, offset, _),) = reserved.extents
+        connection.reserved(+1)
+
+        def undo() -> None:
+            connection.discard([shard])
+            connection.reserved(-1)
+
+        def finish(reply: m.Done) -> BatchRef:
+            connection.reserved(-1)
+            return self._meant(laid, shard)
+
+        try:
+            laid.write(connection.segments[segment].mapping(writable=True).array(offset, laid.nbytes))
+        except BaseException:
+            undo()
+            raise
+        seal = m.Seal(connection.next_id(), [(shard, laid.layout)], scope, False)
+        return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
+
+    def putting_row(self, row: Row, timeout: float) -> Exchange[m.Stored, tuple[bytes, int]]:
+        """A put of a row that is laid out already, of at most `m.MAX_INLINE` bytes: its node, and its shard's number.
+        Raises as `AsyncPlane.put`."""
+        request = m.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
+        return Exchange(
+            self._connection, request, m.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
+        )
+
+    async def put_rows(self, rows: Sequence[Row], timeout: float) -> list[int]:
+        """As `put_row`, of several: all at once, and all or none."""
+        make, node = self._connection.next_id, self._connection
+        asked = [m.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
+        replies = await asyncio.gather(
+            *[node.request(each, m.Stored, timeout) for each in asked], return_exceptions=True
+        )
+        failed = [reply for reply in replies if isinstance(reply, BaseException)]
+        stored = [reply.shard for reply in replies if not isinstance(reply, BaseException)]
+        if failed and stored:
+            node.tell(m.Free(make(), stored, [], ""))
+        if failed:
+            raise failed[0]
+        return stored
 
     async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float, device: bool) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if device else 0, _payload, group)
@@ -135,18 +218,25 @@ class Writer:
         self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float, device: bool
     ) -> list[int]:
         sizes = [sum(column.nbytes for column in group) for group in groups]
+        began = time.monotonic_ns()
         reserved = await self.reserve(sizes, timeout)
         shards = [shard for shard, *_ in reserved.extents]
         try:
             piece = min(max(sum(sizes) // _PIECES, _LEAST_PIECE), _MOST_PIECE)
-            layouts, jobs = [], []
+            layouts: list[bytes] = []
+            jobs: list[Job] = []
             for group, size, (_, segment, offset, _) in zip(groups, sizes, reserved.extents, strict=True):
                 memory = self._connection.segments[segment].mapping(writable=True).array(offset, size)
-                layout, more = _laid_out(group, memory, piece)
-                layouts.append(layout)
-                jobs += more
-            await self.run(jobs, _IN_LOOP + 1 if device else sum(sizes))
+                layouts.append(_layout_of(group))
+                if device or sum(sizes) > _IN_LOOP:
+                    jobs += _jobs(group, memory, piece)
+                elif size:
+                    np.concatenate(_runs(group), out=memory)
+            if jobs:
+                await self.run(jobs)
             await self._seal(list(zip(shards, layouts, strict=True)), scope, timeout)
+            if self._connection.events is not None:
+                self._connection.events.record(CODE["put"], began, sum(sizes))
         except BaseException:
             self._connection.discard(shards)
             raise
@@ -164,12 +254,8 @@ class Writer:
     async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
         await self._connection.request(m.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
-    async def run(self, jobs: Sequence[Job], nbytes: int = _IN_LOOP + 1) -> None:
-        """Run the jobs; all that started has ended when this returns, raises or is cancelled."""
-        if nbytes <= _IN_LOOP:
-            for job in jobs:
-                job()
-            return
+    async def run(self, jobs: Sequence[Job]) -> None:
+        """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""
         running = [self._pool.submit(job) for job in jobs]
         try:
             await asyncio.gather(*map(asyncio.wrap_future, running))
@@ -184,7 +270,21 @@ def _on_device(columns: Any) -> bool:
     return any(map(tensors.on_device, values)) or getattr(getattr(columns, "device", None), "type", "cpu") != "cpu"
 
 
+def _nbytes_of(columns: Any) -> int:
+    """About how many bytes the values are; many where it is not seen at once."""
+    values = columns.values() if isinstance(columns, Mapping) else ()
+    sizes = [getattr(each, "nbytes", None) for each in values]
+    return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
+
+
+def _narrowed(columns: Any, narrow: Narrow, each: Any, streams: Sequence[Any]) -> Any:
+    with ordering.as_called(streams) if streams else nullcontext():
+        return narrowing.narrowed(columns, narrow, each)
+
+
 def _planned(columns: Any, dedupe: Collection[str], each: Any, streams: Sequence[Any]) -> Plan:
+    if not streams:
+        return plan(columns, dedupe=dedupe, each=each)
     with ordering.as_called(streams):
         return plan(columns, dedupe=dedupe, each=each)
 
@@ -196,19 +296,23 @@ def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
     return [small, *large] if small else large
 
 
-def _laid_out(group: Sequence[PlannedColumn], memory: Any, piece: int = _LEAST_PIECE) -> tuple[bytes, list[Job]]:
-    """The encoded layout of columns one after another in `memory`, and the jobs that write them there, each of about
-    `piece` bytes."""
+def _jobs(group: Sequence[PlannedColumn], memory: Any, piece: int) -> list[Job]:
+    """What writes columns one after another into `memory`, each of about `piece` bytes."""
     jobs, base = [], 0
     for column in group:
         jobs += column.jobs(memory[base : base + column.nbytes], piece)
         base += column.nbytes
-    return _layout_of(group), jobs
+    return jobs
+
+
+def _runs(group: Sequence[PlannedColumn]) -> list[Any]:
+    """The bytes of columns one after another, as arrays."""
+    return [run for column in group for run in column.payload()]
 
 
 def _payload(group: Sequence[PlannedColumn]) -> bytes:
-    """The bytes of columns one after another."""
-    return b"".join([run for column in group for run in column.payload()])
+    """The same as bytes."""
+    return b"".join(_runs(group))
 
 
 def _layout_of(group: Sequence[PlannedColumn]) -> bytes:

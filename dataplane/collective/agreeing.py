@@ -23,18 +23,22 @@ _LONGER_S = 0.25
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
     """What one rank says. `call`: what it takes part in, alike on all ranks. `host`: alike for ranks that read from the
-    same node. `error`: why it can not."""
+    same node. `headers`: of the payloads that it has for others, in the order of chains. `error`: why it can not."""
 
     call: str
     host: str = ""
     refs: list[bytes] | None = None
+    headers: list[bytes] = []
     error: Described | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What all do. `chains`: of each payload the rank that has it, and then those that want it."""
+    """What all do. `chains`: of each payload the rank that has it, and then those that want it; `refs`: what a payload
+    is, where the rank that has it did not say so itself; `headers`: those of payloads that this rank is to receive."""
 
     chains: list[list[int]] = []
+    refs: list[bytes] = []
+    headers: list[bytes] = []
     error: Described | None = None
 
 
@@ -46,11 +50,11 @@ class Agreed(Exception):
         self.error = error
 
 
-Decide = Callable[[Sequence[Said]], list[list[int]]]
+Decide = Callable[[Sequence[Said]], Answer]
 
 
-def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = None) -> list[list[int]]:
-    """The chains that rank 0 decided on. `decide` raises a DataplaneError where the ranks do not fit together. `own`:
+def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = None) -> Answer:
+    """What rank 0 decided on. `decide` raises a DataplaneError where the ranks do not fit together. `own`:
     the error that this rank speaks of. Raises Agreed on all ranks where there is an error; else as `Link.wait`."""
     if link.rank:
         link.tell(0, msgspec.msgpack.encode(said, enc_hook=str))
@@ -59,18 +63,19 @@ def agree(link: Link, said: Said, decide: Decide, own: BaseException | None = No
         others = list(range(1, link.size))
         heard = [said, *(_decoded(text, Said) for text in link.hear_all(others))]
         answer = _answer(heard, decide)
-        text = msgspec.msgpack.encode(answer, enc_hook=str)
+        headers = _headers(heard, answer.chains)
         for rank in others:
-            link.tell(rank, text)
+            link.tell(rank, msgspec.msgpack.encode(_to(rank, answer, headers), enc_hook=str))
+        answer = _to(0, answer, headers)
     if answer.error is None:
-        return answer.chains
+        return answer
     link.flush()  # what is dropped before does not arrive
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 
 def confirm(link: Link) -> None:
     """Return once all ranks are done, and know it."""
-    agree(link, Said("the end of it"), lambda _: [])
+    agree(link, Said("the end of it"), lambda _: Answer())
     link.flush()
 
 
@@ -82,9 +87,21 @@ def _answer(heard: Sequence[Said], decide: Decide) -> Answer:
         if len({said.call for said in heard}) > 1:
             asked = ", ".join(f"rank {rank}: {said.call}" for rank, said in enumerate(heard))
             raise Misuse(f"the ranks do not make the same call; {asked}"[:2000])
-        return Answer(decide(heard))
+        return decide(heard)
     except DataplaneError as error:
         return Answer(error=describe(error))
+
+
+def _headers(heard: Sequence[Said], chains: Sequence[Sequence[int]]) -> list[bytes]:
+    """Of each chain the header of what is sent along it."""
+    said = [iter(each.headers) for each in heard]
+    return [next(said[source], b"") if others else b"" for source, *others in chains]
+
+
+def _to(rank: int, answer: Answer, headers: Sequence[bytes]) -> Answer:
+    """The answer as this rank is told it."""
+    own = [header if rank in chain[1:] else b"" for chain, header in zip(answer.chains, headers, strict=True)]
+    return msgspec.structs.replace(answer, headers=own)
 
 
 def _decoded(text: bytes, kind: type[T]) -> T:

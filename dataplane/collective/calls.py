@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from dataplane.batch import tensors
 from dataplane.batch.batch import Batch
-from dataplane.batch.concat import concat
+from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.collective.agreeing import Agreed, Said, agree, confirm
+from dataplane.collective.agreeing import Agreed, Answer, Decide, Said, agree, confirm
 from dataplane.collective.link import Link, described, link_of
 from dataplane.collective.moving import Chain, move
-from dataplane.collective.packing import pack
+from dataplane.collective.overlaps import overlapping, read_once
+from dataplane.collective.packing import Packed, fields, pack
 from dataplane.device.naming import device_of
 from dataplane.errors import Misuse
 
@@ -35,45 +36,43 @@ class Reader(Protocol):
 def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.broadcast`."""
 
-    def decide(heard: Sequence[Said]) -> list[list[int]]:
+    def decide(heard: Sequence[Said]) -> Answer:
         source = _source(heard, "a reference")
         near = [rank for rank in range(len(heard)) if heard[rank].host == heard[source].host]
         far = sorted(set(range(len(heard))) - set(near), key=lambda rank: (heard[rank].host, rank))
-        return [[source, *(rank for rank in near if rank != source), *far]]
+        return Answer([[source, *(rank for rank in near if rank != source), *far]])
 
     with _calling(group, deadline) as link:
-        own, chains = _read(link, "broadcast", plane, [] if ref is None else [ref], decide)
-        batches = _moved(link, chains, lambda _: own[0], device)
+        own, batches = _exchanged(link, "broadcast", plane, None if ref is None else [ref], decide, device)
         return _placed(own[0] if own else batches[0], device)
 
 
 def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.scatter`."""
 
-    def decide(heard: Sequence[Said]) -> list[list[int]]:
+    def decide(heard: Sequence[Said]) -> Answer:
         source = _source(heard, "a list of references")
         given = len(heard[source].refs or [])
         if given != len(heard):
             raise Misuse(f"rank {source} scatters {given} references over {len(heard)} ranks: it takes one a rank")
-        return [[source, rank] for rank in range(len(heard)) if rank != source]
+        return Answer([[source, rank] for rank in range(len(heard)) if rank != source])
 
     with _calling(group, deadline) as link:
-        own, chains = _read(link, "scatter", plane, refs, decide)
-        batches = _moved(link, chains, lambda chain: own[chain[1]], device)
+        own, batches = _exchanged(link, "scatter", plane, refs, decide, device, stays=link.rank)
         return _placed(own[link.rank] if own else batches[0], device)
 
 
 def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, deadline: Deadline) -> list[Batch] | None:
     """See `collective.gather`."""
 
-    def decide(heard: Sequence[Said]) -> list[list[int]]:
+    def decide(heard: Sequence[Said]) -> Answer:
         if isinstance(dst, bool) or not isinstance(dst, int) or not 0 <= dst < len(heard):
             raise Misuse(f"dst is a rank of a group of {len(heard)}, not {dst!r}")
-        return [[rank, dst] for rank in range(len(heard)) if rank != dst]
+        return Answer([[rank, dst] for rank in range(len(heard)) if rank != dst])
 
     with _calling(group, deadline) as link:
-        (own,), chains = _read(link, f"gather to rank {dst!r}", plane, [ref], decide)
-        batches = _moved(link, chains, lambda _: own, device if link.rank == dst else None)
+        stays = 0 if link.rank == dst else None
+        (own,), batches = _exchanged(link, f"gather to rank {dst!r}", plane, [ref], decide, device, stays=stays)
         if link.rank != dst:
             return None
         return [_placed(batch, device) for batch in (*batches[:dst], own, *batches[dst:])]
@@ -81,20 +80,32 @@ def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, dead
 
 def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.get`."""
-
-    def decide(heard: Sequence[Said]) -> list[list[int]]:
-        alike: dict[tuple[str, bytes], list[int]] = {}
-        for rank, said in enumerate(heard):
-            alike.setdefault((said.host, b"".join(said.refs or ())), []).append(rank)
-        return list(alike.values())
-
     with _calling(group, deadline) as link:
-        chains = agree(link, Said("get", _host(plane), [ref.encode()]), decide)
-        (mine,) = (chain for chain in chains if link.rank in chain)
-        reads = [ref] if mine[0] == link.rank else []
-        own, _ = _read(link, "get", plane, reads, lambda _: [])
-        batches = _moved(link, chains, lambda _: own[0], device)
+        asked = agree(link, Said("get", _host(plane), [ref.encode()]), _readers)
+        sent = {tuple(chain): other for chain, other in zip(asked.chains, asked.refs, strict=True)}
+        led = [chain for chain in asked.chains if chain[0] == link.rank]
+        reads = [BatchRef.decode(sent[tuple(chain)]) if sent[tuple(chain)] else ref for chain in led]
+        stays = 0 if led and led[0] == [link.rank] else None
+        own, batches = _exchanged(link, "get", plane, reads, lambda _: Answer(asked.chains), device, stays=stays)
         return _placed(own[0] if own else batches[0], device)
+
+
+def _readers(heard: Sequence[Said]) -> Answer:
+    """Of ranks of a host that ask for the same rows, all or some, the first reads, and sends the others theirs."""
+    chains: list[list[int]] = []
+    refs: list[bytes] = []
+    for host in dict.fromkeys(said.host for said in heard):
+        alike: dict[bytes, list[int]] = {}
+        for rank, said in enumerate(heard):
+            if said.host == host:
+                alike.setdefault(b"".join(said.refs or ()), []).append(rank)
+        asked = list(alike)
+        groups = overlapping([BatchRef.decode(each) for each in asked]) if len(asked) > 1 else [[0]]
+        for first, *others in groups:
+            reader = alike[asked[first]][0]
+            chains += alike[asked[first]], *([reader, *alike[asked[other]]] for other in others)
+            refs += b"", *(asked[other] for other in others)
+    return Answer(chains, refs)
 
 
 @contextmanager
@@ -117,42 +128,47 @@ def _calling(group: Any, deadline: Deadline) -> Iterator[Link]:
         del unknown  # its frames hold this one
 
 
-def _read(
+def _exchanged(
     link: Link,
     call: str,
     plane: Reader,
     refs: Sequence[BatchRef] | None,
-    decide: Callable[[Sequence[Said]], list[list[int]]],
-) -> tuple[list[Batch], list[list[int]]]:
-    """This rank's references, read, and what all ranks then agree on. One that can not read tells the others."""
-    named = None if not refs else [b""] * len(refs)
-    batches: list[Batch] = []
+    decide: Decide,
+    device: Any,
+    *,
+    stays: int | None = None,
+) -> tuple[list[Batch], list[Batch]]:
+    """This rank's references, read, of which all but the one at `stays` go to other ranks; and what it receives, in the
+    order of chains. One that can not read tells the others."""
+    named = None if refs is None else [b""] * len(refs)
+    own: list[Batch] = []
+    packs: list[Packed] = []
     try:
-        batches = _batches(plane, refs or (), link)
+        found = None if device is None else device_of(device)
+        own = read_once(lambda ref: plane.get(ref, timeout=link.remaining_s), refs or ())
+        for batch in own if found is not None else ():
+            _require_dtypes(batch.schema.items())
+        packs += [pack(batch) for number, batch in enumerate(own) if number != stays and link.size > 1]
     except Exception as error:  # raised on all ranks: on this one as it is
-        agree(link, Said(call, _host(plane), named, described(error, link.rank)), decide, error)
-    return batches, agree(link, Said(call, _host(plane), named), decide)
-
-
-def _batches(plane: Reader, refs: Sequence[BatchRef], link: Link) -> list[Batch]:
-    """The rows of each reference: by one read where they have the same columns, since a read is a message or more."""
-    if len(refs) < 2 or any(list(ref.schema.items()) != list(refs[0].schema.items()) for ref in refs):
-        return [plane.get(ref, timeout=link.remaining_s) for ref in refs]
-    whole = plane.get(concat(refs), timeout=link.remaining_s)
-    edges = [0, *accumulate(map(len, refs))]
-    return [Batch({name: column[a:b] for name, column in whole.items()}) for a, b in pairwise(edges)]
-
-
-def _moved(link: Link, chains: list[list[int]], source: Callable[[list[int]], Batch], device: Any) -> list[Batch]:
-    """What this rank receives, in the order of chains. `source`: the batch of a chain that begins here."""
-    found = None if device is None else device_of(device)
-    mine = []
-    for number, chain in enumerate(chains):
+        agree(link, Said(call, _host(plane), named, error=described(error, link.rank)), decide, error)
+        raise
+    answer = agree(link, Said(call, _host(plane), named, [packed.header for packed in packs]), decide)
+    left, mine = iter(packs), []
+    for number, chain in enumerate(answer.chains):
         if link.rank in chain and len(chain) > 1:
-            packed = pack(source(chain)) if chain[0] == link.rank else None
-            mine.append(Chain(number, chain, link.rank, packed, found))
+            packed = next(left) if chain[0] == link.rank else None
+            mine.append(Chain(number, chain, link.rank, packed, answer.headers[number], found))
+    for coming in mine if found is not None else ():
+        _require_dtypes(fields(coming.header))
     move(link, mine)
-    return [chain.batch() for chain in mine if chain.before is not None]
+    return own, [chain.batch() for chain in mine if chain.before is not None]
+
+
+def _require_dtypes(columns: Iterable[tuple[str, Field]]) -> None:
+    """Raises SchemaMismatch where these are to be tensors and this rank's torch lacks a dtype that another's has."""
+    for name, field in columns:
+        if field.kind in ("dense", "ragged"):
+            tensors.require(name, field.dtype)
 
 
 def _placed(batch: Batch, device: Any) -> Batch:

@@ -29,6 +29,7 @@ from dataplane.batch.layout import Bytes
 from dataplane.clock import Deadline
 from dataplane.device.memory import bytes_tensor
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable, describe, revive
+from dataplane.threads import Pool
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ Described = tuple[str, str, dict[str, Any]]
 """An error as `errors.describe` gives it."""
 
 _STORE_S = 0.3
+_THREADS = 64  # of a link, of which one or two are used unless the store hangs
 _WATCH_S = 0.5  # between two looks for a rank that has failed; calls that take less look once, before they begin
 _FRAME = 2048  # bytes of the first message of a text; what is longer follows in a second
 _LENGTH = struct.Struct("<Q")
@@ -76,6 +78,8 @@ class Link:
         self._deadline = Deadline.after(0)
         self._sent: list[tuple[Any, int]] = []
         self._over = threading.Event()
+        self._threads = Pool(_THREADS, "dataplane-store")  # to start one takes longer than what it is for
+        weakref.finalize(self, self._threads.shutdown, wait=False).atexit = False
 
     # A call
 
@@ -118,7 +122,7 @@ class Link:
             return number, dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
 
         try:
-            self._number, self._peers = _bounded(made, self._deadline.remaining_s + _STORE_S)
+            self._number, self._peers = self._bounded(made, self._deadline.remaining_s + _STORE_S)
             self._watch()
         except (RuntimeError, TimeoutError) as error:
             waited = f"{self._deadline.waited_s:.1f} s"
@@ -228,7 +232,8 @@ class Link:
                         self._shut(peers)
                         return
 
-        threading.Thread(target=watch, name="dataplane-watch", daemon=True).start()
+        with suppress(OSError):  # there is no thread: who waits for a third does so until the deadline
+            self._threads.submit(watch)
 
     def _close(self) -> None:
         self.interrupt()
@@ -250,7 +255,7 @@ class Link:
         """Leave a reason for the others, unless there is one."""
         encoded = msgspec.msgpack.encode(described, enc_hook=str).hex()
         try:
-            _bounded(lambda: self._store.compare_set(_word(self._number), "", encoded), _STORE_S)
+            self._bounded(lambda: self._store.compare_set(_word(self._number), "", encoded), _STORE_S)
         except (RuntimeError, TimeoutError):
             return  # the process that serves the store has gone: then all see that
 
@@ -264,10 +269,18 @@ class Link:
             return self._store.get(key).decode() if wait_s or self._store.check([key]) else None
 
         try:
-            found = _bounded(word, wait_s + _STORE_S / 2)
+            found = self._bounded(word, wait_s + _STORE_S / 2)
         except (RuntimeError, TimeoutError):
             return None
         return None if found is None else revive(*msgspec.msgpack.decode(bytes.fromhex(found), type=Described))
+
+    def _bounded(self, work: Callable[[], T], timeout_s: float) -> T:
+        """What a call of the store gives, or TimeoutError after so long, or where there is no thread for it; then the
+        call is left behind in its thread."""
+        try:
+            return self._threads.submit(work).result(timeout_s)
+        except OSError as error:
+            raise TimeoutError(str(error)) from None
 
 
 def described(error: BaseException, rank: int) -> Described:
@@ -285,24 +298,3 @@ def _word(number: int) -> str:
 def _short(error: RuntimeError) -> str:
     """What gloo says, without where it stands in its source and what it advises."""
     return str(error).rpartition("] ")[2].partition(". ")[0][:200] or str(error)[:200]
-
-
-def _bounded(work: Callable[[], T], timeout_s: float) -> T:
-    """What a call of the store gives, or TimeoutError after so long; then the call is left behind in its thread."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # raised below, in the thread that waits
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="dataplane-store", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError(f"no answer in {timeout_s:.1f} s")
-    return done[0]

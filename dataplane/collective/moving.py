@@ -31,40 +31,28 @@ _TAGS = 2  # the tag of the first chain's payloads; texts have those below
 class Chain:
     """What one rank has to do for one payload. `ranks`: who has it, and then who wants it, each once."""
 
-    def __init__(self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None, device: Any) -> None:
+    def __init__(
+        self, number: int, ranks: Sequence[int], rank: int, packed: Packed | None, header: bytes, device: Any
+    ) -> None:
+        """`packed`: the payload, of the rank that has it; `header`: of one that receives it, which then has memory for
+        it. Raises LimitExceeded, ProtocolMismatch."""
         at = list(ranks).index(rank)
         self.tag = _TAGS + number
         self.before = ranks[at - 1] if at else None
         self.after = ranks[at + 1] if at + 1 < len(ranks) else None
         self._packed = packed
-        self._device = device
-        self._header: Header | None = None
+        self.header: Header = opened(header if packed is None else packed.header)
         self._memory: Received | None = None
         self._due: deque[Any] = deque()
         self._posted = 0
-
-    def agree(self, link: Link) -> None:
-        """Take the header over and pass it on, and have memory for the payload. Raises LimitExceeded."""
-        text = self._packed.header if self.before is None and self._packed is not None else b""
-        if self.before is not None:
-            text = link.hear(self.before)
-        if self.after is not None:
-            link.tell(self.after, text)
-        self._header = opened(text)
-        if self.before is not None:
-            self._memory = Received(self._header.nbytes)
-            if self._device is not None and self._device.type != "cpu":
-                self._memory.mirror(self._device, numbers(self._header))
+        if packed is None:
+            self._memory = Received(self.header.nbytes)
+            if device is not None and device.type != "cpu":
+                self._memory.mirror(device, numbers(self.header))
 
     def __len__(self) -> int:
         """How many pieces there are."""
         return len(self.header.pieces)
-
-    @property
-    def header(self) -> Header:
-        """Known once `agree` has returned."""
-        assert self._header is not None, "agree comes first"
-        return self._header
 
     def arrived(self, link: Link, piece: int) -> Bytes:
         """The bytes of a piece, received if they are not this rank's own. Pieces are asked for in their order."""
@@ -94,8 +82,6 @@ class Chain:
 def move(link: Link, chains: Sequence[Chain]) -> None:
     """Carry out this rank's part of all payloads; what it sends is under way when this returns, until `Link.flush`.
     `chains`: those that it is in, in an order that all ranks share."""
-    for chain in chains:
-        chain.agree(link)
     for piece in range(max(map(len, chains), default=0)):
         for chain in chains:
             if piece < len(chain):

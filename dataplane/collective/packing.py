@@ -15,6 +15,7 @@ import numpy as np
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.buffers import Rectangle, RowSource, Run, as_bytes
 from dataplane.batch.columns import plan
+from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.rows import Rows
 from dataplane.collective.distinct import distinct
@@ -87,6 +88,11 @@ def numbers(header: Header) -> list[tuple[int, int]]:
             start, nbytes = layout.buffers[0 if layout.field.kind == "dense" else 1]
             found.append((start, start + nbytes))
     return found
+
+
+def fields(header: Header) -> list[tuple[str, Field]]:
+    """The columns by their names."""
+    return [(name, layout.field) for name, layout in ShardLayout.decode(header.layouts).columns]
 
 
 def unpacked(header: Header, memory: Received) -> Batch:

@@ -1,37 +1,47 @@
 """Tensors within dicts, lists and tuples, brought to a device by one thread for the use of another.
 
 A CUDA stream is a thread's own: what the bringing thread copies is ordered in its stream alone. So the thread that uses
-the tensors has its current stream wait for the copies (`arrive`), and tells the allocator that it uses them.
+the tensors has its current stream wait for the copies (`arrive`), and not for those of what is brought next; and tells
+the allocator that it uses them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataplane.device.copies import copied, stream_of
 
 
-def brought(made: Any, device: Any) -> Any:
+class Brought(NamedTuple):
+    """What was brought, and the event after which it is there; None where it is."""
+
+    made: Any
+    there: Any = None
+
+
+def brought(made: Any, device: Any) -> Brought:
     """The same with a copy on the device of each tensor; begun when this returns, on the stream of copies: were it
     this thread's own, which is the device's first, whatever computes there would wait for the copies, and they for it.
     """
     if device.type != "cuda":
-        return each_tensor(made, lambda tensor: _copied(tensor, device))
+        return Brought(each_tensor(made, lambda tensor: _copied(tensor, device)))
     import torch
 
-    with torch.cuda.stream(stream_of(device)):
-        return each_tensor(made, lambda tensor: _copied(tensor, device))
+    stream = stream_of(device)
+    with torch.cuda.stream(stream):
+        return Brought(each_tensor(made, lambda tensor: _copied(tensor, device)), stream.record_event())
 
 
-def arrive(made: Any, device: Any) -> None:
-    """Have the current stream of this thread wait for what another has brought."""
-    if device.type != "cuda":
-        return
+def arrive(brought: Brought, device: Any) -> Any:
+    """What another thread has brought, for which the current stream of this thread waits."""
+    made, there = brought
+    if there is None:
+        return made
     import torch
 
     current = torch.cuda.current_stream(device)
-    current.wait_stream(stream_of(device))
+    current.wait_event(there)
 
     def used(tensor: Any) -> Any:
         for part in (tensor.values(), tensor.offsets()) if tensor.is_nested else (tensor,):
@@ -39,6 +49,7 @@ def arrive(made: Any, device: Any) -> None:
         return tensor
 
     each_tensor(made, used)
+    return made
 
 
 def each_tensor(made: Any, change: Callable[[Any], Any]) -> Any:

@@ -19,6 +19,8 @@ def device_of(device: Any) -> Any:
     except (RuntimeError, TypeError) as error:
         raise Misuse(f"{device!r} names no device: {str(error).splitlines()[0][:200]}") from None
     if found.type == "cuda":
+        if torch.cuda._is_in_bad_fork():
+            raise Misuse(f"{found} can not be used here: this process was forked from one that used CUDA; spawn it")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
             raise Misuse(f"there is no CUDA here, so tensors can not be on {found}")

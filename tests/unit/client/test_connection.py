@@ -18,6 +18,7 @@ import dataplane as dp
 from dataplane.client.connection import Connection
 from dataplane.wire import messages as m
 from dataplane.wire.local import Channel, format_address, listen
+from dataplane.wire.places import pack
 from tests.processes import MIB, StandingNode, eventually, pattern
 
 _requests = msgspec.msgpack.Decoder(m.Request)
@@ -52,7 +53,7 @@ class Scripted:
         return [type(request).__name__ for request in self.asked]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.001)
 
@@ -106,7 +107,7 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
 
 GRANTED: list[tuple[Any, str]] = [
     (lambda i: m.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
-    (lambda i: m.Held(i, [(4, 0, 0, 4096, b"", b""), (5, 0, 0, 64, b"", b"")], []), "Unpin"),
+    (lambda i: m.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "Unpin"),
     (lambda i: m.Stored(i, 4), "Free"),
 ]
 
@@ -214,7 +215,7 @@ async def test_a_reply_and_the_close_at_once(scripted: Scripted, connection: Con
     """A grant that is in hand when the connection is closed has gone with it: nobody may use it."""
     task = asyncio.create_task(connection.request(stats(connection), m.Held, 5.0))
     await scripted.until(lambda: bool(scripted.asked))
-    connection._received(m.Held(scripted.asked[0].id, [], []))
+    connection._received(m.Held(scripted.asked[0].id, b"", [], []))
     connection.close()
     with pytest.raises(dp.Closed):
         await task

@@ -37,7 +37,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The plane's end, not blocking, and the node's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.setblocking(False)
-    theirs.settimeout(10)
+    theirs.settimeout(60)
     yield ours, theirs
     ours.close()
     theirs.close()

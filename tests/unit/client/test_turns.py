@@ -55,7 +55,7 @@ class Call:
             self.error = error
 
     def join(self) -> Call:
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the call hangs"
         return self
 
@@ -93,7 +93,7 @@ def test_it_runs_in_the_callers_thread_when_nobody_else_calls(turns: Turns) -> N
 def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
     gate = Gate()
     first = Call(turns, gate.passed)
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     assert turns.wait(value(1)) == 1  # handed over, and run in the first one's turn
     with pytest.raises(KeyError):
         turns.wait(failure())
@@ -104,9 +104,9 @@ def test_a_call_while_anothers_turn_lasts(turns: Turns) -> None:
 def test_what_was_handed_over_goes_on_when_the_turn_ends(turns: Turns) -> None:
     first, second = Gate(), Gate()
     leader = Call(turns, first.passed)
-    assert first.entered.wait(10)
+    assert first.entered.wait(60)
     follower = Call(turns, second.passed)
-    assert second.entered.wait(10)
+    assert second.entered.wait(60)
     turns.wait(first.opened())
     leader.join()
     turns.wait(second.opened())
@@ -141,13 +141,13 @@ def test_closing_waits_for_what_was_handed_over() -> None:
     turns = Turns()
     gate = Gate()
     first = Call(turns, gate.passed)
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     others = [Call(turns, gate.passed) for _ in range(3)]
     eventually(lambda: len(turns._waiting) == 3, "they were handed over")
     closer = threading.Thread(target=turns.close, daemon=True)
     turns.wait(gate.opened())
     closer.start()
-    closer.join(10)
+    closer.join(60)
     assert not closer.is_alive()
     assert [call.join().result for call in (first, *others)] == ["passed"] * 4
 
@@ -183,7 +183,7 @@ def test_a_little_work(turns: Turns) -> None:
     assert done == [threading.get_ident()]  # nobody had the turn
     gate = Gate()
     call = Call(turns, gate.passed)
-    assert gate.entered.wait(10)
+    assert gate.entered.wait(60)
     turns.soon(lambda: done.append(0))
     eventually(lambda: done[1:] == [0], "the one whose turn it is does it")
     turns.wait(gate.opened())
@@ -242,7 +242,7 @@ def test_an_error_keeps_nothing_alive(turns: Turns, over: bool) -> None:
     gate = Gate()
     first = Call(turns, gate.passed) if over else None
     if first is not None:
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
     gc.collect()
     gc.disable()
     try:
@@ -251,7 +251,7 @@ def test_an_error_keeps_nothing_alive(turns: Turns, over: bool) -> None:
             turns.wait(gate.opened())
             assert first is not None
             first.join()
-        eventually(lambda: gone() is None, "it is gone", timeout_s=1)
+        eventually(lambda: gone() is None, "it is gone")
     finally:
         gc.enable()
 
@@ -316,7 +316,7 @@ def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
     gate = Gate()
     try:
         leader = Call(turns, gate.passed) if over else None
-        assert not over or gate.entered.wait(10)
+        assert not over or gate.entered.wait(60)
         for step in range(1, 2000):
             if not attempt(turns, step):
                 break
@@ -334,5 +334,5 @@ def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
         turns._loop.call_soon_threadsafe(gate.event.set)
         closer = threading.Thread(target=turns.close, daemon=True)
         closer.start()
-        closer.join(10)
+        closer.join(60)
         assert not closer.is_alive()

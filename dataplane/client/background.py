@@ -1,0 +1,147 @@
+"""Work that goes on beside a process's calls: a coroutine in a thread of its own, over a plane of its own.
+
+Recorders, replays and those that follow a stream run so, off the path of who produces and consumes: they share neither
+the loop nor the turns of the plane that began them.
+
+What always holds: `close` ends the work and waits for it; whatever it failed with is raised by `wait`, once it has
+ended. A plane that is closed ends what was begun by it. The threads are daemons: work that nobody ended is broken off
+with the process, and has to be such that this loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from dataplane.errors import DataplaneError, NotReady
+
+if TYPE_CHECKING:
+    from dataplane.client.connection import Connection
+    from dataplane.client.plane import AsyncPlane
+
+log = logging.getLogger(__name__)
+
+_begun: weakref.WeakKeyDictionary[Connection, list[Background]] = weakref.WeakKeyDictionary()
+
+
+class Background(ABC):
+    """Such work. A context manager, of both kinds, that ends it; any thread may use it."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._address = connection.address
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name=f"dataplane-{name}", daemon=True)
+        _begun.setdefault(connection, []).append(self)
+
+    def start(self) -> Self:
+        """Begin; returns once the loop runs."""
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    @abstractmethod
+    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        """The work, until it is done or `stop` is set."""
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._connected())
+        except BaseException as error:
+            self._error = error
+            _forget(error)
+            log.warning("%s has ended: %s", self._name, str(error))  # whoever keeps the record keeps no rows
+        finally:
+            self._begun.set()
+
+    async def _connected(self) -> None:
+        from dataplane.client.plane import Connecting  # which imports what begins this
+
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
+        async with Connecting(self._address, None) as plane:
+            await self._run(plane, self._stop)
+        await asyncio.sleep(0)  # in which the loop closes the connection's socket
+
+    @property
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self._thread.is_alive()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, or passed over; None where nothing was."""
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is done. Raises what it failed with, and NotReady after `timeout` seconds."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise NotReady(f"{self._name} is not done", waited_s=timeout or 0.0)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End it, and wait for that. Idempotent. Raises what it failed with."""
+        self.stop()
+        self.wait()
+
+    def stop(self) -> None:
+        """Have it end, and do not wait."""
+        self._begun.wait()
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop has ended in between
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def aclose(self) -> None:
+        """As `close`, for a caller who has a loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._leave(kind is None)
+
+    def _leave(self, raising: bool) -> None:
+        try:
+            self.close()
+        except Exception:
+            if raising:  # else what left the block is what its caller is to see
+                raise
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._leave, kind is None)
+
+
+def _forget(error: BaseException | None) -> None:
+    """What the frames of an error refer to goes, and with it memory that they hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+async def end_all(connection: Connection) -> None:
+    """End what was begun by the plane of this connection, which is being closed."""
+    begun = _begun.pop(connection, [])
+    for each in begun:
+        if each.running:
+            each.stop()
+    for each in begun:
+        with suppress(DataplaneError):  # it was logged, and its own handle says it
+            await asyncio.to_thread(each.close)

@@ -1,0 +1,148 @@
+"""`dataplane record` and `dataplane replay`: a stream to a directory, and back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from dataplane.config import environment
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands to those of `dataplane`."""
+    record = commands.add_parser("record", help="record the rows of a stream as they are done, until it is closed")
+    record.add_argument("directory", type=Path, metavar="DIR", help="a recording, or where one is to be")
+    record.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    record.add_argument("--stream", required=True, metavar="NAME", help="which")
+    record.add_argument("--task", default="record", metavar="NAME", help="the stream's task for it (default: record)")
+    record.add_argument(
+        "--columns", metavar="NAME,...", help="default: all that rows have once all other tasks are done"
+    )
+    record.add_argument("--media", default="", metavar="NAME,...", help="columns that are stored once by content")
+    record.add_argument("--max-file-bytes", default="256MiB", metavar="SIZE", help="of a file (default: 256MiB)")
+    record.add_argument("--compression", default="zstd", metavar="HOW", help="zstd (default), snappy, lz4 or none")
+    record.add_argument("--on-full", default="skip", choices=["skip", "wait"], help="a full disk (default: skip rows)")
+    record.set_defaults(run=_record)
+
+    replay = commands.add_parser("replay", help="make a stream of a recording")
+    replay.add_argument("directory", type=Path, metavar="DIR", help="what `stream.record` or `dataplane record` wrote")
+    replay.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    replay.add_argument("--stream", metavar="NAME", help="what to call it (default: as it was recorded)")
+    replay.add_argument("--tasks", metavar="NAME,...", help="its tasks (default: as it was recorded)")
+    replay.add_argument("--columns", metavar="NAME,...", help="those alone (default: all)")
+    replay.add_argument("--versions", metavar="A-B", help="policy versions: one, or the first and the last")
+    replay.add_argument("--max-bytes", metavar="SIZE", help="of the stream (default: a quarter of the node's memory)")
+    replay.add_argument("--check", action="store_true", help="read all of it, and say what there is; needs no node")
+    replay.add_argument("--json", action="store_true", help="with --check: as JSON")
+    replay.set_defaults(run=_replay)
+
+
+def _address(chosen: argparse.Namespace) -> str:
+    address: str | None = chosen.address or environment().address
+    if address is None:
+        raise ValueError("which node? Give its address, or set DATAPLANE_ADDRESS; `dataplane node` prints it")
+    return address
+
+
+def _listed(names: str | None) -> list[str] | None:
+    return [name for name in names.split(",") if name] if names else None
+
+
+def _record(chosen: argparse.Namespace) -> int:
+    from dataplane.client.sync import connect
+
+    with connect(_address(chosen)) as plane:
+        recording = plane.stream(chosen.stream).record(
+            chosen.directory,
+            _listed(chosen.columns),
+            task=chosen.task,
+            media=_listed(chosen.media) or (),
+            max_file_bytes=chosen.max_file_bytes,
+            compression=chosen.compression,
+            on_full=chosen.on_full,
+        )
+        before = signal.signal(signal.SIGTERM, lambda *_: recording.stop())
+        try:
+            recording.wait()
+        except KeyboardInterrupt:
+            recording.close()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        print(f"{chosen.directory}: {recording.statistics().rows} rows")
+    return 0
+
+
+def _replay(chosen: argparse.Namespace) -> int:
+    if chosen.directory.is_file():
+        raise ValueError(
+            f"{chosen.directory} is a file: the steps of a workload's trace are replayed by `python -m bench.replay`, "
+            "and a recording is a directory"
+        )
+    wanted = _versions(chosen.versions)
+    if chosen.check:
+        return _check(chosen)
+    from dataplane.client.sync import connect
+
+    with connect(_address(chosen)) as plane:
+        stream = plane.replay(
+            chosen.directory,
+            chosen.stream,
+            _listed(chosen.tasks),
+            versions=wanted,
+            columns=_listed(chosen.columns),
+            max_bytes=chosen.max_bytes,
+        )
+        print(f"stream {stream.name} with the tasks {', '.join(stream.settings.tasks)}", flush=True)
+        assert stream.replay is not None
+        stream.replay.wait()
+        print(f"{stream.replay.rows} rows")
+    return 0
+
+
+def _versions(said: str | None) -> range | None:
+    if said is None:
+        return None
+    first, _, last = said.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise ValueError(f"versions are a number, or a first and a last such as 3-7, not {said!r}") from None
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    """Read all of a recording."""
+    from dataplane.recording import Reader
+
+    reader = Reader(chosen.directory)
+    versions: list[int] = []
+    rows = 0
+    for recorded in reader.rows():
+        rows += len(recorded)
+        found = [*versions, *recorded.names.versions]
+        versions = [min(found), max(found)]
+    manifest = reader.manifest
+    told = {
+        "stream": manifest.stream,
+        "tasks": manifest.tasks,
+        "columns": manifest.columns,
+        "rows": rows,
+        "versions": versions,
+        "files": len(manifest.files),
+        "skipped": manifest.skipped,
+        "complete": manifest.complete,
+    }
+    if chosen.json:
+        print(json.dumps(told))
+        return 0
+    span = f", versions {versions[0]} to {versions[1]}" if versions else ""
+    print(f"{rows} rows of stream {manifest.stream}{span}, in {len(manifest.files)} files")
+    print(f"tasks: {', '.join(manifest.tasks)}; columns: {', '.join(manifest.columns)}")
+    if manifest.skipped:
+        print(f"{manifest.skipped} rows were passed over, since the disk was full", file=sys.stderr)
+    if not manifest.complete:
+        print("the stream was not closed, or the recorder was ended before", file=sys.stderr)
+    return 0

@@ -1,0 +1,80 @@
+"""Which rows an append, a delivery and an ack are about, as events of flows: what joins them in a trace.
+
+A row is known by a number of 64 bits that its producer and its consumer can tell without asking: of a row without a
+key, of its stream's mark and its number; else of its key. Of many rows that do not follow each other, some are told of.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dataplane.client.connection import Connection
+from dataplane.observe.ring import CODE
+from dataplane.wire import messages as m
+
+_SOME = 32  # rows of one call that are told of by themselves
+_APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
+_GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
+
+
+def appended(connection: Connection, mark: str, reply: m.Appended, keys: Sequence[str], rows: int) -> None:
+    """The last event was an append of these rows. `keys`: those that the caller gave."""
+    events = connection.events
+    if events is None:
+        return
+    if keys:
+        for key in keys[:_SOME]:
+            events.flow(_APPEND, _of_key(key))
+    elif reply.keys:
+        for key in reply.keys[:_SOME]:
+            events.flow(_APPEND, _of_key(key))
+    else:
+        events.flow(_APPEND, _of(reply.mark or mark, reply.first), rows)
+
+
+def delivered(
+    connection: Connection, mark: str, reply: m.Delivered, numbers: Sequence[int] | npt.NDArray[np.int64]
+) -> None:
+    """The last event was a consume, which gave these rows. `numbers`: in the stream, of rows without keys."""
+    events = connection.events
+    if events is None:
+        return
+    events.flow(_GRANT, _grant(reply.stream, reply.grant))
+    if reply.keys:
+        for key in reply.keys[:: -(-len(reply.keys) // _SOME)]:
+            events.flow(_CONSUME, _of_key(key))
+    elif len(numbers):
+        first, count = int(numbers[0]), len(numbers)
+        if int(numbers[-1]) - first == count - 1:
+            events.flow(_CONSUME, _of(mark, first), count)
+        else:
+            for number in numbers[:: -(-count // _SOME)]:
+                events.flow(_CONSUME, _of(mark, int(number)))
+
+
+def settled(connection: Connection, stream: bytes, grant: int) -> None:
+    """The last event was an ack of a delivery."""
+    if connection.events is not None:
+        connection.events.flow(_ACK, _grant(stream, grant))
+
+
+def _grant(stream: bytes, grant: int) -> int:
+    return zlib.crc32(stream) << 32 | grant & 0xFFFFFFFF
+
+
+def _of(mark: str, number: int) -> int:
+    return zlib.crc32(mark.encode()) << 32 | number & 0xFFFFFFFF
+
+
+def _of_key(key: str) -> int:
+    """Of a row's key, be it given or made of its number (`stream.keys.unnamed`)."""
+    if key.startswith("~"):
+        mark, _, number = key[1:].rpartition(".")
+        if number.isdecimal():
+            return _of(mark, int(number))
+    return xxhash.xxh3_64_intdigest(key.encode())

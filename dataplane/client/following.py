@@ -1,0 +1,73 @@
+"""A history that records a stream's rows as they are done, beside whoever opened it: `plane.stream(history=...)`.
+
+The rows are recorded by reference, by a task of the stream of its own, in a thread of its own. Where several processes
+open the stream so, they share its rows. It ends when the stream is closed and all of its rows are recorded, or when the
+plane is closed: then the rows that are left stay for the next who opens the stream so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dataplane.client.background import Background
+from dataplane.client.histories import AsyncHistory, Following
+from dataplane.errors import Closed, LeaseExpired, Lost, Misuse, NotReady
+
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
+    from dataplane.client.streams import AsyncStream
+
+_ROWS = 256
+_WAIT_S = 0.5  # for rows, before it is looked whether this is to end
+
+
+def following(history: Any) -> Following | None:
+    """What a user gave as a stream's history. Raises Misuse."""
+    found = getattr(history, "_inner", history)
+    if isinstance(found, AsyncHistory):
+        found = found.following()
+    if found is not None and not isinstance(found, Following):
+        raise Misuse(f"a stream's history is a history, or history.following(...), not {history!r:.100}")
+    return found
+
+
+def tasks(given: Sequence[str] | None, how: Following | None) -> Sequence[str] | None:
+    """The tasks of a stream that is followed so."""
+    if how is None or given is None or isinstance(given, str) or how.task in given:
+        return given
+    return [*given, how.task]
+
+
+class Follower(Background):
+    """The work. `rows`: how many are recorded."""
+
+    def __init__(self, stream: AsyncStream, how: Following) -> None:
+        super().__init__(stream._connection, f"history of {stream.name!r}")
+        stream.settings.task(how.task)
+        self._stream_name, self._how = stream.name, how
+        self.rows = 0
+
+    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        stream, how = await plane.stream(self._stream_name), self._how
+        history = how.history.at(plane)
+        while not stop.is_set():
+            try:
+                delivery = await stream.consume(how.task, rows=_ROWS, columns=how.columns, timeout=_WAIT_S)
+            except NotReady:
+                continue
+            except Closed:
+                return
+            with suppress(Lost, LeaseExpired):  # rows that are gone, or went to others
+                async with delivery:
+                    await history.record_delivery(delivery, how)
+                    self.rows += len(delivery)
+
+
+def follow(stream: AsyncStream, how: Following | None) -> AsyncStream:
+    """The stream, followed so."""
+    if how is not None:
+        stream.follower = Follower(stream, how).start()
+    return stream

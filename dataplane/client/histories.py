@@ -1,0 +1,439 @@
+"""A history, as a process uses it: the responses to each prompt of earlier epochs, for drafts and predicted lengths.
+
+It stands on a table (`client.tables`): a row a prompt, and in it a column a response, of `keep * samples` places. What
+is known of a response is the tag of its place, so that lengths are known without a token being read, and millions of
+prompts are a row each of one leader. Tokens stay where they were written, or recorded by reference; who drafts reads
+them in place, and fetches them once a host.
+
+What always holds: what a failed call has stored is freed; a prompt has at most `keep * samples` responses, of its
+newest `keep` epochs; what goes first is the oldest epoch's, and of one epoch what has the least reward. Two processes
+that record one prompt at the same moment may take the same place: the later response stays. Where responses are gone
+meanwhile, or their host is, a drafter has fewer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dataplane.batch.ref import BatchRef
+from dataplane.client import arguments
+from dataplane.client.tables import TIMEOUT_S, AsyncTable
+from dataplane.config import parse_size
+from dataplane.errors import DataplaneError, Freed, Lost, Misuse, PeerUnavailable, SchemaMismatch
+from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
+from dataplane.history.lengths import Lengths, Past, predict
+from dataplane.history.matching import Tokens, order
+from dataplane.history.scheduling import Schedule, plan
+
+if TYPE_CHECKING:
+    from dataplane.client.delivery import Delivery
+    from dataplane.client.plane import AsyncPlane
+    from dataplane.client.streams import AsyncStream
+
+KEEP, SAMPLES = 4, 8
+MAX_BYTES = 1 << 30
+"""What a history holds where nothing is said."""
+
+_SPARED = 0.9  # of `max_bytes`, what is left when more was there
+_LOOKED = 4096  # prompts of one message when responses are to go
+_ORDERS_BYTES = 64 << 20  # what a process keeps of orders
+_TRIES = 3
+
+
+class Held(NamedTuple):
+    """What is known of one response. `place`: its column."""
+
+    place: str
+    epoch: int
+    length: int
+    reward: float | None
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: where the tokens are stored already,
+    and the history's to keep or to free."""
+
+    keys: list[str]
+    tokens: list[npt.NDArray[Any]]
+    ref: BatchRef | None
+    epochs: list[int]
+    rewards: list[float | None]
+
+    def columns(self, rows: list[int], place: str) -> Any:
+        """The tokens of these rows, as the column `place`: what a table takes."""
+        if self.ref is not None:
+            return self.ref[np.array(rows)].rename({"tokens": place})
+        return {place: [self.tokens[row] for row in rows]}
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How a history records a stream: by which task, and which columns have what. See `AsyncHistory.follow`."""
+
+    history: AsyncHistory
+    task: str
+    tokens: str
+    key: str | None
+    reward: str | None
+
+    @property
+    def columns(self) -> list[str]:
+        """What a row has to have."""
+        return [name for name in (self.tokens, self.key, self.reward) if name is not None]
+
+
+class AsyncHistory:
+    """The responses of earlier epochs, by prompt. Made by `plane.history`; any number of processes may use it."""
+
+    def __init__(
+        self, plane: AsyncPlane, table: AsyncTable, keep: int, samples: int, max_bytes: int | str, dtype: str
+    ) -> None:
+        self.name = table.name.partition("/")[2]
+        self.keep, self.samples = _count("keep", keep), _count("samples", samples)
+        if self.keep * self.samples > 512:
+            raise Misuse(f"a prompt has at most 512 responses, not {keep} epochs of {samples}")
+        self.max_bytes = parse_size(max_bytes)
+        if dtype not in ("int32", "int64"):
+            raise Misuse(f"a history's tokens are int32 or int64, not {dtype!r}")
+        self.dtype = np.dtype(dtype)
+        self._plane, self._table = plane, table
+        self._places = [f"r{place}" for place in range(self.keep * self.samples)]
+        self._learnt = Learnt()
+        self._orders: OrderedDict[int, Tokens] = OrderedDict()
+        self._ordered_bytes = 0
+        self._unchecked = 0
+
+    def __repr__(self) -> str:
+        return f"<history {self.name!r}>"
+
+    # recording
+
+    async def add(
+        self,
+        key: str,
+        tokens: Any,
+        *,
+        epoch: int = 0,
+        reward: float | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> None:
+        """A response to the prompt of this key: a sequence or array of token ids, one-dimensional; none is passed over.
+
+        epoch: of training, or the policy's version: higher is newer. reward: what counts more among drafts. timeout:
+        seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        """
+        own, named = _tokens(tokens, self.dtype), [_key(key)]
+        epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]
+        if len(own):
+            await self._record(Recorded(named, [own], None, epochs, rewards), timeout)
+
+    async def record(
+        self,
+        ref: BatchRef,
+        *,
+        key: str | Sequence[str] = "key",
+        tokens: str = "response_ids",
+        epoch: int | Sequence[int] = 0,
+        reward: str | Sequence[float | None] | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> None:
+        """The responses that these rows are, by reference: where their tokens are a ragged column of the history's
+        dtype, no byte of them moves, and they stay as long as the history needs them, whatever becomes of the rows.
+        Others are copied, as the history's dtype.
+
+        key, reward: the columns that say the prompt's key and the reward, or a value a row. tokens: the column of token
+        ids. epoch: as for `add`, of all or a row each. Raises as `add`, and Freed or OwnerDied where the rows are gone.
+        """
+        rows = len(ref)
+        said = [name for name in (key, reward) if isinstance(name, str)]
+        batch = await self._plane.get(ref.select(*dict.fromkeys([*said, tokens])), timeout=timeout)
+        keys = batch[key].to_list() if isinstance(key, str) else arguments.listed("key", key)
+        rewards = batch[reward].to_list() if isinstance(reward, str) else reward
+        epochs = [epoch] * rows if isinstance(epoch, int | np.integer) else arguments.listed("epoch", epoch)
+        known: list[float | None] = [_reward(each) for each in ([None] * rows if rewards is None else rewards)]
+        if not len(keys) == len(epochs) == len(known) == rows:
+            raise Misuse(f"{rows} rows have {len(keys)} keys, {len(epochs)} epochs and {len(known)} rewards")
+        values = [_tokens(each, self.dtype) for each in batch[tokens].numpy()]
+        named, numbers = [_key(str(each)) for each in keys], [arguments.whole("epoch", int(each)) for each in epochs]
+        own = None
+        if repr(ref.schema[tokens]) == f"ragged {self.dtype} [*]":
+            own = (await self._plane.retain(ref.select(tokens))).rename({tokens: "tokens"})
+        await self._record(Recorded(named, values, own, numbers, known), timeout)
+
+    async def follow(
+        self,
+        stream: AsyncStream,
+        *,
+        task: str = "history",
+        tokens: str = "response_ids",
+        key: str | None = None,
+        reward: str | None = None,
+        rows: int = 256,
+    ) -> int:
+        """Record the rows of a stream as they are done, by reference, as one of its tasks, until it closes; how many.
+
+        A row's group is its prompt's key where no column is named, and its policy version its epoch. `reward`: the
+        column that has it; rows come once they have it.
+        """
+        how = self.following(task=task, tokens=tokens, key=key, reward=reward)
+        count = 0
+        async for delivery in stream.deliveries(task, rows=rows, min_rows=1, columns=how.columns):
+            async with delivery:
+                await self.record_delivery(delivery, how)
+                count += len(delivery)
+        return count
+
+    def following(
+        self,
+        *,
+        task: str = "history",
+        tokens: str = "response_ids",
+        key: str | None = None,
+        reward: str | None = None,
+    ) -> Following:
+        """What `plane.stream(history=...)` takes, for a stream of other columns. Arguments as for `follow`."""
+        return Following(self, task, tokens, key, reward)
+
+    async def record_delivery(self, delivery: Delivery, how: Following) -> None:
+        """Record rows that a stream delivered. Raises as `record`."""
+        keys = how.key if how.key is not None else [str(group) for group in delivery.groups]
+        await self.record(delivery.ref, key=keys, tokens=how.tokens, epoch=delivery.versions, reward=how.reward)
+
+    def at(self, plane: AsyncPlane) -> AsyncHistory:
+        """The same history, over another plane."""
+        table = plane.table(self._table.name, durable=self._table._durable)
+        return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
+
+    async def _record(self, recorded: Recorded, timeout: float) -> None:
+        """Give each response its place. What `ref` names is the table's, or freed."""
+        left = np.ones(len(recorded.keys), bool)
+        try:
+            keys = list(dict.fromkeys(recorded.keys))
+            numbers = await self._table.numbers(keys, create=True)
+            seen = await self._table.look(numbers)
+            held = {name: self._held(tags) for name, tags in zip(seen.keys, seen.tags, strict=True)}
+            places: dict[str, list[int]] = {}
+            tags = []
+            arrived = (seen.changes & ((1 << 40) - 1)) << 22  # later ones sort behind
+            for row, name in enumerate(recorded.keys):
+                mark = arrived | secrets.randbits(22)
+                entry = (recorded.epochs[row], len(recorded.tokens[row]), recorded.rewards[row], mark)
+                tags.append(list(entry))
+                if entry[1]:
+                    place = self._place(held[name])
+                    held[name][place] = Held(place, *entry)
+                    places.setdefault(place, []).append(row)
+            for place, rows in places.items():
+                for several in _each_once(rows, recorded.keys):
+                    named, said = [recorded.keys[row] for row in several], [{place: tags[row]} for row in several]
+                    await self._table.write(named, recorded.columns(several, place), tags=said, timeout=timeout)
+                    left[several] = False
+        finally:
+            if recorded.ref is not None and left.any():
+                with suppress(DataplaneError):
+                    await self._plane.free(recorded.ref[np.flatnonzero(left)])
+        await self._bound(sum(each.nbytes for each in recorded.tokens))
+
+    def _held(self, tags: dict[str, Any]) -> dict[str, Held]:
+        """The responses of a prompt by place."""
+        found = {}
+        for place in self._places:
+            match tags.get(place):
+                case [int(epoch), int(length), float() | int() | None as reward, int(mark)] if length > 0:
+                    found[place] = Held(place, epoch, length, reward, mark)
+        return found
+
+    def _place(self, held: dict[str, Held]) -> str:
+        """Where a new response goes: a free place, else that of what goes first."""
+        if not held:
+            return self._places[0]  # so that whoever has responses has one there
+        free = [place for place in self._places if place not in held]
+        if free:
+            return free[secrets.randbelow(len(free))]
+        return min(held.values(), key=_usefulness).place
+
+    # the bound
+
+    async def _bound(self, came: int) -> None:
+        """Let responses go where there are more bytes than `max_bytes`."""
+        self._unchecked += came
+        if self._unchecked * 64 < self.max_bytes:
+            return
+        self._unchecked = 0
+        figures = (await self._plane.tables()).get(self._table.name)
+        if figures is not None and figures["bytes"] > self.max_bytes:
+            await self._spare(figures["bytes"] - int(self.max_bytes * _SPARED))
+
+    async def _spare(self, over: int) -> None:
+        """So many bytes go: of each run of prompts its share, the oldest epochs and the least rewards first."""
+        numbers = await self._table.ready([self._places[0]])
+        total, left = len(numbers), over
+        for start in range(0, total, _LOOKED):
+            some = numbers[start : start + _LOOKED]
+            with suppress(Misuse):  # the table was dropped
+                seen = await self._table.look(some)
+                share = -(-left * len(some) // (total - start))
+                left -= await self._let_go(dict(zip(seen.keys, seen.tags, strict=True)), share)
+
+    async def _let_go(self, prompts: dict[str, dict[str, Any]], share: int) -> int:
+        known = [(key, each) for key, tags in prompts.items() for each in self._held(tags).values()]
+        known.sort(key=lambda one: _usefulness(one[1]))
+        places: dict[str, list[str]] = {}
+        gone = 0
+        for key, each in known:
+            if gone >= share:
+                break
+            gone += each.length * self.dtype.itemsize
+            places.setdefault(each.place, []).append(key)
+        nothing = np.empty(0, self.dtype)
+        for place, keys in places.items():
+            await self._table.write(keys, {place: [nothing] * len(keys)}, tags=[{place: None}] * len(keys))
+        return gone
+
+    # reading
+
+    async def known(self, keys: Sequence[str]) -> list[list[Held]]:
+        """What is known of the responses to each of these prompts, of its newest `keep` epochs, the oldest first. Reads
+        no token."""
+        named = [_key(key) for key in keys]
+        found = dict(await self._look(list(dict.fromkeys(named))))
+        return [self._newest(found.get(key, {})) for key in named]
+
+    async def _look(self, keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
+        """The tags of those that are there."""
+        if not keys:
+            return []
+        try:
+            seen = await self._table.look(keys)
+            return list(zip(seen.keys, seen.tags, strict=True))
+        except Misuse:  # one of them is not there
+            if len(keys) == 1:
+                return []
+        middle = len(keys) // 2
+        return await self._look(keys[:middle]) + await self._look(keys[middle:])
+
+    def _newest(self, tags: dict[str, Any]) -> list[Held]:
+        held = sorted(self._held(tags).values(), key=_usefulness)
+        epochs = sorted({each.epoch for each in held})[-self.keep :]
+        return [each for each in held if each.epoch in epochs]
+
+    async def responses(self, key: str) -> list[Response]:
+        """The responses that there are to this prompt, the oldest epoch first; tokens int32, in place where the
+        history's are that."""
+        for _ in range(_TRIES):
+            held = (await self.known([key]))[0]
+            if not held:
+                return []
+            try:
+                batch = await self._plane.get(await self._table.read([key], [each.place for each in held]))
+                return [self._response(each, batch[each.place].numpy()[0]) for each in held]
+            except (Freed, Misuse):  # replaced meanwhile: look again
+                continue
+            except (Lost, PeerUnavailable):  # the host of some of them
+                break
+        return await self._single(key)
+
+    async def _single(self, key: str) -> list[Response]:
+        """As `responses`, each by itself: some are lost, or change all the time."""
+        found = []
+        for each in (await self.known([key]))[0]:
+            with suppress(Lost, PeerUnavailable, Misuse):
+                batch = await self._plane.get(await self._table.read([key], [each.place]))
+                found.append(self._response(each, batch[each.place].numpy()[0]))
+        return found
+
+    def _response(self, held: Held, tokens: Any) -> Response:
+        own = np.ascontiguousarray(tokens, np.int32)
+        known = self._orders.pop(held.mark, None)
+        if known is None or len(known) != len(own):
+            known = order(own)
+            self._ordered_bytes += known.nbytes
+        self._orders[held.mark] = known
+        while self._ordered_bytes > _ORDERS_BYTES and len(self._orders) > 1:
+            self._ordered_bytes -= self._orders.popitem(last=False)[1].nbytes
+        return Response(own, held.epoch, held.reward, known)
+
+    async def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
+        """What proposes the tokens of a new response to this prompt, of which nothing is there yet.
+
+        max_tokens: of one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        """
+        return Drafter(await self.responses(key), max_tokens=max_tokens, learnt=self._learnt)
+
+    # lengths
+
+    async def lengths(self, keys: Sequence[str]) -> Lengths:
+        """How long responses to these prompts will be, with the error of that: see `history.lengths`."""
+        known = await self.known(keys)
+        return predict([Past([(each.epoch, each.length) for each in held]) for held in known])
+
+    async def schedule(
+        self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
+    ) -> Schedule:
+        """Which worker makes which of these prompts' responses, and in what order: see `history.scheduling.plan`."""
+        return plan(await self.lengths(keys), workers, step=step, samples=samples, slots=slots)
+
+    async def drop(self) -> None:
+        """All responses go."""
+        await self._table.drop()
+
+
+def _usefulness(each: Held) -> tuple[int, float, int]:
+    """What sorts first goes first."""
+    return each.epoch, -np.inf if each.reward is None else each.reward, each.mark
+
+
+def _each_once(rows: Iterable[int], keys: Sequence[str]) -> Iterable[list[int]]:
+    """The rows in runs in which no key is there twice."""
+    run: dict[str, int] = {}
+    for row in rows:
+        if keys[row] in run:
+            yield list(run.values())
+            run = {}
+        run[keys[row]] = row
+    if run:
+        yield list(run.values())
+
+
+def _count(what: str, value: Any) -> int:
+    count = arguments.whole(what, value)
+    if count < 1:
+        raise Misuse(f"{what} is 1 or more, not {count}")
+    return count
+
+
+def _key(key: Any) -> str:
+    return arguments.text("a prompt's key", key)
+
+
+def _reward(reward: Any) -> float | None:
+    if reward is None:
+        return None
+    try:
+        found = float(reward)
+    except (TypeError, ValueError):
+        raise Misuse(f"a reward is a number, not {reward!r:.100}") from None
+    return found if np.isfinite(found) else None
+
+
+def _tokens(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    found = np.asarray(tokens if isinstance(tokens, np.ndarray | Sequence) else list(tokens))
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise SchemaMismatch(
+            f"tokens are a flat sequence of integers, not {found.dtype} of shape {found.shape}",
+            column="tokens", expected="integers", found=f"{found.dtype} {found.shape}",
+        )  # fmt: skip
+    bounds = np.iinfo(np.int32)
+    if len(found) and not bounds.min <= int(found.min()) <= int(found.max()) <= bounds.max:
+        raise SchemaMismatch("token ids are within 32 bits", column="tokens", expected="int32", found=str(found.max()))
+    return np.ascontiguousarray(found, dtype)

@@ -1,0 +1,105 @@
+"""What a node and its cluster know of themselves, asked for over a plane: figures for monitoring, and the last events
+of every process for a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from dataplane.client.plane import AsyncPlane
+from dataplane.errors import DataplaneError, Lost, Misuse, Retryable
+from dataplane.observe.metrics import families
+from dataplane.observe.ring import EVENT, Thread
+from dataplane.observe.snapshot import Snapshot
+from dataplane.observe.trace import Process, Trace
+from dataplane.wire import messages as m
+
+
+async def snapshot(plane: AsyncPlane) -> Snapshot:
+    """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
+    plane.check()
+    connection = plane.connection
+    return Snapshot.of((await connection.request(m.Observe(connection.next_id()), m.Figures, 0.0)).values)
+
+
+async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:
+    """The events of the last `seconds` of every process of the cluster: nodes, their clients, and clients that ended
+    within the last minute; times by the clock of this host. A node that does not answer is named in `missing`. Raises
+    ValueError; PeerUnavailable, Closed, Forked of the plane's own node."""
+    if not 0 < seconds <= 3600:
+        raise ValueError(f"a trace is of the last seconds, up to 3600, not of {seconds}")
+    plane.check()
+    nodes = [bytes.fromhex(node) for node in (await plane.members()).get("members", {})]
+    own = plane.connection.welcome.node
+    others = [node for node in nodes if node != own]
+    processes = await _processes(plane, b"", own.hex(), 0, 0, seconds)
+    found = await asyncio.gather(*(_of_node(plane, node, seconds) for node in others), return_exceptions=True)
+    missing: dict[str, str] = {}
+    for node, outcome in zip(others, found, strict=True):
+        if isinstance(outcome, DataplaneError):
+            missing[node.hex()] = str(outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            processes += outcome
+    return Trace(tuple(processes), missing)
+
+
+async def _of_node(plane: AsyncPlane, node: bytes, seconds: float) -> list[Process]:
+    connection = plane.connection
+    clock = await connection.request(m.ReadClock(connection.next_id(), node), m.ClockRead, 5.0)
+    return await _processes(plane, node, node.hex(), clock.ahead, clock.error, seconds)
+
+
+async def _processes(
+    plane: AsyncPlane, node: bytes, name: str, ahead: int, error: int, seconds: float
+) -> list[Process]:
+    connection = plane.connection
+    listed = await connection.request(m.ListRings(connection.next_id(), node), m.RingList, 5.0)
+    found = []
+    for ring, pid, label, alive, threads in listed.rings:
+        if pid == os.getpid() and not node:  # who asks
+            continue
+        try:
+            request = m.ReadRing(connection.next_id(), node, ring, seconds)
+            events = (await connection.request(request, m.RingEvents, 5.0)).events
+        except (Lost, Retryable):  # it has ended meanwhile, or its node has
+            continue
+        found.append(_process(name, pid, label, alive, threads, ahead, error, events))
+    return found
+
+
+def _process(
+    node: str,
+    pid: int,
+    label: str,
+    alive: bool,
+    threads: Iterable[tuple[int, int, str]],
+    ahead: int,
+    error: int,
+    encoded: bytes,
+) -> Process:
+    events = np.frombuffer(encoded[: len(encoded) // EVENT.itemsize * EVENT.itemsize], EVENT)
+    named = {place: Thread(number, text) for place, number, text in threads}
+    return Process(node, pid, label, alive, named, ahead, error, events)
+
+
+async def series(plane: AsyncPlane) -> list[tuple[str, str, str, dict[str, str], float]]:
+    """The figures of `/metrics` for another system: of each its kind ("counter" or "gauge"), name, text, labels, with
+    `node` among them, and value; a histogram is its counters `_bucket`, `_count` and `_sum`. Needs the extra `metrics`.
+    Raises as `snapshot`, and Misuse where that is not installed."""
+    try:
+        from prometheus_client.core import Metric  # noqa: F401
+    except ImportError as error:
+        raise Misuse("metrics need prometheus_client: pip install 'rollout-dataplane[metrics]'") from error
+    figures = await snapshot(plane)
+    node = figures.stats.node
+    found = []
+    for family in families(figures):
+        for sample in family.samples:
+            kind = "counter" if family.type in ("counter", "histogram") else "gauge"
+            found.append((kind, sample.name, family.documentation, sample.labels | {"node": node}, sample.value))
+    return found

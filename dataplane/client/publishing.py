@@ -1,0 +1,368 @@
+"""Writing one publisher's part of a version into the node's memory: tensors into chunks, one after another.
+
+A chunk is a shard of its own: several tensors together up to `CHUNK` bytes, or one that is larger. So chunks are what
+hosts exchange, and what versions share. Where a publisher brings the same tensors each time, they are in the same
+chunks: one that has not changed is the older version's, and of one that has, what changed is stored too, where that is
+less than half of it.
+
+What always holds: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it
+ends; of an iterable no more than `_TOGETHER` bytes of tensors are held at a time, or one tensor.
+"""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch.concat import concat
+from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
+from dataplane.batch.ref import BatchRef
+from dataplane.client.connection import Connection
+from dataplane.client.holding import Held
+from dataplane.client.rownames import stretches
+from dataplane.client.sources import Source, source_of
+from dataplane.client.tablerows import Index
+from dataplane.client.tables import AsyncTable
+from dataplane.client.writer import Writer
+from dataplane.clock import Deadline
+from dataplane.device.ordering import as_called, noted
+from dataplane.errors import DataplaneError, Misuse
+from dataplane.weights import deltas
+from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Part, Placement
+from dataplane.wire import messages as m
+
+CHUNK = 16 << 20
+"""Bytes of a chunk, about."""
+
+_TOGETHER = 256 << 20  # bytes of tensors that are written together
+_HEAD = aligned(16)  # of a chunk's shard: two row offsets
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What is to be written together: slices of tensors, and where each begins. `ref`: where it is stored."""
+
+    number: int
+    nbytes: int = 0
+    sources: list[tuple[int, Source]] = field(default_factory=list)
+    ref: BatchRef | None = None
+
+    def add(self, source: Source) -> int:
+        """Where it begins."""
+        start = self.nbytes
+        self.sources.append((start, source))
+        self.nbytes = aligned(start + source.nbytes)
+        return start
+
+    @property
+    def width(self) -> int:
+        """The bytes of most of its elements."""
+        widths: Counter[int] = Counter()
+        for _, source in self.sources:
+            widths[min(source.width, 8)] += source.nbytes
+        return widths.most_common(1)[0][0]
+
+    def same(self, old: Bytes) -> bool:
+        """Whether these are its bytes."""
+        return all(source.same(old[start : start + source.nbytes]) for start, source in self.sources)
+
+    def filling(self, memory: Bytes) -> Callable[[int, int], None] | None:
+        """What writes its bytes there from one place to another; None where some do not lie in host memory."""
+        runs = [(start, source.bytes()) for start, source in self.sources]
+        if any(flat is None for _, flat in runs):
+            return None
+        starts = [start for start, _ in runs]
+
+        def fill(first: int, last: int) -> None:
+            at = max(0, bisect_right(starts, first) - 1)
+            while at < len(runs) and starts[at] < last:
+                start, flat = runs[at]
+                begin, end = max(first, start), min(last, start + len(flat))
+                if begin < end:
+                    memory[begin:end] = flat[begin - start : end - start]
+                at += 1
+
+        return fill
+
+    def pad(self, memory: Bytes) -> None:
+        """Write what lies between tensors."""
+        for start, source in self.sources:
+            end = start + source.nbytes
+            memory[end : aligned(end)] = 0
+
+    def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
+        """What together writes it there: a large tensor in several, small ones in one."""
+        self.pad(memory)
+        if len(self.sources) == 1:
+            ((start, source),) = self.sources
+            return source.jobs(memory[start : start + source.nbytes])
+
+        def write() -> None:
+            for start, source in self.sources:
+                for job in source.jobs(memory[start : start + source.nbytes]):
+                    job()
+
+        return [write]
+
+
+class Older:
+    """A part of the version before, of the same rank, of which this publisher's host has the chunks."""
+
+    def __init__(self, part: Part, rows: BatchRef, held: Sequence[Held]) -> None:
+        self.part = part
+        self._rows = rows
+        self._held = held
+        self._pieces = rows.unlinked().pieces(COLUMN)
+
+    def row(self, chunk: int) -> BatchRef:
+        """Where a chunk is stored."""
+        return self._rows[chunk]
+
+    def base(self, chunk: int) -> Base:
+        """The same, as a delta names it."""
+        piece = self._pieces[chunk]
+        return Base(self.part.version, piece.node, piece.shard)
+
+    def bytes(self, chunk: Chunk) -> Bytes | None:
+        """Those of the chunk that was in this one's place, if it was as large."""
+        number = chunk.number
+        if number >= len(self.part.chunks) or self.part.chunks[number] != chunk.nbytes:
+            return None
+        held = self._held[number]
+        offset, size = held.laid.layout.columns[0][1].buffers[1]
+        return held.memory.read(offset, size) if size == chunk.nbytes else None
+
+
+class Publication:
+    """One part of a version, from its first tensor to its rows in the table. `staged`: the scope that it is under."""
+
+    def __init__(
+        self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None, *, deltas: bool
+    ) -> None:
+        """`deltas`: whether there are other hosts, for which to say what changed since the older version."""
+        self._connection, self._writer, self._deadline = connection, writer, deadline
+        self._older, self._deltas = older, deltas
+        self.staged = f"{m.STAGED}w{secrets.token_hex(8)}"  # drawn here: forked processes share what was drawn before
+        self._chunks: list[Chunk] = []
+        self._written = 0
+        self._kept = False
+        self.deltas: dict[int, BatchRef] = {}
+        """By chunk, where the delta is stored that makes it of the older version's."""
+
+    @property
+    def refs(self) -> list[BatchRef]:
+        """Where each chunk is stored."""
+        return [chunk.ref for chunk in self._chunks if chunk.ref is not None]
+
+    def placement(self, layout: bytes) -> bytes:
+        """Where the chunks of a part of this layout are, for who knows that (`Placement`)."""
+        refs = self.refs
+        pieces = concat(refs).unlinked().pieces(COLUMN) if refs else ()
+        shards = np.array([piece.shard for piece in pieces], "<i8").tobytes()
+        return Placement(layout, self._connection.welcome.node, shards).encode()
+
+    async def give(self, table: AsyncTable, keys: list[str]) -> None:
+        """Rows of the table for all chunks and then all deltas: what is staged is the table's from then on. Of more
+        rows than one message has, those of the last take the scope along."""
+        refs = [*self.refs, *self.deltas.values()]
+        for start, stop in stretches(len(keys), keys, []):
+            scope = self.staged if stop == len(keys) else ""
+            none: Index = np.empty(0, np.int64)
+            rows = concat(refs[start:stop])
+            await table._ask(table._request(scope, rows, keys[start:stop], none, [], look=False), m.Numbered)
+        self._kept = True
+
+    async def __aenter__(self) -> Publication:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._kept:
+            with suppress(DataplaneError):
+                self._connection.check()
+                self._connection.tell(m.Free(self._connection.next_id(), [], [], self.staged))
+
+    async def write(self, tensors: Any) -> tuple[list[int], list[Entry], dict[int, Base]]:
+        """Write all of them; the bytes of each chunk, what lies where, and what deltas are from. Raises as
+        `AsyncWeights.publish`."""
+        entries: list[Entry] = []
+        names: set[str] = set()
+        places: dict[Any, tuple[int, int]] = {}
+        pending = 0
+        streams = noted()
+        async for name, value in _pairs(tensors, streams):
+            with as_called(streams):
+                source = source_of(name, value)
+            if name in names:
+                raise Misuse(f"the tensor {name!r} comes twice")
+            names.add(name)
+            if source is None:  # another rank publishes the same
+                continue
+            place = places.get(source.tied) if source.tied is not None else None
+            if place is None:
+                place = self._place(source)
+                pending += source.nbytes
+                if source.tied is not None:
+                    places[source.tied] = place
+            entries.append(Entry(name, source.dtype, source.shape, source.offsets, source.extent, *place))
+            if pending >= _TOGETHER:
+                await self._flush()
+                pending = 0
+                if not isinstance(tensors, Mapping):  # the memory of what was written may be another's from now on
+                    places = {}
+        await self._flush()
+        bases = {} if self._older is None else {chunk: self._older.base(chunk) for chunk in self.deltas}
+        return [chunk.nbytes for chunk in self._chunks], entries, bases
+
+    def _place(self, source: Source) -> tuple[int, int]:
+        """The chunk that it goes into, and where in that."""
+        if not source.nbytes:
+            return -1, 0
+        last = self._chunks[-1] if len(self._chunks) > self._written else None
+        if last is None or last.nbytes + source.nbytes > CHUNK:
+            last = Chunk(len(self._chunks))
+            self._chunks.append(last)
+        return len(self._chunks) - 1, last.add(source)
+
+    async def _flush(self) -> None:
+        """Store the chunks that are not stored."""
+        chunks = self._chunks[self._written :]
+        self._written = len(self._chunks)
+        old = {chunk.number: self._older.bytes(chunk) for chunk in chunks} if self._older is not None else {}
+
+        def compare(chunk: Chunk) -> None:
+            before = old.get(chunk.number)
+            if before is not None and self._older is not None and chunk.same(before):
+                chunk.ref = self._older.row(chunk.number)
+
+        await self._writer.run([partial(compare, chunk) for chunk in chunks if old.get(chunk.number) is not None])
+        changed = [chunk for chunk in chunks if chunk.ref is None]
+        if changed:
+            await self._write(changed, old)
+        for chunk in chunks:
+            chunk.sources = []
+
+    async def _write(self, chunks: Sequence[Chunk], old: Mapping[int, Bytes | None]) -> None:
+        """Write chunks, and what changed of those that have an older one."""
+        found: dict[int, bytes] = {}
+        apart: list[Callable[[], Any]] = []  # after all is written: what is to be compared with bytes of a device
+
+        def differ(chunk: Chunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
+            if fill is not None or deltas.worth(before, memory, chunk.width):
+                delta = deltas.encode(before, memory, chunk.width, chunk.nbytes // 2, fill)
+                if delta is not None:
+                    found[chunk.number] = delta
+
+        def jobs(chunk: Chunk, memory: Bytes) -> list[Callable[[], Any]]:
+            before = old.get(chunk.number) if self._deltas else None
+            if before is None:
+                return chunk.jobs(memory)
+            fill = chunk.filling(memory)
+            if fill is None:
+                apart.append(partial(differ, chunk, memory, before, None))
+                return chunk.jobs(memory)
+            chunk.pad(memory)
+            for look in deltas.looks_of(chunk.nbytes):
+                fill(look.start, look.stop)
+            if not deltas.worth(before, memory, chunk.width):
+                return chunk.jobs(memory)
+            return [partial(differ, chunk, memory, before, fill)]
+
+        async with _Reserved(self._connection, self._writer, self.staged, self._deadline) as shards:
+            places = await shards.reserve([chunk.nbytes for chunk in chunks])
+            await self._writer.run(
+                [job for c, (_, memory) in zip(chunks, places, strict=True) for job in jobs(c, memory)]
+            )
+            await self._writer.run(apart)
+            changes = list(found.items())
+            for (_, delta), (_, memory) in zip(
+                changes, await shards.reserve([len(delta) for _, delta in changes]), strict=True
+            ):
+                memory[:] = np.frombuffer(delta, np.uint8)
+            refs = await shards.seal()
+        for chunk, ref in zip(chunks, refs, strict=False):
+            chunk.ref = ref
+        self.deltas |= dict(zip(found, refs[len(chunks) :], strict=True))
+
+
+class _Reserved:
+    """Shards of one row of bytes each, from their reservation to their seal; given back where that does not come."""
+
+    def __init__(self, connection: Connection, writer: Writer, scope: str, deadline: Deadline) -> None:
+        self._connection, self._writer, self._scope, self._deadline = connection, writer, scope, deadline
+        self._sizes: list[int] = []
+        self._shards: list[int] = []
+        self._times = 0
+        self._sealed = False
+
+    async def reserve(self, sizes: Sequence[int]) -> list[tuple[int, Bytes]]:
+        """Room for so many bytes each: the shards, and where their bytes are to be written."""
+        if not sizes:
+            return []
+        asked = [_HEAD + aligned(size) for size in sizes]
+        reserved = await self._writer.reserve(asked, self._deadline.remaining_s)
+        self._times += 1
+        self._sizes += sizes
+        self._shards += [shard for shard, *_ in reserved.extents]
+        found = []
+        for size, (shard, segment, offset, _) in zip(sizes, reserved.extents, strict=True):
+            memory = self._connection.segments[segment].mapping(writable=True).array(offset, _HEAD + aligned(size))
+            memory[:16].view(np.int64)[:] = (0, size)
+            found.append((shard, memory[_HEAD : _HEAD + size]))
+        return found
+
+    async def seal(self) -> list[BatchRef]:
+        """Make all of them visible, under the scope; where each is."""
+        layouts = [_layout(size) for size in self._sizes]
+        pairs = list(zip(self._shards, layouts, strict=True))
+        seal = m.Seal(self._connection.next_id(), pairs, self._scope, hold=False)
+        await self._connection.request(seal, m.Done, self._deadline.remaining_s)
+        self._sealed = True
+        node = self._connection.welcome.node
+        cells = [(COLUMN, FIELD, size, shard, 0) for size, shard in zip(self._sizes, self._shards, strict=True)]
+        return [BatchRef.of(node, 1, [cell]) for cell in cells]
+
+    async def __aenter__(self) -> _Reserved:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._sealed and self._shards:
+            self._connection.discard(self._shards)
+        self._connection.reserved(-self._times)
+
+
+def _layout(nbytes: int) -> bytes:
+    return ShardLayout(((COLUMN, ColumnLayout(FIELD, 1, 1, ((0, 16), (_HEAD, nbytes)))),)).encode()
+
+
+async def _pairs(tensors: Any, streams: Sequence[Any]) -> AsyncIterator[tuple[str, Any]]:
+    """The names and tensors of what a publisher gives, each made on these streams of its. Raises Misuse."""
+    if hasattr(tensors, "__aiter__"):
+        async for pair in tensors:
+            yield _pair(pair)
+        return
+    if not hasattr(tensors, "__iter__"):
+        raise Misuse(f"weights are a mapping of names to tensors, or (name, tensor) one by one, not {tensors!r:.100}")
+    pairs, end = iter(tensors.items() if isinstance(tensors, Mapping) else tensors), object()
+    while True:
+        with as_called(streams):
+            pair = next(pairs, end)
+        if pair is end:
+            return
+        yield _pair(pair)
+
+
+def _pair(pair: Any) -> tuple[str, Any]:
+    if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], str) or not pair[0]:
+        raise Misuse(f"weights are given as (name, tensor), not {pair!r:.100}")
+    return pair[0], pair[1]
+
+
+assert ALIGNMENT % 16 == 0  # complex128, the widest dtype

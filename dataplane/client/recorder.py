@@ -1,0 +1,335 @@
+"""Records the rows of a stream as they are done, each once: `stream.record`.
+
+A recorder is a task of the stream of its own. So rows that nobody has recorded yet stay in the stream, also while no
+recorder runs; a row is done, for it, once it has all columns that are recorded; and it acks rows when they are on the
+disk, and not before. The thread that writes is its own, and asks for the next rows before it writes these.
+
+What always holds: a row is in the recording once. Where an ack failed, or the recorder was killed before it, the row
+comes again, and is known by its name: the key that the stream made, or the user's key with the row's number. Rows that
+can not be written (the disk is full) are passed over and counted, so that the pipeline goes on, or waited for.
+
+Rejected: rows that all other tasks have acked. A stream frees those, so it would have to keep them for somebody who is
+perhaps not there; as a task, the recorder has leases, redelivery and `max_bytes` like everybody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dataplane.client import arguments
+from dataplane.client.background import Background
+from dataplane.client.delivery import Delivery
+from dataplane.config import parse_size
+from dataplane.errors import Closed, DataplaneError, LeaseExpired, LimitExceeded, Lost, Misuse, NotReady
+from dataplane.recording import Manifest, RowNames, Writer
+from dataplane.recording.names import RESERVED
+
+if TYPE_CHECKING:
+    from dataplane.batch.batch import Batch
+    from dataplane.batch.ref import BatchRef
+    from dataplane.client.plane import AsyncPlane
+    from dataplane.client.streams import AsyncStream
+
+log = logging.getLogger(__name__)
+
+TASK = "record"
+MAX_FILE_BYTES = "256MiB"
+COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
+
+_LEASE_S = 600.0
+_WAIT_S = 0.5  # for rows, before it is looked whether this is to end
+_NOTHING = object()
+_LOOK_S = 0.2  # between looks at a stream whose columns are not known yet
+_RETRY_S = 1.0  # of a disk that is full
+_PIECE = 64 << 20  # bytes of rows in one part
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingStatistics:
+    """What was recorded by now. `rows`: in the recording; `skipped`: passed over; `repeated`: that came again and were
+    there; `busy_s`: processor seconds of the thread."""
+
+    rows: int
+    skipped: int
+    repeated: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How to record."""
+
+    directory: Path
+    columns: list[str] | None
+    task: str
+    rows: int
+    max_file_bytes: int
+    media: list[str]
+    compression: str
+    waits: bool
+
+
+class Recording(Background):
+    """A recorder at work. `close()`, or leaving it as a context manager, records what is done by now, and ends it;
+    `wait()` waits until the stream was closed and all of it is recorded."""
+
+    def __init__(self, stream: AsyncStream, how: How) -> None:
+        super().__init__(stream._connection, f"recorder of {stream.name!r}")
+        self._stream_name, self._how = stream.name, how
+        self._rows = self._skipped = self._repeated = 0
+        self._busy_s = 0.0
+        self._passed: DataplaneError | None = None
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._how.directory
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it has ended, or why the last rows that were passed over were; None where nothing was."""
+        return self._error or self._passed
+
+    def statistics(self) -> RecordingStatistics:
+        """What was recorded by now."""
+        return RecordingStatistics(self._rows, self._skipped, self._repeated, self._busy_s)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the stream was closed and all of it is recorded, or this was closed. Raises what it failed with:
+        LimitExceeded where rows were passed over, since the disk was full; NotReady after `timeout` seconds."""
+        super().wait(timeout)
+        if self._passed is not None:
+            raise self._passed
+
+    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        began = time.thread_time()
+        stream = await plane.stream(self._stream_name)
+        columns = self._how.columns or await _columns(stream, self._how.task, stop)
+        if not columns:
+            return
+        tasks = [task for task in stream.settings.tasks if task != self._how.task] or [self._how.task]
+        manifest = Manifest(stream.name, tasks, columns, msgspec.structs.asdict(stream.settings))
+        writer = Writer(
+            self._how.directory,
+            manifest,
+            media=self._how.media,
+            max_file_bytes=self._how.max_file_bytes,
+            compression=self._how.compression,
+        )
+        self._rows = writer.rows
+        try:
+            complete = await self._consume(_Source(plane, stream, columns, writer, stop))
+            writer.close(complete=complete and not self._skipped, skipped=self._skipped)
+        finally:
+            writer.abort()
+            self._busy_s = time.thread_time() - began
+
+    async def _consume(self, source: _Source) -> bool:
+        """Record what comes until this is to end, and then what is ready; whether the stream was closed, and this was
+        all of it."""
+        began = time.thread_time()
+        ahead, last = asyncio.create_task(self._next(source, _WAIT_S)), False
+        try:
+            while True:
+                try:
+                    delivery: object = await ahead
+                except NotReady:
+                    if last:
+                        return False
+                    delivery = _NOTHING
+                if delivery is None:
+                    return True
+                # The next rows are asked for before these are written; at the end, those that are ready alone. No call
+                # is cancelled: its rows would be nobody's until its answer has come.
+                last = source.stop.is_set()
+                ahead = asyncio.create_task(self._next(source, 0.0 if last else _WAIT_S))
+                await asyncio.sleep(0)
+                if isinstance(delivery, Delivery):
+                    await self._record(source, delivery)
+                self._busy_s = time.thread_time() - began
+        finally:
+            ahead.cancel()
+            (found,) = await asyncio.gather(ahead, return_exceptions=True)
+            if isinstance(found, Delivery) and not found.settled:
+                with suppress(DataplaneError):
+                    await found.unseen()
+
+    async def _next(self, source: _Source, timeout: float) -> Delivery | None:
+        """The next rows; None where the stream was closed and there are no more. Raises NotReady."""
+        how = self._how
+        try:
+            return await source.stream.consume(
+                how.task, rows=how.rows, min_rows=1, columns=source.columns, lease=_LEASE_S, timeout=timeout
+            )
+        except Closed as error:
+            if error.drained:
+                return None
+            raise
+
+    async def _record(self, source: _Source, delivery: Delivery) -> None:
+        """Write the rows that are not there yet, and ack all of them."""
+        names = _names(source.stream, delivery)
+        seen = source.writer.seen(names.rows)
+        fresh = [row for row, there in enumerate(seen) if not there]
+        self._repeated += len(seen) - len(fresh)
+        ref = delivery.ref if len(fresh) == len(seen) else delivery.ref[fresh]
+        if fresh and not await self._write(source, ref, names.take(fresh)):
+            with suppress(LeaseExpired):
+                await delivery.nack()
+            return
+        try:
+            await delivery.ack()
+        except LeaseExpired as error:
+            log.warning("rows that are recorded come again: %s", str(error))
+        else:
+            source.writer.acknowledged(names.rows)
+        if source.writer.due:
+            with self._passing(0):
+                source.writer.rotate()
+
+    async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
+        """Write rows, in parts of about `_PIECE` bytes; whether none of them is lost, or was left to others."""
+        if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
+            try:
+                batch = await source.plane.get(ref)
+            except (Lost, LimitExceeded):
+                if len(ref) == 1:
+                    return False
+            else:
+                return await self._commit(source, batch, names)
+        half = len(ref) // 2
+        first = await self._write(source, ref[:half], names.take(range(half)))
+        return await self._write(source, ref[half:], names.take(range(half, len(ref)))) and first
+
+    async def _commit(self, source: _Source, batch: Batch, names: RowNames) -> bool:
+        while True:
+            try:
+                source.writer.write(batch, names)
+            except LimitExceeded as error:
+                if not self._how.waits:
+                    self._pass_over(error, len(names))
+                    return True
+                if self._passed is None:
+                    log.warning("the recorder waits for room: %s", str(error))
+                self._passed = _bare(error)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_S):
+                        await source.stop.wait()
+                if source.stop.is_set():
+                    return False
+            except DataplaneError as error:
+                self._pass_over(error, len(names))
+                return True
+            else:
+                if self._how.waits:
+                    self._passed = None
+                self._rows += len(names)
+                return True
+
+    def _pass_over(self, error: DataplaneError, rows: int) -> None:
+        if self._passed is None:
+            log.warning("rows are passed over by the recorder: %s", str(error))
+        self._passed = _bare(error)
+        self._skipped += rows
+
+    @contextmanager
+    def _passing(self, rows: int) -> Iterator[None]:
+        try:
+            yield
+        except DataplaneError as error:
+            self._pass_over(error, rows)
+
+
+def _bare(error: DataplaneError) -> DataplaneError:
+    """The same error, which holds nothing: its traceback would hold the rows."""
+    return type(error)(str(error), **error.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What is recorded, of which columns, and to where."""
+
+    plane: AsyncPlane
+    stream: AsyncStream
+    columns: list[str]
+    writer: Writer
+    stop: asyncio.Event
+
+
+def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
+    """What the rows of a delivery are called."""
+    numbers = [0] * len(delivery)
+    for _, at, found in delivery.ref.origins():
+        for row, number in zip(at.tolist(), found.tolist(), strict=True):
+            numbers[row] = number
+    # In a cluster, each partition has a mark of its own; a key is of one partition.
+    mark = "" if stream._clustered else stream._mark
+    rows = [
+        key if key.startswith("~") else f"{mark}.{number}.{key}"
+        for key, number in zip(delivery.keys, numbers, strict=True)
+    ]
+    return RowNames(delivery.keys, delivery.groups, delivery.versions, delivery.tags, rows)
+
+
+async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[str]:
+    """The columns that rows have once each other task has done one; none where the stream was closed without rows."""
+    while True:
+        figures = await stream.stats()
+        if "columns" not in figures:
+            raise Misuse("name the columns to be recorded: the node is of a version that does not tell them")
+        others = [each["acked"] for name, each in figures["task"].items() if name != task]
+        if figures["columns"] and (all(others) or figures["closed"]):
+            return list(figures["columns"])
+        if figures["closed"] or stop.is_set():
+            return []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await stop.wait()
+
+
+def record(
+    stream: AsyncStream,
+    directory: str | os.PathLike[str],
+    columns: Sequence[str] | None = None,
+    *,
+    task: str = TASK,
+    rows: int = 256,
+    max_file_bytes: int | str = MAX_FILE_BYTES,
+    media: Sequence[str] = (),
+    compression: str = "zstd",
+    on_full: str = "skip",
+) -> Recording:
+    """See `AsyncStream.record`, which begins it by this."""
+    if task not in stream.settings.tasks:
+        raise Misuse(
+            f"a recorder is a task of the stream: make {stream.name!r} with a task {task!r}, or name one of "
+            f"{', '.join(stream.settings.tasks)}"
+        )
+    if on_full not in ("skip", "wait"):
+        raise Misuse(f'on_full is "skip" or "wait", not {on_full!r}')
+    if compression not in COMPRESSIONS:
+        raise Misuse(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+    named = None if columns is None else arguments.names("columns", columns)
+    reserved = [name for name in named or () if name in RESERVED]
+    if reserved or named == []:
+        raise Misuse(f"a recording has one column or more, and {', '.join(RESERVED)} of its own; not {named}")
+    try:
+        size = parse_size(max_file_bytes)
+        path = Path(directory).absolute()
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"a recording has a directory, and files of so many bytes: {error}") from None
+    count = arguments.whole("rows", rows)
+    if count < 1 or size < 1:
+        raise Misuse(f"a recorder takes a row or more at a time, and files have bytes; not {rows} and {max_file_bytes}")
+    how = How(path, named, task, count, size, arguments.names("media", media), compression, on_full == "wait")
+    return Recording(stream, how).start()

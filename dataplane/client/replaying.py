@@ -1,0 +1,166 @@
+"""Makes a stream of a recording: `plane.replay`.
+
+A thread of its own reads the recording and appends its rows, with their keys, groups, versions and tags, in the order
+in which they were recorded; then it closes the stream. The stream has room for a share of the node's memory unless
+something else is said, so a recording of any size is replayed at its consumers' pace.
+
+What always holds: whoever consumes is told of a replay that failed, or was broken off: the stream is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dataplane.client import arguments
+from dataplane.client.background import Background
+from dataplane.errors import Backpressure, DataplaneError, Misuse, OutcomeUnknown
+from dataplane.recording import Reader, Recorded
+
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
+    from dataplane.client.streams import AsyncStream
+
+ROWS = 256
+
+_SHARE = 4  # of the node's memory
+_WAIT_S = 2.0  # for room, before it is looked whether this is to end
+
+
+class Replay(Background):
+    """A replay at work. `wait()` waits until all rows are in the stream; `close()` ends it, and drops the stream where
+    they are not."""
+
+    def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
+        super().__init__(stream._connection, f"replay of {reader.directory}")
+        self._reader, self._stream_name = reader, stream.name
+        self._columns, self._wanted, self._at_once = columns, wanted, rows
+        self.rows = 0
+        """Rows that are, or were, in the stream."""
+
+    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        stream = await plane.stream(self._stream_name)
+        done = False
+        try:
+            for recorded in self._reader.rows(rows=self._at_once, versions=self._wanted, columns=self._columns):
+                await self._append(plane, stream, recorded, stop)
+                if stop.is_set():
+                    break
+                self.rows += len(recorded)
+            else:
+                await stream.close()
+                done = True
+        finally:
+            if not done:
+                with suppress(DataplaneError):
+                    await stream.drop()
+
+    async def _append(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
+        names = recorded.names
+        repeating = [name for name in self._reader.repeating if name in recorded.columns]
+        keys = [key.removeprefix("~") for key in names.keys]
+        groups = None if all(group is None for group in names.groups) else list(names.groups)
+        if groups is not None and None in groups:
+            await self._each_way(plane, stream, recorded, stop)
+            return
+        while not stop.is_set():
+            try:
+                ref = await plane.put(recorded.columns, dedupe=repeating, timeout=_WAIT_S)
+                break
+            except Backpressure:
+                continue
+        else:
+            return
+        try:
+            while not stop.is_set():
+                try:
+                    await stream.append(
+                        ref, keys=keys, group=groups, version=list(names.versions), tags=names.tags, timeout=_WAIT_S
+                    )
+                    return
+                except (Backpressure, OutcomeUnknown):
+                    continue
+        except BaseException:
+            await plane.free(ref)
+            raise
+        await plane.free(ref)
+
+    async def _each_way(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
+        """Rows of which some have a group: in runs of those that have one and those that have not, in their order."""
+        start, groups = 0, recorded.names.groups
+        for end in range(1, len(groups) + 1):
+            if end == len(groups) or (groups[end] is None) != (groups[start] is None):
+                run = range(start, end)
+                columns = {name: values.take(_index(run)) for name, values in recorded.columns.items()}
+                await self._append(plane, stream, Recorded(recorded.names.take(run), columns), stop)
+                start = end
+
+
+def _index(rows: range) -> Any:
+    import numpy as np
+
+    return np.arange(rows.start, rows.stop)
+
+
+async def replay(
+    plane: AsyncPlane,
+    directory: str | os.PathLike[str],
+    name: str | None = None,
+    tasks: Sequence[str] | None = None,
+    *,
+    versions: int | Iterable[int] | None = None,
+    columns: Sequence[str] | None = None,
+    rows: int = ROWS,
+    max_bytes: int | str | None = None,
+    max_rows: int | None = None,
+    max_lag: int | None = None,
+    group_size: int | None = None,
+) -> AsyncStream:
+    """See `AsyncPlane.replay`."""
+    reader = await asyncio.to_thread(Reader, _directory(directory))
+    found = reader.manifest
+    name = arguments.text("a stream's name", found.stream if name is None else name)
+    named = None if columns is None else arguments.names("columns", columns)
+    if name in await plane.streams():
+        raise Misuse(f"there is a stream {name!r} already: drop it, or replay the recording under another name")
+    if max_bytes is None and max_rows is None:
+        max_bytes = max(1 << 20, plane.connection.welcome.capacity // _SHARE)
+    if group_size is None:
+        group_size = found.settings.get("group_size") or None
+    count = arguments.whole("rows", rows)
+    if count < 1:
+        raise Misuse(f"a replay appends a row or more at a time, not {rows}")
+    missing = [each for each in named or () if each not in found.columns]
+    if missing:
+        raise Misuse(f"the recording has no column {missing[0]!r}; it has {', '.join(found.columns)}")
+    stream = await plane.stream(
+        name,
+        found.tasks if tasks is None else tasks,
+        max_bytes=max_bytes,
+        max_rows=max_rows,
+        max_lag=max_lag,
+        group_size=group_size,
+    )
+    stream.replay = Replay(stream, reader, named, _wanted(versions), count).start()
+    return stream
+
+
+def _directory(directory: Any) -> Path:
+    if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
+        raise Misuse(f"a recording is in a directory, not {directory!r}")
+    return Path(directory)
+
+
+def _wanted(versions: int | Iterable[int] | None) -> Callable[[int], bool] | None:
+    if versions is None:
+        return None
+    if isinstance(versions, Iterable):
+        several: range | set[int] = (
+            versions if isinstance(versions, range) else {arguments.whole("a version", each) for each in versions}
+        )
+        return several.__contains__
+    return arguments.whole("a version", versions).__eq__

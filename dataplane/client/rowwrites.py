@@ -1,0 +1,42 @@
+"""A row of a table whose small columns are laid out already (`batch.single`): one message, without a plan.
+
+What always holds: it is what `AsyncTable.put` writes of the same columns, with its errors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dataplane.batch.ref import BatchRef
+from dataplane.batch.single import Row
+from dataplane.client.rownames import keys_of_rows, tags_of
+from dataplane.client.tablerows import Rows, rows_of, widened
+from dataplane.client.tables import TIMEOUT_S, AsyncTable
+from dataplane.wire import messages as m
+
+
+async def put(
+    table: AsyncTable,
+    key: str,
+    row: Row,
+    references: Mapping[str, BatchRef],
+    tags: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[Rows, list[str]]:
+    """Write the row, with columns that are in a table already (`references`, of one row and one column each). What is
+    known of it then, and which columns the table has. Raises as `AsyncTable.put`."""
+    renamed = [
+        ref if ref.columns == (name,) else ref.rename({ref.columns[0]: name}) for name, ref in references.items()
+    ]
+    ref = functools.reduce(BatchRef.union, renamed) if renamed else None
+    inline = m.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
+    keys = keys_of_rows([key])
+    write = table._request("", ref, keys, np.empty(0, np.int64), tags_of(tags, 1), look=True)
+    request = m.WriteInline(table._connection.next_id(), inline, write, TIMEOUT_S)
+    reply = await table._ask(request, m.Looked, TIMEOUT_S)
+    names = reply.columns
+    return rows_of([msgspec.structs.replace(reply, have=widened(reply, len(names)))], len(names)), names

@@ -1,0 +1,16 @@
+"""Scopes that end with the process that put under them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from dataplane.wire.messages import STAGED
+
+_TOKEN = secrets.token_hex(8)
+
+
+def ending_scope(what: str) -> str:
+    """This process's scope for `what`, a few letters: a node frees what is left under it as soon as the client goes
+    that put there, closed or killed. A forked child has another. Rows under it are freed one by one as others are."""
+    return f"{STAGED}{what}-{os.getpid()}-{_TOKEN}"

@@ -1,0 +1,151 @@
+"""A tensor that is to be published: which slice of what it is, and how its bytes get into shared memory.
+
+What always holds: contiguous host memory is copied once, and read in place before; torch copies other strides and what
+is on a device straight to where it stays. Of a `DTensor` each rank brings its local shard, and of what several ranks
+have alike one rank brings it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataplane.batch import tensors
+from dataplane.batch.copying import equal, join
+from dataplane.batch.dtypes import name_of, storage
+from dataplane.device.memory import bytes_tensor
+from dataplane.device.ordering import NOTHING, Mark
+from dataplane.errors import SchemaMismatch
+from dataplane.weights.slices import Slice
+
+_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, which ends with the first that differ
+
+
+class Source:
+    """A slice of a tensor. `tied`: what another that is the same memory has alike; None where that is not known."""
+
+    __slots__ = ("_mark", "_value", "dtype", "extent", "nbytes", "offsets", "shape", "tied")
+
+    def __init__(
+        self, value: Any, dtype: str, shape: tuple[int, ...], offsets: tuple[int, ...], tied: Hashable
+    ) -> None:
+        self._value = value
+        self._mark = Mark.of([value.device]) if tensors.on_device(value) else NOTHING
+        self.dtype = dtype
+        self.extent = tuple(int(size) for size in value.shape)
+        self.shape, self.offsets = shape, offsets
+        self.nbytes = math.prod(self.extent) * storage(dtype).itemsize
+        self.tied = (tied, shape, offsets) if tied is not None and self.nbytes else None
+
+    def jobs(self, memory: Any) -> list[Callable[[], Any]]:
+        """What together writes it into `memory`, of `nbytes` bytes."""
+        if not self.nbytes:
+            return []
+        flat = self.bytes()
+        if flat is None:
+            return [partial(self._copy, memory)]
+        starts = range(0, self.nbytes, _PIECE)
+        return [partial(join, memory[start : start + _PIECE], [flat[start : start + _PIECE]]) for start in starts]
+
+    def same(self, memory: Any) -> bool:
+        """Whether `memory`, of `nbytes` bytes, has its bytes already; not, where that is not seen without a copy."""
+        flat = self.bytes()
+        starts = range(0, self.nbytes, _COMPARED)
+        return flat is not None and all(
+            equal((flat[start : start + _COMPARED], memory[start : start + _COMPARED]))[1] for start in starts
+        )
+
+    @property
+    def width(self) -> int:
+        """The bytes of an element."""
+        return storage(self.dtype).itemsize
+
+    def bytes(self) -> Any:
+        """Its bytes in place, as an array; None where they do not lie row-major in host memory."""
+        value = self._value
+        if isinstance(value, np.ndarray):
+            return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
+        if value.device.type != "cpu" or not value.is_contiguous():
+            return None
+        return _bytes_of(value)
+
+    def _copy(self, memory: Any) -> None:
+        if isinstance(self._value, np.ndarray):
+            np.copyto(memory.view(self._value.dtype).reshape(self.extent), self._value)
+            return
+        value = self._value
+        self._mark.wait()  # the caller's stream may have it to compute still
+        bytes_tensor(memory).view(value.dtype).view(self.extent).copy_(value)
+
+
+def source_of(name: str, value: Any) -> Source | None:
+    """What is to be published of a value; None where another rank publishes the same. Raises SchemaMismatch."""
+    if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+        placed = _local(name, value)
+        if placed is None:
+            return None
+        value = placed
+    shape: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] | None = None
+    if isinstance(value, Slice):
+        shape, offsets, value = value.shape, value.offsets, value.tensor
+    if isinstance(value, np.ndarray | np.generic):
+        value = np.asarray(value)
+        dtype, tied = name_of(value.dtype), None
+    elif tensors.is_tensor(value):
+        value, dtype, tied = _plain(name, value)
+    else:
+        raise _refused(name, f"a tensor or an array, not {type(value).__name__}")
+    try:
+        storage(dtype or "")
+    except ValueError:
+        raise _refused(name, f"of a dtype that travels, not {value.dtype}") from None
+    own = tuple(int(size) for size in value.shape)
+    return Source(value, str(dtype), shape or own, offsets or (0,) * len(own), tied)
+
+
+def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
+    """A tensor without gradients and lazy signs; its dtype; what it is the memory of."""
+    import torch
+
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.device.type == "meta":
+        raise _refused(name, f"a dense tensor, not {value.layout} on {value.device}")
+    value = value.detach().resolve_conj().resolve_neg()
+    tied = (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+    return value, str(value.dtype).removeprefix("torch."), tied
+
+
+def _bytes_of(value: Any) -> Any:
+    import torch
+
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    return value.reshape(-1).view(torch.uint8).numpy()
+
+
+def _local(name: str, value: Any) -> Slice | None:
+    """The shard of a `DTensor` that this rank has to publish."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for at, placement in zip(coordinate, value.placements, strict=True):
+        if placement.is_partial():
+            raise _refused(name, f"a DTensor without partial sums, not {value.placements}: redistribute it")
+        if isinstance(placement, Replicate) and at:
+            return None
+    _, offsets = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    local = value.to_local()
+    if not local.numel():
+        offsets = (0,) * value.ndim
+    return Slice(local, tuple(value.shape), tuple(offsets))
+
+
+def _refused(name: str, expected: str) -> SchemaMismatch:
+    return SchemaMismatch(f"{name!r} is to be {expected}", column=name, expected=expected)

@@ -1,0 +1,74 @@
+"""A get of rows in one run of one shard, as most gets of a batch are: its columns without what many shards need.
+
+The general way (`client.holding`, `client.opening`) makes a table of places, a pin for a quarter of the bytes, pieces
+and selections. Of one run none of that is needed, and the columns of batch after batch are the same: which of a
+shard's columns those of a reference are, and that they fit, is looked at once (`_layouts`).
+
+What always holds: what is given here is what the general way would give, and what that refuses is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+from dataplane.batch.alike import Laid, one
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.field import Field, refuse
+from dataplane.batch.layout import ColumnLayout
+from dataplane.batch.pieces import Memory, Selection, Stored, check_stored
+from dataplane.batch.ref import Span
+from dataplane.client.memory import CarriedShard, HeldShard, Segment
+from dataplane.client.pins import Pin
+from dataplane.errors import Misuse, ProtocolMismatch
+from dataplane.wire import messages as m
+from dataplane.wire.places import Place, only
+
+_FEW = 64
+"""Columns up to which it is remembered which of a shard's they are."""
+
+
+class Shown:
+    """The shard that an answer tells of, whose layout was checked. Holds nothing until it is `opened`."""
+
+    def __init__(self, reply: m.Held) -> None:
+        """Raises ProtocolMismatch, Corrupt."""
+        self._place: Place = only(reply.places)
+        self._carried = reply.carried
+        if not 0 <= self._place.layout < len(reply.layouts):
+            raise ProtocolMismatch("a shard without a layout")
+        self._laid = one(reply.layouts[self._place.layout], self._place.size)
+
+    def opened(self, span: Span, segments: Mapping[int, Segment], pin: Callable[[int], Pin]) -> Batch:
+        """The columns of these rows. Raises Corrupt, and Misuse where the shard has no such column; the hold that the
+        node granted is then dropped, as with the batch."""
+        number, segment, offset, size, *_ = self._place
+        memory: Memory
+        if segment < 0:
+            memory = CarriedShard(self._carried, offset, size)
+        else:
+            held = pin(number)  # dropped with an error, too
+            memory = HeldShard(segments[segment], offset, size, held)
+        layouts = (_known if len(span.columns) <= _FEW else _layouts)(span.columns, self._laid)
+        rows, columns = span.rows, {}
+        if rows.stop > self._laid.rows:
+            raise refuse(span.columns[0][0], f"row {rows.stop - 1} of a shard with {self._laid.rows}")
+        for (name, field, _), layout in zip(span.columns, layouts, strict=True):
+            columns[name] = Column.one(name, field, Selection(Stored(name, layout, memory), rows))
+        return Batch(columns)
+
+
+def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: Laid) -> tuple[ColumnLayout, ...]:
+    """Where columns of these names, fields and ordinals lie, checked."""
+    there = laid.layout.columns
+    found = []
+    for name, field, ordinal in columns:
+        if ordinal >= len(there):
+            raise Misuse(f"the reference means column {ordinal} of a shard that has {len(there)}")
+        layout = there[ordinal][1]
+        check_stored(name, layout, field)
+        found.append(layout)
+    return tuple(found)
+
+
+_known = lru_cache(maxsize=256)(_layouts)

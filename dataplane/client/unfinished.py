@@ -1,0 +1,277 @@
+"""Rows in progress, as a process uses them: begun, appended to piece by piece, and finished or given up.
+
+The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. Ragged
+columns that vary in their first dimension are the pieces' one after another; of any other column the last piece that
+has it counts. Which tokens are of which policy version is a column of the finished row, `version_spans`: int64
+`[spans, 3]`, of each span the first token, the one after its last, and the version; neighbours differ in version.
+
+What always holds: a row has one holder, who has a token; who takes it up has another, and what the first brings then is
+refused. A piece is there once, also where its append is made again because its answer was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.ref import BatchRef
+from dataplane.client import arguments
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse
+from dataplane.stream.pieces import Listed, Piece, stale_version
+from dataplane.wire import messages as m
+
+if TYPE_CHECKING:
+    from dataplane.client.streams import AsyncStream
+
+SPANS = "version_spans"
+"""The column of a finished row that says which tokens are of which policy version."""
+
+LEASE_S = 600.0
+"""For how long a row is held by who is not heard, in seconds; a process that ends holds nothing."""
+
+_MOST = 4096  # rows that are listed
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A row in progress: what is needed to go on with it, but its columns, which `stream.resume(key)` gives."""
+
+    key: str
+    group: str | int | None
+    version: int
+    """The policy version that it was begun by."""
+    tags: dict[str, Any]
+    pieces: int
+    """How often it was appended to."""
+    spans: list[tuple[int, int]]
+    """Policy versions, and how many tokens are of each, in order."""
+    age_s: float
+    """Seconds since it was begun."""
+    free: bool
+    """Whether nobody holds it, so that it can be taken up."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it has."""
+        return sum(count for _, count in self.spans)
+
+
+class AsyncRow:
+    """A row in progress that this process holds. Made by `stream.begin` and `stream.resume`; used as a context manager
+    it is finished when the block is left, and free for others when it is left by an exception."""
+
+    def __init__(self, stream: AsyncStream, listed: Listed, token: int, lease_s: float) -> None:
+        self.key = listed.key
+        self.group = listed.group
+        self.version = listed.spans[-1][0] if listed.spans else listed.version
+        """The policy version of the last piece; that of one which names none."""
+        self.tags = listed.tags
+        self.spans = listed.spans
+        """As it was begun or taken up: policy versions, and how many tokens of each, in order."""
+        self.ended = False
+        """Whether it was finished or given up here."""
+        self._stream = stream
+        self._token = token
+        self._lease_s = lease_s
+        self._pieces = listed.pieces
+        self._unsure = False  # whether it is not known if the last piece came
+        self._last: tuple[dict[str, Any], int, int] | None = None  # what it was to be finished with
+        self._turn = asyncio.Lock()
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it had as it was begun or taken up."""
+        return sum(count for _, count in self.spans)
+
+    def __repr__(self) -> str:
+        return f"<row {self.key!r} in progress, of stream {self._stream.name!r}>"
+
+    async def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
+        """The next piece: columns of one row, as for `stream.append`, or a reference to such, made by this policy
+        version (None: by that of the piece before). Pieces may have different columns.
+
+        An append that is made again with the same, because it is not known whether the first was done, is done once.
+        Raises LeaseExpired (another has taken the row up, or it was dropped or lost: what is brought does not count),
+        SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (in a cluster).
+        """
+        if isinstance(columns, BatchRef) and columns.is_sliced():
+            raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
+        made = self.version if version is None else arguments.plain("version", version, 1, (int,))[0]
+        async with self._turn:
+            self._require()
+            try:
+                await self._bring(columns, made, timeout)
+            except Misuse:
+                if not self._unsure:
+                    raise
+                self._pieces = (await self._taken()).pieces  # it came, and this is another
+                self._unsure = False
+                await self._bring(columns, made, timeout)
+            self.version, self._pieces = made, self._pieces + 1
+
+    async def _bring(self, columns: Any, version: int, timeout: float | None) -> None:
+        unsure, self._unsure = self._unsure, True
+        try:
+            await self._put(columns, self._pieces, version, False, timeout)
+        except (LeaseExpired, Misuse):  # it did not come
+            self._unsure = unsure
+            raise
+        self._unsure = False
+
+    async def _put(self, columns: Any, number: int, version: int, last: bool, timeout: float | None) -> None:
+        def piece(digest: bytes) -> Piece:
+            return Piece(self._token, number, version, last, int.from_bytes(digest[:7], "little"))
+
+        await self._stream.bring([self.key], columns, False, timeout, piece)
+
+    async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
+        """The row is done: tasks are given it, with a column `version_spans`.
+
+        stale_share: the row's policy version, by which `max_lag` and samplers go, is the newest one that at most this
+            share of its tokens are older than: 0, that of its oldest token.
+
+        May be made again. Raises as `append`.
+        """
+        if not 0.0 <= stale_share < 1.0:
+            raise Misuse(f"a share of stale tokens is at least 0 and less than 1, not {stale_share}")
+        async with self._turn:
+            if self.ended:
+                return
+            if self._last is None:
+                taken = await self._taken()
+                version = stale_version(taken.spans, stale_share, taken.version)
+                self._last = {SPANS: [_spans(taken.spans)]}, taken.pieces, version
+            columns, number, version = self._last
+            try:
+                await self._put(columns, number, version, True, timeout)
+            except Misuse:  # a piece of which it was not known came in between
+                self._last = None
+                raise
+            self.ended = True
+
+    async def abandon(self) -> None:
+        """The row is dropped, with all that was appended to it: to groups it counts as dropped. May be made again.
+        Raises LeaseExpired."""
+        async with self._turn:
+            if not self.ended:
+                await self._tend("give-up", m.Done)
+                self.ended = True
+
+    async def renew(self) -> None:
+        """The lease begins again, as it does by each piece. Raises LeaseExpired."""
+        self._require()
+        await self._tend("hear", m.Done)
+
+    async def ref(self) -> BatchRef:
+        """The row as it is now, of all columns that a piece had. Raises LeaseExpired."""
+        self._require()
+        return BatchRef.decode((await self._taken()).columns)
+
+    async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
+        """As `ref`, or these columns of it, read. Raises as `AsyncPlane.get`, LeaseExpired."""
+        ref = await self.ref()
+        return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
+
+    async def _taken(self) -> Listed:
+        """The row as it is told to its holder."""
+        reply: m.UnfinishedRows = await self._tend("take", m.UnfinishedRows)
+        return reply.rows[0]
+
+    async def _tend(self, what: str, kind: Any) -> Any:
+        return await self._stream.tend(self.key, what, self._token, self._lease_s, kind)
+
+    def _require(self) -> None:
+        if self.ended:
+            raise Misuse(f"the row {self.key!r} was finished, or given up")
+
+    async def __aenter__(self) -> AsyncRow:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and not self.ended:
+            await self.finish()
+        elif kind is not None and not self.ended:
+            await self.release()
+
+    async def release(self) -> None:
+        """The row is free: who resumes it next goes on with it. Does nothing where it is another's already."""
+        try:
+            await self._tend("release", m.Done)
+        except DataplaneError:
+            return
+
+
+def _spans(spans: list[tuple[int, int]]) -> Any:
+    """Spans as the column has them."""
+    found, first = np.zeros((len(spans), 3), np.int64), 0
+    for at, (version, count) in enumerate(spans):
+        found[at] = first, first + count, version
+        first += count
+    return found
+
+
+async def begin(
+    stream: AsyncStream,
+    key: str | None = None,
+    *,
+    group: str | int | None = None,
+    version: int = 0,
+    tags: Mapping[str, Any] | None = None,
+    columns: Mapping[str, Any] | None = None,
+    tokens: str = "response_ids",
+    lease: float = LEASE_S,
+    timeout: float | None = None,
+) -> AsyncRow:
+    """Begin a row that is brought piece by piece. It counts as a row of the stream and of its group from now on, and is
+    given to no task before it is finished.
+
+    key, group, version, tags, timeout: as for `stream.append`, of one row.
+    columns: what the row has from the first, such as its prompt: columns of one row.
+    tokens: the ragged column whose lengths policy versions are counted by, in `version_spans`.
+    lease: seconds for which others leave the row to who holds it and is not heard; a process that ends holds nothing.
+
+    Raises as `stream.append`.
+    """
+    token, lease_s = secrets.randbits(62) | 1, _lease(lease)
+    first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
+    said = token, lease_s, arguments.text("a column", tokens)
+    keys = None if key is None else [key]
+    (named,) = await stream.append_block(
+        first, keys=keys, group=group, version=version, tags=tags, timeout=timeout, begin=said
+    )
+    return AsyncRow(
+        stream, Listed(0, named, group, version, dict(tags or {}), tokens, 0, [], 0.0, False), token, lease_s
+    )
+
+
+async def listed(stream: AsyncStream) -> list[Unfinished]:
+    """The rows in progress, those first that were begun first; of each partition at most 4,096."""
+    rows = sorted(await stream.list_unfinished(_MOST), key=lambda row: -row.age_s)
+    return [
+        Unfinished(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
+        for row in rows
+    ]
+
+
+async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow | None:
+    """Take up a row in progress, from its last piece: the one of this key or, without, the first that is free; None
+    where none is. Of several that take up one at once, one gets it.
+
+    Raises LeaseExpired, of a key, where another holds it, or it is in progress no more.
+    """
+    token, lease_s = secrets.randbits(62) | 1, _lease(lease)
+    reply = await stream.tend(key or "", "take", token, lease_s, m.UnfinishedRows)
+    return AsyncRow(stream, reply.rows[0], token, lease_s) if reply.rows else None
+
+
+def _lease(lease: float) -> float:
+    lease_s = arguments.seconds(lease, what="a lease")
+    if not lease_s > 0:
+        raise Misuse(f"a lease is of more than 0 s, not {lease}")
+    return lease_s

@@ -1,0 +1,363 @@
+"""Weights by version, as a process uses them: published by one or several ranks, mapped by all processes of a host.
+
+They stand on two tables (`client.tables`), which survive the death of a host. One owns the bytes: a row a chunk, a row
+what changed in one, and rows whose tags say what lies where in a part's chunks (`weights.layout`). The other is the
+register: a row a publisher's part of a version, written last, whose tags say where the chunks are. So a version is seen
+when the parts of all of its ranks are there, and a rank that dies leaves none of it.
+
+What always holds: the bytes of a version never change, and whoever has mapped them keeps them, also when the version
+goes; a version goes once `keep` newer ones are complete, and with it what ranks that died have left of older ones.
+Bytes stay where they were published; each host fetches each chunk once, in an order of its own, so that hosts read
+different chunks of the publisher and the rest of each other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dataplane.batch.concat import concat
+from dataplane.batch.ref import ShardKey
+from dataplane.client import arguments
+from dataplane.client.connection import Connection
+from dataplane.client.getting import Getter
+from dataplane.client.holding import Held
+from dataplane.client.publishing import Older, Publication
+from dataplane.client.tables import TIMEOUT_S, AsyncTable
+from dataplane.client.versions import PLACED, Plans, Seen, shards_here
+from dataplane.client.weightmap import Place, Plan, Tensors, planned, stretches_of
+from dataplane.client.writer import Writer
+from dataplane.clock import Deadline
+from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
+from dataplane.weights.layout import COLUMN, Part, decode
+from dataplane.weights.slices import Selected
+from dataplane.wire import messages as m
+
+KEEP = 2
+"""The versions that are kept where nothing is said."""
+
+_NEWS = 64  # columns by which watchers are woken, in turn
+_TAG = 48 << 10  # bytes of a part in the tags of one row
+_TRIES = 8
+_LOOK_S = 5.0  # after which who waits looks again: a publisher may have died before it told of its version
+
+
+class AsyncWeights:
+    """The versions of one set of weights. Made by `plane.weights`; any number of processes may publish and read."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        writer: Writer,
+        getter: Getter,
+        register: AsyncTable,
+        chunks: AsyncTable,
+        keep: int,
+        replicas: int,
+    ) -> None:
+        self.name = register.name.partition("/")[2]
+        self.keep = arguments.whole("keep", keep)
+        if self.keep < 1:
+            raise Misuse(f"at least one version is kept, not {keep}")
+        self.replicas = arguments.replicas(replicas)
+        self._connection, self._writer, self._getter = connection, writer, getter
+        self._register, self._chunks = register, chunks
+        self._plans = Plans()
+
+    def __repr__(self) -> str:
+        return f"<weights {self.name!r}>"
+
+    # publishing
+
+    async def publish(
+        self, version: int, tensors: Any, *, rank: int = 0, ranks: int = 1, timeout: float = TIMEOUT_S
+    ) -> None:
+        """Publish a version, or one rank's part of it. It is there for readers once all `ranks` have published theirs.
+
+        version: a whole number; higher is newer. It is above the newest that is complete.
+        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which no
+            more than 256 MiB are held at a time. Each is a `torch.Tensor` of any device, strides and dtype but sparse
+            and quantized ones, an array, a `DTensor`, of which each rank brings its local shard, or a
+            `dataplane.weights.Slice` of a tensor. Tensors of one memory (tied ones) are stored once.
+        rank, ranks: of this publisher, and of all of this version.
+        timeout: seconds to wait for room.
+
+        When it returns, the tensors may be changed. Raises Misuse (a name twice, a version that is not new), Schema-
+        Mismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. Nothing is seen of one that fails or is
+        cancelled; what it has written goes at once or, if it is all there, with the next version.
+        """
+        number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
+        if not 0 <= mine < arguments.whole("ranks", ranks):
+            raise Misuse(f"rank {rank} of {ranks}")
+        deadline = Deadline.after(arguments.seconds(timeout))
+        seen = await self._seen()
+        newest = max(seen.complete, default=None)
+        if newest is not None and number <= newest:
+            raise Misuse(f"version {number} of {self!r} is not newer than {newest}, which is complete")
+        older = None if newest is None else await self._older(seen, newest, mine, ranks, deadline)
+        async with Publication(self._connection, self._writer, deadline, older, deltas=True) as publication:
+            chunks, entries, bases = await publication.write(tensors)
+            part = Part(number, mine, ranks, chunks, entries, bases)
+            if self.replicas > 1 and publication.refs:
+                await self._writer.replicate(concat(publication.refs), self.replicas, deadline.remaining_s)
+            keys = [_chunk_key(number, mine, at) for at in range(len(chunks))]
+            keys += [_delta_key(number, mine, at) for at in publication.deltas]
+            await publication.give(self._chunks, keys)
+            placed = publication.placement(part.layout)
+        encoded = zlib.compress(part.encode(), 1)
+        pages = [encoded[start : start + _TAG] for start in range(0, len(encoded), _TAG)]
+        keys = [f"q/{number}/{mine}/{page}" for page in range(len(pages))]
+        await self._chunks.write(keys, tags=[{"part": page} for page in pages])
+        said = {} if len(placed) > _TAG else {PLACED: placed}
+        await self._register.write([f"p/{number}/{mine}/{ranks}/{len(pages)}"], tags=[said])
+        seen = await self._seen()
+        if number in seen.complete:
+            await self._announce(seen.news)
+            await self._tidy(seen)
+
+    async def _older(self, seen: Seen, version: int, rank: int, ranks: int, deadline: Deadline) -> Older | None:
+        """What this rank published as that version, where that is in memory of this host."""
+        if len(seen.complete[version]) != ranks:
+            return None
+        with suppress(Lost, Misuse, _Gone, Retryable):
+            part = (await self._parts(seen, version, [rank]))[rank]
+            roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # it is held while the new one is written
+            if part.chunks and roomy:
+                rows = await self._read([_chunk_key(version, rank, at) for at in range(len(part.chunks))], COLUMN)
+                pieces = rows.unlinked().pieces(COLUMN)
+                if all(piece.node == self._connection.welcome.node for piece in pieces):
+                    held = await self._getter.hold(rows, deadline.remaining_s)
+                    return Older(part, rows, [held[piece.node, piece.shard] for piece in pieces])
+        return None
+
+    async def _announce(self, last: int) -> None:
+        """Wake whoever waits. Another that announces at the same moment may take the same number: the later stays."""
+        mark = secrets.token_hex(8)
+        while True:
+            last += 1
+            key, column = f"n/{last}", f"n{last % _NEWS}"
+            await self._register.write([key], {column: [mark]}, tags=[{"mark": mark}])
+            with suppress(Misuse):
+                if (await self._register.look([key])).tags[0].get("mark") == mark:
+                    return
+
+    async def _tidy(self, seen: Seen) -> None:
+        """Let older versions go, and what is left of those that were never complete."""
+        kept = sorted(seen.complete)[-self.keep :]
+
+        def old(key: str) -> bool:
+            kind, number, *_ = key.split("/")
+            if kind == "n":
+                return int(number) <= seen.news - _NEWS // 2
+            return int(number) <= kept[-1] and int(number) not in kept
+
+        for table, keys in ((self._register, seen.keys), (self._chunks, (await self._chunks.look(tags=False)).keys)):
+            gone = [key for key in keys if old(key)]
+            if gone:
+                await table.clear(gone)
+
+    async def drop(self) -> None:
+        """All versions go. Who has mapped one keeps it."""
+        await self._register.drop()
+        await self._chunks.drop()
+
+    # reading
+
+    async def versions(self) -> list[int]:
+        """The versions that are complete, the oldest first."""
+        return sorted((await self._seen()).complete)
+
+    async def get(
+        self,
+        version: int | str | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        slices: Mapping[str, Selected] | None = None,
+        timeout: float = TIMEOUT_S,
+    ) -> Tensors:
+        """The tensors of a version, in place: a mapping by name, with its `version`. All processes of a host map the
+        same bytes, which come once to each host, and of which only those that are asked for come.
+
+        version: None: the newest that is complete; a number: that one; ">= 7": the newest, from 7 on.
+        names: the tensors that are wanted; all, if None.
+        slices: by name, the part of a tensor that is wanted: a slice (of step 1), (start, stop) or None a dimension. A
+            tensor that is not named there is wanted whole.
+        timeout: seconds to wait for the version, and for room.
+
+        The mapping stays as it is whatever is published later, until it and all tensors of it have gone. Raises
+        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
+        one, that nobody published), OwnerDied, Backpressure, PeerUnavailable.
+        """
+        deadline = Deadline.after(arguments.seconds(timeout))
+        exact, least = _wanted(version)
+        for left in reversed(range(_TRIES)):
+            found, seen = await self._wait(exact, least, deadline)
+            try:
+                return await self._open(found, seen, names, slices, deadline)
+            except PeerUnavailable:  # a host has much to do, perhaps: what came stays here
+                if not left or not deadline.remaining_s:
+                    raise
+            except (Freed, _Gone):  # it went meanwhile
+                continue
+        raise Freed(f"versions of {self!r} go before they are read: keep more than {self.keep}")
+
+    async def _open(
+        self,
+        version: int,
+        seen: Seen,
+        names: Sequence[str] | None,
+        slices: Mapping[str, Selected] | None,
+        deadline: Deadline,
+    ) -> Tensors:
+        """Raises as `get`, and _Gone or Freed where the version has gone meanwhile."""
+        placed = seen.placements(version) or []
+        plan = self._plans.find(placed, names, slices) if placed else None
+        parts: dict[int, Part] = {}
+        if plan is None:
+            parts = await self._parts(seen, version, range(len(seen.complete[version])))
+            plan = planned(version, list(parts.values()), names, slices)
+            if placed and [part.layout for part in parts.values()] == [each.layout for each in placed]:
+                self._plans.keep(placed, names, slices, plan)
+            else:
+                placed = []
+        here = shards_here(placed, self._connection.welcome.node, plan.chunks) if placed else None
+        if here is not None:
+            with suppress(Lost):  # they are elsewhere by now, perhaps: the table knows
+                held = await self._getter.hold_own(here, deadline.remaining_s) if here else []
+                return Tensors(version, plan.wanted, dict(zip(plan.chunks, held, strict=True)))
+        if not parts:
+            parts = await self._parts(seen, version, range(len(seen.complete[version])))
+        return Tensors(version, plan.wanted, await self._hold(version, seen, parts, plan, deadline))
+
+    async def _hold(
+        self, version: int, seen: Seen, parts: Mapping[int, Part], plan: Plan, deadline: Deadline
+    ) -> Mapping[Place, Held]:
+        """The chunks that are wanted, from where the table says that they are. Raises as `_open`."""
+        wanted = plan.chunks
+        if not wanted:
+            return {}
+        ref = await self._read([_chunk_key(version, *place) for place in wanted], COLUMN)
+        shards = [(piece.node, piece.shard) for piece in ref.unlinked().pieces(COLUMN)]
+        own = self._connection.welcome.node
+        asked: dict[ShardKey, tuple[bytes, list[m.Step]]] = {}
+        if any(node != own for node, _ in shards):
+            far = [place for place, (node, _) in zip(wanted, shards, strict=True) if node != own]
+            steps = await self._steps(parts, far, seen)
+            for (place, pieces), shard in zip(wanted.items(), shards, strict=True):
+                asked[shard] = stretches_of(parts[place[0]].chunks[place[1]], pieces), steps.get(place, [])
+        held = await self._getter.hold(ref, deadline.remaining_s, asked)
+        return {place: held[shard] for place, shard in zip(wanted, shards, strict=True)}
+
+    async def _parts(self, seen: Seen, version: int, ranks: Iterable[int]) -> dict[int, Part]:
+        """The parts of these ranks of a complete version. Raises _Gone, Corrupt."""
+        if version not in seen.complete:
+            raise _Gone(f"version {version} has gone")
+        pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
+        try:
+            rows = await self._chunks.look([f"q/{version}/{rank}/{page}" for rank, page in pages])
+        except LimitExceeded:
+            raise
+        except Misuse:
+            raise _Gone(f"version {version} has gone") from None
+        encoded: dict[int, bytes] = {}
+        for (rank, _), tags in zip(pages, rows.tags, strict=True):
+            encoded[rank] = encoded.get(rank, b"") + bytes(tags["part"])
+        try:
+            return {rank: decode(zlib.decompress(each)) for rank, each in encoded.items()}
+        except zlib.error as error:
+            raise Corrupt(f"no part of a version of weights: {error}") from None
+
+    async def _steps(self, parts: Mapping[int, Part], places: Sequence[Place], seen: Seen) -> dict[Place, list[m.Step]]:
+        """By which steps these chunks can be made of older ones, as far back as versions are kept."""
+        steps: dict[Place, list[m.Step]] = {}
+        of = dict(parts)
+        left = list(places)
+        with suppress(Lost, _Gone):
+            while left:
+                left = [(rank, chunk) for rank, chunk in left if rank in of and chunk in of[rank].bases]
+                keys = [_delta_key(of[rank].version, rank, chunk) for rank, chunk in left]
+                pieces = (await self._read(keys, COLUMN)).unlinked().pieces(COLUMN) if keys else ()
+                for place, piece in zip(left, pieces, strict=True):
+                    base = of[place[0]].bases[place[1]]
+                    steps.setdefault(place, []).append((base.node, base.shard, piece.node, piece.shard))
+                older = {of[rank].bases[chunk].version for rank, chunk in left} & seen.complete.keys()
+                ranks = {rank for rank, _ in left}
+                of = await self._parts(seen, older.pop(), ranks) if len(older) == 1 else {}
+        return steps
+
+    async def _read(self, keys: Sequence[str], column: str) -> Any:
+        try:
+            return await self._chunks.read(list(keys), [column])
+        except LimitExceeded:
+            raise
+        except Misuse:
+            raise _Gone("chunks of this version have gone") from None
+
+    async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, Seen]:
+        """The version that is to be read, once it is there."""
+        while True:
+            seen = await self._seen()
+            newest = max(seen.complete, default=None)
+            if exact is not None and exact in seen.complete:
+                return exact, seen
+            if exact is not None and newest is not None and newest > exact:
+                raise Freed(f"version {exact} of {self!r} is not kept any more, or was never there: {newest} is newer")
+            if exact is None and newest is not None and (least is None or newest >= least):
+                return newest, seen
+            if not deadline.remaining_s:
+                wanted = exact if exact is not None else f">= {least}" if least is not None else "any"
+                raise NotReady(f"no version of {self!r} was there in time: {wanted} is wanted, {newest} is the newest")
+            await self._sleep(seen, deadline)
+
+    async def _sleep(self, seen: Seen, deadline: Deadline) -> None:
+        """Until something is told after this look, or it is time to look again."""
+        with suppress(NotReady):
+            await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
+
+    async def newer(self, than: int | None = None, *, timeout: float = TIMEOUT_S) -> int:
+        """The newest version that is complete, once it is newer than this one. Raises NotReady."""
+        least = None if than is None else arguments.whole("a version", than) + 1
+        return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
+
+    async def watch(self, after: int | None = None) -> AsyncIterator[int]:
+        """The newest version that is complete, and each that is the newest later, as soon as it is. Who is slow is told
+        of the newest alone. after: the version that is known already."""
+        while True:
+            with suppress(NotReady):
+                after = await self.newer(after)
+                yield after
+
+    async def _seen(self) -> Seen:
+        """What is complete now: one message."""
+        rows = await self._register.look()
+        return Seen.of(rows.keys, rows.tags)
+
+
+class _Gone(Exception):
+    """A version that was there is not any more."""
+
+
+def _delta_key(version: int, rank: int, chunk: int) -> str:
+    return f"d/{version}/{rank}/{chunk}"
+
+
+def _chunk_key(version: int, rank: int, chunk: int) -> str:
+    return f"c/{version}/{rank}/{chunk}"
+
+
+def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
+    """The version that is asked for, or the least that is. Raises Misuse."""
+    if version is None:
+        return None, None
+    if not isinstance(version, str):
+        return arguments.whole("a version", version), None
+    sign, _, number = version.partition("=")
+    try:
+        if sign.strip() == ">":
+            return None, int(number)
+    except ValueError:
+        pass
+    raise Misuse(f'a version is a whole number, ">= N" or None, not {version!r}')

@@ -1,0 +1,135 @@
+"""Requests of a thread without the loop: what happens meanwhile, what fails, and what is left to the loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.processes import StandingNode, eventually
+
+ROW = {"ids": [[1, 2, 3]], "x": np.array([0.5])}
+
+
+@pytest.fixture
+def plane(node: StandingNode) -> Iterator[dp.Plane]:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def node(tmp_path: Any) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="16MiB", spill=0) as node:
+        yield node
+
+
+class Steps:
+    """Which calls ran a task in the loop."""
+
+    def __init__(self, plane: dp.Plane, patch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        lead = plane._turns._lead
+
+        def counted(*of: Any) -> Any:
+            self.count += 1
+            return lead(*of)
+
+        patch.setattr(plane._turns, "_lead", counted)
+
+
+def test_small_and_simple_calls_run_no_task(plane: dp.Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.client.turns._ALONE_S", 10.0)
+    stream = plane.stream("s", tasks=["t"])
+    steps = Steps(plane, monkeypatch)
+    keys = stream.append(ROW, group="g", version=3, tags={"a": 1})
+    stream.extend(keys, {"reward": np.array([1.0])})
+    ref = plane.put(ROW)
+    large = plane.put({"x": np.arange(40_000, dtype=np.float32)[None], "y": np.ones((1, 20_000))})
+    assert plane.get(ref)["ids"].to_list() == [[1, 2, 3]]
+    assert plane.get(large)["x"].numpy()[0, -1] == 39_999
+    assert steps.count == 0
+    with stream.consume("t", rows=1, columns=["ids", "x", "reward"], timeout=5) as delivery:
+        assert (delivery.keys, delivery.groups, delivery.versions, delivery.tags) == (keys, ["g"], [3], {"a": [1]})
+        assert delivery.get()["reward"].to_list() == [1.0]
+
+
+def test_one_that_waits_for_room_leaves_the_loop_to_others(plane: dp.Plane) -> None:
+    stream = plane.stream("s", tasks=["t"], max_rows=1)
+    stream.append(ROW)
+    done: list[list[str]] = []
+    waiting = threading.Thread(target=lambda: done.append(stream.append(ROW)))
+    waiting.start()
+    for _ in range(2):  # the second is there only once the first was consumed
+        with stream.consume("t", rows=1, columns=["x"], timeout=30):
+            pass
+    waiting.join(30)
+    assert len(done[0]) == 1
+
+
+def test_one_that_is_interrupted_is_not_done(plane: dp.Plane) -> None:
+    stream = plane.stream("s", tasks=["t"], max_rows=1)
+    stream.append(ROW)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stream.append(ROW)
+    timer.join()
+    with stream.consume("t", rows=1, columns=["x"], timeout=30):
+        pass
+    assert eventually(lambda: stream.stats()["rows"] == 0)
+    stream.append(ROW)  # the connection lives on
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda plane, stream: stream.append(ROW, version=1.5), dp.Misuse),
+        (lambda plane, stream: stream.append(ROW, group=[1, 2]), dp.Misuse),
+        (lambda plane, stream: stream.append({**ROW, "ids": np.ones(1)}), dp.SchemaMismatch),
+        (lambda plane, stream: stream.extend(["~none.1"], {"y": np.ones(1)}), dp.Misuse),
+        (lambda plane, stream: stream.extend(["a", "b"], {"y": np.ones(1)}), dp.SchemaMismatch),
+        (lambda plane, stream: plane.put(ROW, scope=5), dp.Misuse),
+    ],
+)
+def test_errors_are_those_of_the_loop(plane: dp.Plane, call: Callable[..., Any], error: type[Exception]) -> None:
+    stream = plane.stream("s", tasks=["t"])
+    stream.append(ROW)
+    with pytest.raises(error):
+        call(plane, stream)
+    assert stream.append(ROW)
+    assert stream.stats()["rows"] == 2
+
+
+def test_a_put_that_finds_no_room_leaves_nothing(plane: dp.Plane) -> None:
+    columns = {"x": np.ones((1, 120 << 10), np.uint8), "y": np.ones((1, 120 << 10), np.uint8)}
+    with pytest.raises(dp.Backpressure):
+        for _ in range(1 << 10):
+            plane.put(columns, timeout=0.0)
+    assert plane.stats().reserved_bytes == 0
+
+
+def test_a_node_that_goes_meanwhile_is_told_of(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("s", tasks=["t"])
+        node.kill()
+        with pytest.raises(dp.PeerUnavailable):
+            for _ in range(100):
+                stream.append(ROW)
+        with pytest.raises(dp.PeerUnavailable):
+            plane.put(ROW)
+
+
+def test_a_closed_plane_is_closed(node: StandingNode) -> None:
+    plane = dp.connect(node.address)
+    stream = plane.stream("s", tasks=["t"])
+    ref = plane.put(ROW)
+    plane.close()
+    for call in (lambda: stream.append(ROW), lambda: plane.put(ROW), lambda: plane.get(ref)):
+        with pytest.raises(dp.Closed):
+            call()

@@ -1,0 +1,114 @@
+"""Rows in one run of one shard: the short way gives what the long one gives, and refuses what that refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.batch.batch import Batch
+from dataplane.batch.columns import plan
+from dataplane.batch.field import Field
+from dataplane.batch.ref import BatchRef, Span, span_of
+from dataplane.client.memory import Segment
+from dataplane.client.pins import Pin
+from dataplane.client.span import Shown
+from dataplane.client.writer import _layout_of, _payload
+from dataplane.errors import Corrupt, Misuse, ProtocolMismatch
+from dataplane.wire import messages as m
+from dataplane.wire.places import pack
+
+NODE = bytes(range(8))
+COLUMNS = {
+    "ids": [[1, 2, 3], [], [4]],
+    "logp": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "flag": np.array([True, False, True]),
+    "text": ["a", "", "ccc"],
+    "info": [{"x": 1}, {"x": 2}, {"x": 3}],
+}
+
+
+def stored(columns: dict[str, Any]) -> tuple[BatchRef, bytes, bytes]:
+    """A reference to all of a shard of these columns, its layout, and its bytes."""
+    planned = plan(columns)
+    placed = [(c.name, c.field, c.logical_nbytes, 7, i) for i, c in enumerate(planned.columns)]
+    return BatchRef.of(NODE, planned.rows, placed), _layout_of(planned.columns), _payload(planned.columns)
+
+
+def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> m.Held:
+    """As a node answers for a small shard, whose bytes it carries."""
+    told = pack([7, -1, 0, len(payload), 0, 0]) if places is None else places
+    return m.Held(1, told, [layout], [], carried=payload)
+
+
+def opened(span: Span | None, reply: m.Held) -> Batch:
+    assert span is not None
+    segments: dict[int, Segment] = {}
+    return Shown(reply).opened(span, segments, Pin)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])
+def test_a_span_reads_as_its_values(rows: slice) -> None:
+    ref, layout, payload = stored(COLUMNS)
+    batch = opened(span_of(ref[rows]), answer(layout, payload))
+    expected = {name: [*values][rows] for name, values in COLUMNS.items()}
+    assert list(batch) == list(COLUMNS)
+    for name, values in expected.items():
+        assert batch[name].to_list() == [v.tolist() if isinstance(v, np.generic | np.ndarray) else v for v in values]
+    assert batch["logp"].numpy().tolist() == COLUMNS["logp"][rows].tolist()
+    assert not batch["logp"].numpy().flags.writeable
+
+
+def test_columns_that_are_picked_and_renamed_are_theirs() -> None:
+    ref, layout, payload = stored(COLUMNS)
+    batch = opened(span_of(ref.select("text", "logp").rename(text="said")), answer(layout, payload))
+    assert list(batch) == ["said", "logp"]
+    assert batch["said"].to_list() == COLUMNS["text"]
+
+
+def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
+    ref, _, _ = stored(COLUMNS)
+    other = BatchRef.of(NODE, 3, [("more", Field("dense", "float32", ()), 12, 8, 0)])
+    assert span_of(ref[[0, 2]]) is None
+    assert span_of(ref[[2, 1, 0]]) is None
+    assert span_of(ref.union(other)) is None
+    assert span_of(ref[0:0]) is None
+    assert span_of(ref.numbered(lambda key: key[1] | 1 << 40)) is None  # a link
+
+
+def test_a_column_beyond_those_of_the_shard_is_refused() -> None:
+    ref, layout, payload = stored(COLUMNS)
+    lie = BatchRef.of(NODE, 3, [("logp", ref.schema["logp"], 48, 7, 9)])
+    with pytest.raises(Misuse, match="column 9"):
+        opened(span_of(lie), answer(layout, payload))
+
+
+def test_a_column_of_another_kind_is_refused() -> None:
+    _, layout, payload = stored(COLUMNS)
+    lie = BatchRef.of(NODE, 3, [("logp", Field("dense", "int64", (4,)), 48, 7, 1)])
+    with pytest.raises(Corrupt):
+        opened(span_of(lie), answer(layout, payload))
+
+
+def test_rows_beyond_those_of_the_shard_are_refused() -> None:
+    ref, layout, payload = stored(COLUMNS)
+    lie = BatchRef.of(NODE, 9, [("logp", ref.schema["logp"], 144, 7, 1)])
+    with pytest.raises(Corrupt, match="row 8"):
+        opened(span_of(lie), answer(layout, payload))
+
+
+@pytest.mark.parametrize(
+    "places", [b"", b"x" * 47, pack([7, -1, 0, 8, 0, 0, 8, -1, 0, 8, 0, 0]), pack([7, -1, 0, 8, 3, 0])]
+)
+def test_an_answer_that_tells_of_no_single_shard_is_refused(places: bytes) -> None:
+    _, layout, payload = stored(COLUMNS)
+    with pytest.raises(ProtocolMismatch):
+        Shown(answer(layout, payload, places=places))
+
+
+def test_an_answer_that_carries_too_little_is_refused() -> None:
+    ref, layout, payload = stored(COLUMNS)
+    reply = answer(layout, payload[:-64], places=pack([7, -1, 0, len(payload), 0, 0]))
+    with pytest.raises(Corrupt):
+        opened(span_of(ref), reply)
