@@ -5,7 +5,8 @@
 
 An actor of the job, the keeper, puts an actor on each Ray node that is alive, also on those that come later. That one
 starts the node's process, which ends with it. The keeper tells all nodes where the others listen, as often as that
-changes; who is alive, they find out by greeting each other (`cluster.static`).
+changes; those agree on which of them run the cluster's coordinator (`cluster.founding`), so where a job has several
+hosts, etcd is installed on each, as the extra does.
 
 What always holds: the nodes are those of one Ray job, share a key that was made for it, and end with it, or with the
 process that called `up`; a node's process that ends is started again, as another node; Ray's own idea of which Ray
@@ -22,13 +23,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.hosted import Hosted, new_key
+from dataplane.client.sync import connect
 from dataplane.clock import Deadline
 from dataplane.config import ClusterConfig, NodeConfig, check_host
-from dataplane.errors import Misuse, PeerUnavailable, Rejected
+from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, Rejected
+from dataplane.integrations import process
+from dataplane.integrations.ray_metrics import Exporting
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -38,6 +43,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between looks at which Ray nodes there are
 _AGAIN_S = 1.0  # before another try
 _START_S = 60.0
+_KNOWN_S = 0.02  # between looks at who is a member
+_AT_ONCE = 16  # calls of a host: one waits for its end, and each `up` for its members
 _DOWN_S = 10.0
 _keeping: Any = None  # the keeper's handle: it would end with its last
 
@@ -51,7 +58,8 @@ def up(
     keep: bool = True,
 ) -> None:
     """Put a node on every Ray node of this Ray job, and return once each runs. The nodes end with the process that
-    calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is.
+    calls this: call it in the driver, or in the actor that drives the job. What is up already stays as it is. Each
+    knows the others then, so that what one puts can be read on any.
 
     config: the settings of each node. None: those that suit each host.
     transports: what carries bytes between them, the best first. Empty: what suits each host.
@@ -61,7 +69,7 @@ def up(
         otherwise.
 
     Raises Misuse where Ray has not been initialised or the key can not be read, Rejected where a host can not meet the
-    settings, PeerUnavailable where a node does not run in time.
+    settings, PeerUnavailable where a node does not run, or know the others, in time.
     """
     global _keeping
     ray, keeper = _ray(), _keeper()
@@ -84,9 +92,14 @@ def up(
 
 
 def down() -> None:
-    """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. Idempotent."""
+    """End the nodes of this Ray job, with all that they hold; they do so soon after this returns. The plane that this
+    process's doors share is closed: its node may answer for a moment, and know nothing of those that `up` starts.
+    Idempotent."""
     global _keeping
     _keeping = None
+    if process.by_ray() is not None:
+        with suppress(DataplaneError):
+            process.close()
     ray, keeper = _ray(), _keeper()
     if keeper is not None:
         ray.kill(keeper)
@@ -174,6 +187,7 @@ class _DataplaneHost:
         self._config = config
         self._key = key
         self._node: Hosted | None = None
+        self._exporting: Exporting | None = None
         self._seeking = threading.Lock()
         self._told = 0
 
@@ -182,6 +196,8 @@ class _DataplaneHost:
         config = self._config or NodeConfig()
         check_host(config)
         self._node = Hosted(config, self._cluster, self._key)
+        if find_spec("prometheus_client") is not None:
+            self._exporting = Exporting(self._node.address)
         return self._node.address, self._node.listens
 
     def seek(self, told: int, addresses: list[str]) -> None:
@@ -191,10 +207,25 @@ class _DataplaneHost:
                 self._told = told
                 self._node.seek(addresses)
 
+    def knows(self, addresses: list[str], timeout_s: float) -> bool:
+        """Wait until its members include all that listen there; whether they do in time. Raises DataplaneError where it
+        has ended."""
+        assert self._node is not None, "it was started"
+        deadline = Deadline.after(timeout_s)
+        with connect(self._node.address) as plane:
+            while deadline.remaining_s > 0:
+                members = plane.members().get("members", {})
+                if {member["address"] for member in members.values()} >= set(addresses):
+                    return True
+                time.sleep(_KNOWN_S)
+        return False
+
     def wait(self) -> None:
         """Wait until it has ended."""
         assert self._node is not None, "it was started"
         self._node.wait()
+        if self._exporting is not None:
+            self._exporting.close()
         self._node.close()
 
 
@@ -226,10 +257,25 @@ class _DataplaneKeeper:
 
     async def up(self, timeout_s: float) -> tuple[str, str, bool]:
         """Wait until all run. Why some do not in time, and whether that is for the settings."""
+        deadline = Deadline.after(timeout_s)
         await self._look()
         await self._wait(lambda: all(place.address or place.refused for place in self._places.values()), timeout_s)
         late = [place for place in self._places.values() if not place.address]
+        if not late:
+            late = await self._strangers(deadline.remaining_s)
         return "", "; ".join(f"{place.ip}: {place.why}" for place in late), any(place.refused for place in late)
+
+    async def _strangers(self, timeout_s: float) -> list[_Place]:
+        """Wait until all that run are members to each other: what one puts can be read on any other then. Those that
+        do not know the others in time. One that ends meanwhile is started again, and not waited for."""
+        places = [place for place in self._places.values() if place.host is not None]
+        listening = [place.listens for place in places]
+        known = (place.host.knows.remote(listening, timeout_s) for place in places)
+        answers = await asyncio.gather(*known, return_exceptions=True)
+        found = [place for place, answer in zip(places, answers, strict=True) if answer is False]
+        for place in found:
+            place.why = "its node does not know the others"
+        return found
 
     async def where(self, name: str, dead: str, timeout_s: float) -> tuple[str, str, bool]:
         """The address of the node on a Ray node, waited for, where it is not the `dead` one's; else why none runs, and
@@ -277,7 +323,7 @@ class _DataplaneKeeper:
         """Have a node on this Ray node, until cancelled."""
         import ray
 
-        on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=4, scheduling_strategy=_on(name))
+        on = ray.remote(_DataplaneHost).options(num_cpus=0, max_concurrency=_AT_ONCE, scheduling_strategy=_on(name))
         while True:
             host = on.remote(place.ip, self._config, self._key, self._transports)
             try:

@@ -19,7 +19,7 @@ from typing import Any
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
-from dataplane.integrations.openrlhf import freeing
+from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf.outline import Found, is_plain_tensor
 from dataplane.integrations.rows import LazyRow, put_rows
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 from dataplane.batch.ref import BatchRef
-from dataplane.integrations.openrlhf import freeing
+from dataplane.integrations import freeing
 from dataplane.integrations.rows import LazyRow
 
 #: What is imported wherever samples are drawn from rollout workers, and nowhere else.

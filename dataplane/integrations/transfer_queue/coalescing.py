@@ -16,40 +16,77 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from dataplane.batch import tensordicts, tensors, variants
+import numpy as np
+
+from dataplane.batch import media, tensordicts, tensors, variants
 from dataplane.batch.values import Values
-from dataplane.integrations.sharing import TENSOR
-from dataplane.integrations.transfer_queue import values
+from dataplane.errors import SchemaMismatch
+from dataplane.integrations.sharing import LEAST, TENSOR
+from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 
 _FEW = 16
 """Rows of a put up to which it is made together with others."""
 
-_MOST = 1024
-"""Rows of what is made together."""
+_MOST, _MOST_LARGE = 1024, 16
+"""Rows of what is made together: of small values, of large ones."""
 
-_OTHER = ""  # the kind of values that are no tensors
+_DEPTH = 8  # of containers in which large values are looked for
+
+OTHER = ""
+"""The kind of values that are no tensors."""
 
 Kinds = tuple[tuple[str, str], ...]
 """By field, what its rows are: how tensors were put, their dtype and dimensions."""
 
 
+Together = Callable[
+    [str, list[str], Mapping[str, Values] | None, list[Mapping[str, Any]] | None, sharing.Keys | None],
+    list[KVBatchMeta],
+]
+"""Puts rows of a partition by key; a meta a row."""
+
+Singly = Callable[["Asked"], KVBatchMeta | None]
+"""Makes a put by a shorter way, if there is one for it; None, and nothing was put, where there is none."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """The fields of one row that have a large value, and their keys (`sharing.keys`)."""
+
+    columns: dict[str, Values]
+    keys: dict[str, list[bytes | None]]
+
+    def repeated(self, rows: int) -> tuple[dict[str, Values], dict[str, list[bytes | None]]]:
+        """The same for so many rows of these values. Fields that are one object stay one."""
+        seen: dict[int, Values] = {}
+        for values_ in self.columns.values():
+            if id(values_) not in seen:
+                seen[id(values_)] = values_.take(np.zeros(rows, np.int64))
+        return (
+            {name: seen[id(values_)] for name, values_ in self.columns.items()},
+            {name: several * rows for name, several in self.keys.items()},
+        )
+
+
 @dataclass(slots=True)
 class Asked:
-    """A put that was asked for. rows: by field, a value a row; None where it has tags alone. alone: what makes it by
-    itself."""
+    """A put that was asked for. rows: by field, a value a row; None where it has tags alone. large: fields that have a
+    large value. alone: what makes it by itself. contents: of the large fields, once they were looked at."""
 
     partition: str
     keys: list[str]
     kinds: Kinds | None
     rows: dict[str, list[Any]]
+    large: tuple[str, ...]
     tags: Sequence[Mapping[str, Any]] | None
     alone: Callable[[], KVBatchMeta]
-    answer: Future[KVBatchMeta]
+    answer: Future[KVBatchMeta] = field(default_factory=Future)
+    contents: Contents | None = None
 
 
 def asked(
@@ -59,32 +96,38 @@ def asked(
     tags: Sequence[Mapping[str, Any]] | None,
     alone: Callable[[], KVBatchMeta],
 ) -> Asked | None:
-    """A put that can be made together with others; None for one that can not, or has a value so large that it may be
-    stored already: where values of several puts are one column, that is stored as a whole (`sharing`)."""
+    """A put that can be made together with others; None for one that can not."""
     if not 0 < len(keys) <= _FEW or len(set(keys)) < len(keys) or (tags is not None and len(tags) != len(keys)):
         return None
     rows: dict[str, list[Any]] = {}
     kinds: list[tuple[str, str]] = []
+    large: list[str] = []
     if fields is not None:
         for name, entry in _entries(fields):
             kind, of_field = _rows(entry, whole=tensordicts.is_tensordict(fields))
             if len(of_field) != len(keys) or not isinstance(name, str):
                 return None
-            if any(_size(value) >= TENSOR for value in of_field):
-                return None
+            if any(map(_is_large, of_field)):
+                large.append(name)
             rows[name] = of_field
             kinds.append((name, kind))
-        if not rows:
+        if not rows or (large and len(keys) > 1):
             return None
     found = None if fields is None else tuple(sorted(kinds))
-    return Asked(partition, list(keys), found, rows, tags, alone, Future())
+    return Asked(partition, list(keys), found, rows, tuple(large), tags, alone)
 
 
-def _size(value: Any) -> int:
-    """Bytes of the tensors that a value is, or has by key."""
+def _is_large(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is, or has in its containers, something that is looked up by its content (`sharing`)."""
     if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return int(value.numel() * value.element_size()) if tensors.is_tensor(value) else 0
+        return depth > 0 and any(_is_large(each, depth - 1) for each in value.values())
+    if isinstance(value, list | tuple):
+        return depth > 0 and any(_is_large(each, depth - 1) for each in value)
+    if isinstance(value, bytes | bytearray | str):
+        return len(value) >= LEAST
+    if tensors.is_tensor(value):
+        return int(value.numel() * value.element_size()) >= TENSOR
+    return media.is_image(value) or (isinstance(value, np.ndarray) and value.nbytes >= LEAST)
 
 
 def _entries(fields: Any) -> list[tuple[Any, Any]]:
@@ -99,28 +142,28 @@ def _rows(entry: Any, *, whole: bool) -> tuple[str, list[Any]]:
     if tensors.is_tensor(entry):
         nested = bool(entry.is_nested)
         if nested and not whole:
-            return _OTHER, []
+            return OTHER, []
         rows = list(entry.unbind()) if whole else [entry]
         dimensions = entry.ndim - 1 if whole else entry.ndim
         return f"={'ragged' if nested else 'even'}/{str(entry.dtype)[6:]}/{dimensions}", rows
     if not whole:
-        return _OTHER, [entry]
-    return _OTHER, list(entry.tolist()) if type(entry).__name__ == "NonTensorStack" else []
+        return OTHER, [entry]
+    return OTHER, list(entry.tolist()) if type(entry).__name__ == "NonTensorStack" else []
 
 
 class Coalescing:
-    """The puts of one process. `together` makes those of a partition; `pool` has the thread that does."""
+    """The puts of one process. `together` makes those of a partition, in a thread of `pool`; `singly` one of them."""
 
-    def __init__(self, pool: Callable[[], Executor]) -> None:
+    def __init__(self, pool: Callable[[], Executor], together: Together, singly: Singly = lambda _: None) -> None:
         self._pool = pool
+        self._together = together
+        self._singly = singly
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[Asked] = deque()
         self._running = False
 
-    async def put(
-        self, one: Asked, together: Callable[[str, list[str], Any, list[Mapping[str, Any]] | None], list[KVBatchMeta]]
-    ) -> KVBatchMeta:
+    async def put(self, one: Asked) -> KVBatchMeta:
         """Make it, beside what else is asked for. Raises as it would alone. Cancelled, it is made all the same."""
         if self._pid != os.getpid():  # a forked child has neither the thread nor what waited for it
             self._pid, self._lock, self._running = os.getpid(), threading.Lock(), False
@@ -129,10 +172,10 @@ class Coalescing:
             self._waiting.append(one)
             begin, self._running = not self._running, True
         if begin:
-            self._pool().submit(self._make, together)
+            self._pool().submit(self._make)
         return await asyncio.wrap_future(one.answer)
 
-    def _make(self, together: Callable[..., list[KVBatchMeta]]) -> None:
+    def _make(self) -> None:
         """Make all that wait, until none does."""
         while True:
             with self._lock:
@@ -140,7 +183,8 @@ class Coalescing:
                 if not several:
                     self._running = False
                     return
-            _answer(several, together)
+            for each in _by_content(several):
+                _answer(each, self._together, self._singly)
 
     def _next(self) -> list[Asked]:
         """The first that waits, and those that go with it."""
@@ -151,10 +195,11 @@ class Coalescing:
         for each in self._waiting:
             own = {(each.partition, key) for key in each.keys}
             alike = not taken or (
-                (each.partition, each.kinds, each.tags is None)
-                == (taken[0].partition, taken[0].kinds, taken[0].tags is None)
+                (each.partition, each.kinds, each.large, each.tags is None)
+                == (taken[0].partition, taken[0].kinds, taken[0].large, taken[0].tags is None)
             )
-            fits = alike and rows + len(each.keys) <= _MOST and not own & keys
+            most = _MOST_LARGE if each.large else _MOST
+            fits = alike and rows + len(each.keys) <= most and not own & keys
             (taken if fits else left).append(each)
             rows += len(each.keys) if fits else 0
             keys |= own
@@ -162,12 +207,31 @@ class Coalescing:
         return taken
 
 
-def _answer(several: list[Asked], together: Callable[..., list[KVBatchMeta]]) -> None:
+def _by_content(several: list[Asked]) -> list[list[Asked]]:
+    """Those together whose large values are equal. One whose values can not be carried is by itself."""
+    if not several[0].large or len(several) == 1:
+        return [several]
+    found: dict[object, list[Asked]] = {}
+    for each in several:
+        try:
+            columns = columns_of([each], each.large)
+            each.contents = Contents(columns, sharing.keys(columns))
+            content: object = tuple(sorted((name, key) for name, (key,) in each.contents.keys.items()))
+        except Exception:  # made alone, it raises its own
+            content = object()
+        if each.contents is None or len(each.contents.keys) < len(each.large):
+            content = object()  # a value that is not looked up after all may be another's
+        found.setdefault(content, []).append(each)
+    return list(found.values())
+
+
+def _answer(several: list[Asked], together: Together, singly: Singly) -> None:
     if len(several) > 1:
         try:
             keys = [key for each in several for key in each.keys]
             tags = None if several[0].tags is None else [tag for each in several for tag in each.tags or ()]
-            answers = iter(together(several[0].partition, keys, _columns(several), tags))
+            columns, known = _all_columns(several)
+            answers = iter(together(several[0].partition, keys, columns, tags, known))
         except Exception:  # whatever it is, one of them can not be made, or none: made alone, each raises its own
             pass
         else:
@@ -175,7 +239,16 @@ def _answer(several: list[Asked], together: Callable[..., list[KVBatchMeta]]) ->
                 _settle(each, partial(_joined, [next(answers) for _ in each.keys]))
             return
     for each in several:
-        _settle(each, each.alone)
+        _settle(each, partial(_alone, each, singly))
+
+
+def _alone(one: Asked, singly: Singly) -> KVBatchMeta:
+    """Make a put by itself: by the shorter way where it can be gone. What can not be carried the other way tells."""
+    try:
+        found = singly(one)
+    except SchemaMismatch:
+        found = None
+    return one.alone() if found is None else found
 
 
 def _settle(one: Asked, answer: Callable[[], KVBatchMeta]) -> None:
@@ -199,16 +272,30 @@ def _joined(rows: Sequence[KVBatchMeta]) -> KVBatchMeta:
     return KVBatchMeta(keys, tags, rows[0].partition_id, sorted(fields))
 
 
-def _columns(several: Sequence[Asked]) -> dict[str, Values] | None:
-    """The fields of all, as columns. Raises SchemaMismatch."""
-    kinds = several[0].kinds
-    if kinds is None:
-        return None
+def _all_columns(several: Sequence[Asked]) -> tuple[dict[str, Values] | None, sharing.Keys | None]:
+    """The fields of all, as columns, and the keys of large values. Raises SchemaMismatch."""
+    first = several[0]
+    if first.kinds is None:
+        return None, None
+    if first.contents is None:
+        return columns_of(several, list(first.rows)), None
+    large, keys = first.contents.repeated(len(several))
+    small = columns_of(several, [name for name in first.rows if name not in large])
+    return {**small, **large}, keys
+
+
+def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Values]:
+    """These fields of all, as columns. Those that are one object a row are made once. Raises SchemaMismatch."""
+    kinds = dict(several[0].kinds or ())
     found: dict[str, Values] = {}
-    for name, kind in kinds:
+    seen: dict[tuple[int, ...], Values] = {}
+    for name in names:
         rows = [row for each in several for row in each.rows[name]]
-        if kind == _OTHER:
-            found[name] = values.column(name, rows, len(rows))
-        else:
-            found[name] = variants.join([(kind, None, tensors.values_of_rows(name, rows))], len(rows))
+        if kinds[name] != OTHER:
+            found[name] = variants.join([(kinds[name], None, tensors.values_of_rows(name, rows))], len(rows))
+            continue
+        identity = tuple(map(id, rows))
+        if identity not in seen:
+            seen[identity] = values.column(name, rows, len(rows))
+        found[name] = seen[identity]
     return found

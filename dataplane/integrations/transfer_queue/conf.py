@@ -13,15 +13,17 @@ from typing import Any
 
 from dataplane.config import NodeConfig
 
-_OTHERS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
+OTHERS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
 """TransferQueue's own backends."""
+
+_SHOWN = 24  # names that an error lists
 
 _NODE = tuple(each.name for each in fields(NodeConfig))
 _KNOWN: dict[str, Iterable[str]] = {
     "": ("enable", "metrics", "controller", "backend"),
     "metrics": ("enabled", "port", "endpoint"),
     "controller": ("sampler", "polling_mode", "zmq_info"),
-    "backend": ("storage_backend", "Dataplane", *_OTHERS),
+    "backend": ("storage_backend", "Dataplane", *OTHERS),
     "backend.Dataplane": ("dense", "job", "node"),
     "backend.Dataplane.node": _NODE,
 }
@@ -48,12 +50,18 @@ def check(conf: Any) -> None:
             if name not in known:
                 raise ValueError(_unknown("setting", f"{path}.{name}".lstrip("."), name, known, path))
     backend = at(conf, "backend.storage_backend")
-    if backend is not None and backend not in ("Dataplane", *_OTHERS):
-        raise ValueError(_unknown("backend", str(backend), str(backend), ("Dataplane", *_OTHERS)))
+    if backend is not None and backend not in ("Dataplane", *OTHERS):
+        raise ValueError(_unknown("backend", str(backend), str(backend), ("Dataplane", *OTHERS)))
 
 
 def _unknown(what: str, named: str, name: str, known: Iterable[str], path: str = "") -> str:
-    near = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-    place = f"{path}.{near[0]}".lstrip(".") if near else ""
-    advice = f"did you mean {place}?" if near else f"there are {', '.join(known)}"
-    return f"there is no {what} {named!r}: {advice}"
+    return f"there is no {what} {named!r}: {nearest(name, known, path)}"
+
+
+def nearest(name: object, known: Iterable[str], path: str = "") -> str:
+    """Advice for a name that is none of the known: the one that was meant, else those that there are."""
+    listed = list(known)
+    near = difflib.get_close_matches(str(name), listed, 1, 0.5)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    there = (", ".join(listed[:_SHOWN]) or "none") + more
+    return f"did you mean {f'{path}.{near[0]}'.lstrip('.')}?" if near else f"there are {there}"

@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Any
 
 from dataplane.batch import tensordicts
-from dataplane.integrations.transfer_queue import coalescing, reading, writing
+from dataplane.integrations.transfer_queue import coalescing, reading, singles, writing
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.kvmeta import KVBatchMeta
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
@@ -127,7 +127,7 @@ async def async_kv_put(
     alone = partial(kv_put, key, partition_id, fields, tag, data_parser)
     given = isinstance(fields, Mapping) or tag is not None
     one = given and data_parser is None and _asked([key], partition_id, fields, None if tag is None else [tag], alone)
-    return await (_puts.put(one, _together) if one else run(alone))
+    return await (_put_beside(one) if one else run(alone))
 
 
 @wraps(kv_batch_put)
@@ -141,7 +141,7 @@ async def async_kv_batch_put(
     alone = partial(kv_batch_put, keys, partition_id, fields, tags, data_parser)
     given = tensordicts.is_tensordict(fields) or (fields is None and tags is not None)
     one = given and data_parser is None and _asked(keys, partition_id, fields, tags, alone)
-    return await (_puts.put(one, _together) if one else run(alone))
+    return await (_put_beside(one) if one else run(alone))
 
 
 def _asked(
@@ -155,18 +155,36 @@ def _asked(
     return coalescing.asked(keys, partition_id, fields, tags, alone)
 
 
+async def _put_beside(one: coalescing.Asked) -> KVBatchMeta:
+    return await (_large_puts if one.large else _puts).put(one)
+
+
 def _together(
-    partition_id: str, keys: list[str], columns: Any, tags: list[Mapping[str, Any]] | None
+    partition_id: str,
+    keys: list[str],
+    columns: Any,
+    tags: list[Mapping[str, Any]] | None,
+    known_keys: Mapping[str, Sequence[bytes | None]] | None,
 ) -> list[KVBatchMeta]:
     """Put these rows; a meta a row."""
-    found, names = writing.put(session().partition(partition_id), keys, columns, tags)
+    found, names = writing.put(session().partition(partition_id), keys, columns, tags, known_keys)
     return [
         KVBatchMeta([key], [shown(own)], partition_id, sorted(compress(names, have)))
         for key, own, have in zip(keys, found.tags, found.have, strict=True)
     ]
 
 
-_puts = coalescing.Coalescing(lambda: executor("calls"))
+def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
+    """Put a row by `singles`; None where that is not for it."""
+    made = singles.put(session().partition(one.partition), one)
+    if made is None:
+        return None
+    found, names = made
+    return KVBatchMeta(one.keys, [shown(found.tags[0])], one.partition, sorted(compress(names, found.have[0])))
+
+
+_puts = coalescing.Coalescing(lambda: executor("calls"), _together, _singly)
+_large_puts = coalescing.Coalescing(lambda: executor("calls"), _together, _singly)  # which may wait for room
 async_kv_batch_get = twin(kv_batch_get)
 async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
 async_kv_list = twin(kv_list)

@@ -45,7 +45,7 @@ def blocks(job: str) -> str:
 
 
 class _Watched:
-    """A table, which calls `lost` when it was lost with its home, and raises that it was."""
+    """A table, which calls `lost` when it was lost with all that had it, and raises that it was."""
 
     def __init__(self, table: Table, lost: Callable[[], object]) -> None:
         self._table = table
@@ -65,8 +65,9 @@ class _Watched:
 
 
 class Partition:
-    """A partition of a job, by its name, whether it is there or not. `lost` is called where it was lost with its home:
-    its name then means another one, which nobody has put anything into. `names`: of those that are there."""
+    """A partition of a job, by its name, whether it is there or not. `lost` is called where it was lost with all
+    that had it: its name then means another one, which nobody has put anything into. `names`: of those that are
+    there."""
 
     def __init__(
         self, plane: Plane, job: str, name: str, lost: Callable[[], object], names: Callable[[], list[str]]

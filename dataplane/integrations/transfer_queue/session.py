@@ -35,7 +35,7 @@ _NO_JOB = (
     " DATAPLANE_ADDRESS"
 )
 
-_KEPT = 1024  # partitions whose home is remembered
+_KEPT = 1024  # partitions that are remembered
 
 _lock = threading.Lock()
 _session: Session | None = None

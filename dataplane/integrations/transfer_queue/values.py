@@ -24,7 +24,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from dataplane.batch import objects, tensordicts, tensors, variants
+from dataplane.batch import objects, tensordicts, tensors, variants, views
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.infer import infer
@@ -114,16 +114,17 @@ def tensordict(batch: Batch | None, names: Sequence[str], rows: int, *, dense: b
     """The fields as a TensorDict of so many rows; `dense`: those put dense stay so."""
     from tensordict import TensorDict
 
-    found = {name: field(batch[name], dense=dense) for name in names} if batch is not None else {}
+    copies = objects.Copies()
+    found = {name: field(batch[name], dense=dense, copies=copies) for name in names} if batch is not None else {}
     return TensorDict(found, batch_size=[rows])
 
 
-def field(column: Column, *, dense: bool) -> Any:
-    """One field: a tensor, or a NonTensorStack."""
+def field(column: Column, *, dense: bool, copies: objects.Copies | None = None) -> Any:
+    """One field: a tensor, or a NonTensorStack. `copies`: what fields share that are read together."""
     found = variants.split(column)
     if len(found) == 1 and found[0].name.startswith(("=even", "=ragged")):
         return _tensor(found[0], dense=dense)
-    return tensordicts.stacked(_rows(column, found))
+    return tensordicts.stacked(_rows(column, found, copies))
 
 
 def _tensor(found: variants.Variant, *, dense: bool) -> Any:
@@ -145,13 +146,14 @@ def _tensor(found: variants.Variant, *, dense: bool) -> Any:
     return tensordicts.stacked(rows)
 
 
-def _rows(column: Column, found: Sequence[variants.Variant]) -> list[Any]:
+def _rows(column: Column, found: Sequence[variants.Variant], copies: objects.Copies | None) -> list[Any]:
     """A value a row, of whatever kinds they are."""
     values: list[Any] = [None] * len(column)
     for name, present, own in sorted(found, key=lambda each: each.name.startswith(".")):  # a dict's tensors last
         rows = np.flatnonzero(present).tolist()
         try:
-            each = own.to_list() if own.kind in ("text", "object") else own.tensors()
+            plain = own.kind in ("text", "object")
+            each = views.python(own.name, own.field, own.reading, copies=copies) if plain else own.tensors()
         except SchemaMismatch as error:  # a class that this process does not have
             raise mismatch_in(error, column.name, rows) from error
         if name.startswith("."):

@@ -81,10 +81,15 @@ def by_key(
 
 
 def put(
-    partition: Partition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None
+    partition: Partition,
+    keys: list[str],
+    columns: Mapping[str, Values] | None,
+    tags: Tags | None,
+    known_keys: sharing.Keys | None = None,
 ) -> tuple[Rows, list[str]]:
-    """Put rows by key; what is known of them then, of all fields of the partition, and which those are."""
-    return sharing.write(partial(partition.table.put, keys, tags=tags), columns)
+    """Put rows by key; what is known of them then, of all fields of the partition, and which those are. `known_keys`:
+    see `sharing.write`."""
+    return sharing.write(partial(partition.table.put, keys, tags=tags), columns, known_keys)
 
 
 def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> tuple[Index, list[str]]:

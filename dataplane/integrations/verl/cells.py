@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.concat import concat
+from dataplane.batch.concat import concat, described, of_rows
 from dataplane.batch.field import Field, check_field
+from dataplane.batch.frame import Cell, Shard
+from dataplane.batch.links import shard_of
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt
+from dataplane.client.sync import Plane
+from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.verl.planes import with_plane
 
 TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
@@ -34,8 +38,16 @@ _WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
 _ROW = struct.Struct("<Q")  # which row; first, so that what follows is the same for all rows of a put
 _COLUMN = struct.Struct("<c8sQQIQ")  # how, node, shard, its rows, ordinal, logical bytes
+_FIXED = np.dtype(  # of a cell, its field left out
+    {
+        "names": ["row", "how", "node", "shard", "rows", "ordinal", "nbytes"],
+        "formats": ["<u8", "S1", "V8", "<u8", "<u8", "<u4", "<u8"],
+    }
+)
+_FIRST = _ROW.pack(0)
 _SHARD_AT, _SHARD = _ROW.size + 1 + 8, struct.Struct("<Q")  # where a cell names its shard
 _MOST = 1 << 48
+_NO_CELL = "what TransferQueue's controller keeps of a row is no cell of this backend"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Field).decode
@@ -62,38 +74,64 @@ class Found(NamedTuple):
     positions: npt.NDArray[np.int64] | None
 
 
-def cells(ref: BatchRef, how: Mapping[str, bytes]) -> dict[str, list[bytes]]:
-    """The cells of what was just put, by field, one a row."""
+Made = dict[str, list[bytes]]
+"""Cells by field, one a row."""
+
+
+def cells(ref: BatchRef, how: Mapping[str, bytes]) -> Made:
+    """The cells of what was just put."""
     numbers = [_ROW.pack(row) for row in range(len(ref))]
     made = {}
-    for name, field in ref.schema.items():
-        ((node, shard, ordinal, _),) = ref.pieces(name)
-        nbytes = ref.select(name).nbytes
+    node, columns = described(ref)
+    for name, field, nbytes, shard, ordinal in columns:
         column = _COLUMN.pack(how[name], node, shard, len(ref), ordinal, nbytes) + _encode(field)
         made[name] = [number + column for number in numbers]
     return made
 
 
+def of_row(node: bytes, shard: int, columns: Sequence[tuple[str, Field, int]], how: Mapping[str, bytes]) -> Made:
+    """The cells of a row that was just put: the columns of its shard in their order, of each name, field and bytes."""
+    listed = enumerate(columns)
+    return {
+        name: [_FIRST + _COLUMN.pack(how[name], node, shard, 1, ordinal, nbytes) + _encode(field)]
+        for ordinal, (name, field, nbytes) in listed
+    }
+
+
 def retained(several: Sequence[bytes]) -> list[bytes]:
     """Another cell of each stored value, which stays until both were freed: all or none. Raises Freed, OwnerDied,
     Corrupt, LimitExceeded, PeerUnavailable."""
-    refs = list(map(_alone, several))
-    links = [shard for ref in with_plane(lambda plane: plane.retain_each(refs)) for _, shard in ref.shards()]
-    return [
-        cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
-        for cell, link in zip(several, links, strict=True)
-    ]
+    by_node: defaultdict[bytes, list[int]] = defaultdict(list)
+    wanted = []
+    for at, cell in enumerate(several):
+        stored = _stored(cell[_ROW.size :])
+        (row,) = _ROW.unpack_from(cell)
+        if row >= stored.rows:
+            raise Corrupt("a cell names a row that its shard does not have")
+        by_node[stored.node].append(at)
+        wanted.append((stored.shard, stored.ordinal, row))
+    found: list[bytes] = [b""] * len(several)
+    try:
+        for node, places in by_node.items():
+            links = with_plane(partial(_links, node, [wanted[at] for at in places]))
+            for at, link in zip(places, links, strict=True):
+                cell = several[at]
+                found[at] = cell[:_SHARD_AT] + _SHARD.pack(link) + cell[_SHARD_AT + _SHARD.size :]
+    except BaseException:
+        made = [cell for cell in found if cell]
+        with suppress(DataplaneError):
+            for each in find({"": made}) if made else ():
+                with_plane(partial(_free, each.ref))
+        raise
+    return found
 
 
-def _alone(cell: bytes) -> BatchRef:
-    """A reference to the row of one cell."""
-    stored = _stored(cell[_ROW.size :])
-    (row,) = _ROW.unpack_from(cell)
-    if row >= stored.rows:
-        raise Corrupt("a cell names a row that its shard does not have")
-    return BatchRef.of(stored.node, stored.rows, [("", stored.field, stored.nbytes, stored.shard, stored.ordinal)])[
-        row : row + 1
-    ]
+def _links(node: bytes, rows: Sequence[tuple[int, int, int]], plane: Plane) -> list[int]:
+    return plane._retain_rows(node, rows)
+
+
+def _free(ref: BatchRef, plane: Plane) -> None:
+    plane.free(ref)
 
 
 def node(cell: bytes) -> bytes:
@@ -112,14 +150,33 @@ def given_back_as(cell: bytes, other: bytes) -> bytes:
 
 
 def _stored(column: bytes) -> Stored:
+    (stored,) = _all_stored([column])
+    return stored
+
+
+def _all_stored(columns: Sequence[bytes], numbered: Callable[[int], int] = int) -> list[Stored]:
+    """What these cells, without their rows, say; `numbered` gives the number of the shard or link that they name."""
     try:
-        how, node, shard, rows, ordinal, nbytes = _COLUMN.unpack_from(column)
-        field = _field(column[_COLUMN.size :])
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(f"what TransferQueue's controller keeps of a row is no cell of this backend: {error}") from error
-    if how not in _WAYS or not 0 < rows < _MOST or nbytes >= 1 << 62:
-        raise Corrupt(f"a cell of a column of {rows} rows and {nbytes} bytes, given back as {how!r}")
-    return Stored(how, node, shard, rows, ordinal, nbytes, field)
+        fields = {each: _told_field(each) for each in {column[_COLUMN.size :] for column in columns}}
+        unpack, end = _COLUMN.unpack_from, _COLUMN.size
+        found = [
+            Stored(how, node, numbered(shard), rows, ordinal, nbytes, fields[column[end:]])
+            for column in columns
+            for how, node, shard, rows, ordinal, nbytes in (unpack(column),)
+        ]
+    except struct.error as error:
+        raise Corrupt(f"{_NO_CELL}: {error}") from error
+    for how, _, _, rows, _, nbytes, _ in found:
+        if how not in _WAYS or not 0 < rows < _MOST or nbytes >= 1 << 62:
+            raise Corrupt(f"a cell of a column of {rows} rows and {nbytes} bytes, given back as {how!r}")
+    return found
+
+
+def _told_field(told: bytes) -> Field:
+    try:
+        return _field(told)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"{_NO_CELL}: {error}") from error
 
 
 @lru_cache(maxsize=1 << 10)
@@ -131,17 +188,25 @@ def _field(told: bytes) -> Field:
     return field
 
 
-def find(fields: Mapping[str, Sequence[bytes | None]]) -> list[Found]:
+def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False) -> list[Found]:
     """The rows that the cells of each field name, in as few references as can be; a row without a cell is left out.
+    `reading`: by the shards that links are to, as they are read.
 
     Rows of one field that can not be one column (text here, dicts there) are in several. Raises Corrupt.
     """
     alike: defaultdict[object, list[tuple[str, list[Stored], _Pattern]]] = defaultdict(list)
+    singles: dict[str, _Singles] = {}
     for name, listed in fields.items():
-        for stored, pattern in _classes(listed):
-            places = tuple((each.node, each.rows) for each in stored)
+        single = _singles(listed)
+        if single is not None:
+            singles[name] = single
+            continue
+        for stored, pattern in _classes(listed, reading):
+            places = tuple([(each.node, each.rows) for each in stored])
             alike[pattern.key, places].append((name, stored, pattern))
     by_positions: defaultdict[bytes | None, list[Found]] = defaultdict(list)
+    if singles:
+        by_positions[None].append(_beside(singles, shard_of if reading else int))
     for several in alike.values():
         pattern = several[0][2]
         ref = _joined([(name, stored) for name, stored, _ in several], pattern)
@@ -151,39 +216,82 @@ def find(fields: Mapping[str, Sequence[bytes | None]]) -> list[Found]:
     return [found for beside in by_positions.values() for found in _united(beside)]
 
 
-class _Pattern(NamedTuple):
-    """How the rows of a column come from stored ones: for each stored column the rows of it, and then the order."""
+class _Singles(NamedTuple):
+    """Cells of one field, each of another put of one row: how they are given back, their field, and the others of their
+    numbers, a line each."""
 
-    rows: list[npt.NDArray[np.int64]]
+    how: bytes
+    field: Field
+    table: npt.NDArray[Any]
+
+
+def _singles(listed: Sequence[bytes | None]) -> _Singles | None:
+    """The cells as that, looked at all at once; None where they are not."""
+    first, end = listed[0], _FIXED.itemsize
+    if first is None or None in listed or len(set(listed)) < len(listed):
+        return None
+    tails = {cell[end:] for cell in listed}  # type: ignore[index]  # none is None
+    if len(tails) > 1:
+        return None
+    heads = b"".join([cell[:end] for cell in listed])  # type: ignore[index]
+    if len(heads) != end * len(listed):
+        return None
+    table = np.frombuffer(heads, _FIXED)
+    how = first[_ROW.size : _ROW.size + 1]
+    alike = (table["how"] == how) & (table["row"] == 0) & (table["rows"] == 1) & (table["nbytes"] < 1 << 62)
+    if not alike.all() or how not in _WAYS:
+        return None
+    return _Singles(how, _told_field(tails.pop()), table)
+
+
+def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> Found:
+    """The rows of these fields. `numbered` as in `_all_stored`."""
+    columns: list[tuple[str, Iterable[Field], Sequence[Cell]]] = []
+    known: dict[bytes, list[Shard]] = {}
+    for name, (_, field, table) in singles.items():
+        nodes, numbers = table["node"], table["shard"]
+        key = nodes.tobytes() + numbers.tobytes()
+        if key not in known:
+            shards = zip(nodes.tolist(), map(numbered, numbers.tolist()), strict=True)
+            known[key] = [Shard(node, number, 1) for node, number in shards]
+        cells = map(Cell, known[key], table["ordinal"].tolist(), table["nbytes"].tolist())
+        columns.append((name, (field,), list(cells)))
+    rows = len(columns[0][2])
+    return Found(of_rows(columns, [0] * rows), {name: each.how for name, each in singles.items()}, None)
+
+
+class _Pattern(NamedTuple):
+    """How the rows of a column come from stored ones: for each stored column the rows of it, and then the order.
+    `key`: equal for patterns that are; `single`: each stored column has one of the rows, and in their order."""
+
+    rows: Sequence[npt.NDArray[np.int64]]
     order: npt.NDArray[np.int64] | None
     positions: npt.NDArray[np.int64] | None
-
-    @property
-    def key(self) -> object:
-        order = None if self.order is None else self.order.tobytes()
-        positions = None if self.positions is None else self.positions.tobytes()
-        return tuple(rows.tobytes() for rows in self.rows), order, positions
+    key: object
+    single: bool
 
 
-def _classes(listed: Sequence[bytes | None]) -> Iterable[tuple[list[Stored], _Pattern]]:
+def _classes(listed: Sequence[bytes | None], reading: bool) -> Iterable[tuple[list[Stored], _Pattern]]:
     """The rows of one field, parted by what can be one column."""
     places = [place for place, cell in enumerate(listed) if cell is not None]
     present = [cell for cell in listed if cell is not None]
-    rows: npt.NDArray[Any]
     try:
-        rows = np.frombuffer(b"".join([cell[: _ROW.size] for cell in present]), "<u8")
+        rows = np.frombuffer(b"".join([cell[: _ROW.size] for cell in present]), "<i8")
     except ValueError:
-        raise Corrupt("what TransferQueue's controller keeps of a row is no cell of this backend") from None
+        raise Corrupt(_NO_CELL) from None
     numbers: dict[bytes, int] = {}
     of = np.array([numbers.setdefault(cell[_ROW.size :], len(numbers)) for cell in present], np.int64)
-    stored = [_stored(column) for column in numbers]
-    if len(of) and (rows >= np.array([each.rows for each in stored], np.uint64)[of]).any():
+    stored = _all_stored(list(numbers), shard_of if reading else int)
+    if len(of) and ((rows < 0) | (rows >= np.array([each.rows for each in stored])[of])).any():
         raise Corrupt("a cell names a row that its shard does not have")
-    rows = rows.astype(np.int64)
     kinds: dict[object, list[int]] = {}
+    of_field: dict[tuple[bytes, int], list[int]] = {}
     for number, each in enumerate(stored):
-        kinds.setdefault((_CLASS.get(each.how, each.how), _kind(each.field)), []).append(number)
-    for chosen in kinds.values():
+        of_field.setdefault((each.how, id(each.field)), []).append(number)
+    for several in of_field.values():
+        each = stored[several[0]]
+        kinds.setdefault((_CLASS.get(each.how, each.how), _kind(each.field)), []).extend(several)
+    for chosen in map(sorted, kinds.values()):
         inside = np.flatnonzero(np.isin(of, chosen)) if len(kinds) > 1 else np.arange(len(of))
         whole = len(inside) == len(listed)
         pattern = _pattern(rows[inside], of[inside], chosen, None if whole else np.array(places, np.int64)[inside])
@@ -196,13 +304,18 @@ def _pattern(
     chosen: Sequence[int],
     positions: npt.NDArray[np.int64] | None,
 ) -> _Pattern:
-    order = np.argsort(of, kind="stable")  # numbers ascend as they are first met
+    which = None if positions is None else positions.tobytes()
+    if len(chosen) == len(of):  # numbers ascend as they are first met
+        return _Pattern(rows.reshape(-1, 1), None, positions, ("single", rows.tobytes(), which), True)  # type: ignore[arg-type]  # an array is a sequence of its rows
+    order = np.argsort(of, kind="stable")
     edges = np.searchsorted(of[order], [*chosen, chosen[-1] + 1])
     parts = np.split(rows[order], edges[1:-1])
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     in_order = bool((order[1:] > order[:-1]).all())
-    return _Pattern(parts, None if in_order else back, positions)
+    turned = None if in_order else back
+    key = tuple([part.tobytes() for part in parts]), None if turned is None else turned.tobytes(), which
+    return _Pattern(parts, turned, positions, key, False)
 
 
 def _how(several: set[bytes]) -> bytes:
@@ -217,16 +330,23 @@ def _kind(field: Field) -> object:
 
 def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> BatchRef:
     """The columns, which come from the same puts in the same way, as one reference."""
+    if pattern.single:
+        fields = [{id(each.field): each.field for each in stored}.values() for _, stored in columns]
+        beside = zip(columns, fields, strict=True)
+        rows = np.concatenate(pattern.rows).tolist()
+        return of_rows([(name, of, list(map(_cell, stored))) for (name, stored), of in beside], rows)
     parts = []
-    for number, rows in enumerate(pattern.rows):
+    for number, own in enumerate(pattern.rows):
         first = columns[0][1][number]
-        described = [
-            (name, s[number].field, s[number].nbytes, s[number].shard, s[number].ordinal) for name, s in columns
-        ]
-        whole = BatchRef.of(first.node, first.rows, described)
-        parts.append(whole if _is_whole(rows, first.rows) else whole[rows])
+        told = [(name, s[number].field, s[number].nbytes, s[number].shard, s[number].ordinal) for name, s in columns]
+        whole = BatchRef.of(first.node, first.rows, told)
+        parts.append(whole if _is_whole(own, first.rows) else whole[own])
     ref = concat(parts)
     return ref if pattern.order is None else ref[pattern.order]
+
+
+def _cell(stored: Stored) -> Cell:
+    return Cell(Shard(stored.node, stored.shard, stored.rows), stored.ordinal, stored.nbytes)
 
 
 def _is_whole(rows: npt.NDArray[np.int64], of: int) -> bool:

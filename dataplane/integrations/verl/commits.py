@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -24,10 +24,13 @@ import torch
 from dataplane.errors import Closed, DataplaneError
 from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller
+from dataplane.integrations.verl.entries import Objects
 
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
-_THREADS = 3  # for what is large, or waits for room; what is small has one of its own
+_LARGE = 64 << 20  # bytes, up to which a put of a row goes with others that are not small
+_ROWS = 16  # such puts: what a prompt's responses share is seen once, and others wait for no more
+_THREADS = 3  # for what is larger, or waits for room; what is small has one of its own, and rows that are not
 _CLOSED = "the storage manager was closed"
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
@@ -52,6 +55,7 @@ class Put:
         self.how = how
         self.schema = schema
         self.places = [(partition, row) for row in rows]
+        self.small = True
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # who waits may give up, and cancels nothing
         self._lock = threading.Lock()
@@ -74,6 +78,60 @@ class Put:
         alike = [_likeness(values, self.how[name]) for name, values in self.columns.items()]
         return None if None in alike else (self.partition, tuple(zip(self.columns, alike, strict=True)))
 
+    def row_likeness(self) -> object:
+        """The same of puts of one row each, which stay rows of their own."""
+        said = self.schema.items()
+        fields = [
+            (name, self.how[name], each["dtype"], each["is_nested"], each["is_non_tensor"]) for name, each in said
+        ]
+        return (self.partition, tuple(fields)) if self.columns.keys() == self.schema.keys() else None
+
+
+class _Lane:
+    """Puts that wait while others are on their way, and the thread that takes them."""
+
+    def __init__(self, name: str, most: int, commit: Callable[[list[Put]], None]) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._most = most
+        self._commit = commit
+        self._waiting: deque[Put] = deque()
+        self._lock = threading.Lock()
+        self._running = False
+
+    def begin(self, put: Put) -> None:
+        """Take it, at once or with the next. Closed, it fails."""
+        with self._lock:
+            self._waiting.append(put)
+            begin, self._running = not self._running, True
+        if begin:
+            try:
+                self._pool.submit(self._run)
+            except RuntimeError:  # the pool has ended
+                with self._lock:
+                    left, self._running = list(self._waiting), False
+                    self._waiting.clear()
+                for each in left:
+                    each.done.set_exception(Closed(_CLOSED))
+
+    def _run(self) -> None:
+        """Take what waits, until nothing does."""
+        while True:
+            with self._lock:
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
+                if not taken:
+                    self._running = False
+                    return
+            try:
+                self._commit(taken)
+            except BaseException as error:  # whoever put them is told, and the next are taken
+                for each in taken:
+                    if not each.done.done():
+                        each.done.set_exception(error)
+
+    def close(self) -> None:
+        """Take no more. Idempotent."""
+        self._pool.shutdown(wait=False)
+
 
 class Committer:
     """Any thread may submit. Its own thread takes what is small, others take what is not."""
@@ -82,12 +140,11 @@ class Committer:
         """timeout: seconds that a put waits for room."""
         self._controller = controller
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-puts")
-        self._small = ThreadPoolExecutor(1, thread_name_prefix="dataplane-small-puts")
+        self._small = _Lane("dataplane-small-puts", _TOGETHER, self._commit_small)
+        self._rows = _Lane("dataplane-row-puts", _ROWS, self._commit_rows)
         self._timeout = timeout
-        self._waiting: deque[Put] = deque()
         self._last: dict[tuple[str, int], Put] = {}  # of the puts that are not done, the last of each row
         self._lock = threading.Lock()
-        self._running = False
 
     def submit(self, put: Put) -> None:
         """Store it and tell the controller, after what was submitted of the same rows; `put.done` ends then."""
@@ -122,17 +179,14 @@ class Committer:
                     del self._last[place]
 
     def _begin(self, put: Put) -> None:
-        if _nbytes(put.columns) > _SMALL:
+        nbytes = _nbytes(put.columns)
+        put.small = nbytes <= _SMALL
+        if put.small:
+            self._small.begin(put)
+        elif nbytes <= _LARGE and len(put.rows) == 1:
+            self._rows.begin(put)
+        else:
             self._begin_alone(put)
-            return
-        with self._lock:
-            self._waiting.append(put)
-            begin, self._running = not self._running, True
-        if begin:
-            try:
-                self._small.submit(self._run)
-            except RuntimeError:  # the pool has ended
-                put.done.set_exception(Closed(_CLOSED))
 
     def _begin_alone(self, put: Put) -> None:
         try:
@@ -143,18 +197,16 @@ class Committer:
     def close(self) -> None:
         """Take no more. Idempotent."""
         self._pool.shutdown(wait=False)
-        self._small.shutdown(wait=False)
+        self._small.close()
+        self._rows.close()
 
-    def _run(self) -> None:
-        """Take what waits, until nothing does."""
-        while True:
-            with self._lock:
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _TOGETHER))]
-                if not taken:
-                    self._running = False
-                    return
-            for puts in _together(taken):
-                self._commit(puts)
+    def _commit_small(self, taken: list[Put]) -> None:
+        for puts in _together(taken, Put.likeness):
+            self._commit(puts)
+
+    def _commit_rows(self, taken: list[Put]) -> None:
+        for puts in _together(taken, Put.row_likeness):
+            self._commit(puts)
 
     def _commit(self, puts: list[Put]) -> None:
         """At once where there is room, and together; else each by itself."""
@@ -177,9 +229,7 @@ class Committer:
 
     def _store(self, puts: Sequence[Put], timeout: float) -> None:
         """Raises what the store or the controller does, and has stored nothing then."""
-        first = puts[0]
-        columns = first.columns if len(puts) == 1 else _joined([put.columns for put in puts])
-        made = sharing.put(columns, first.how, timeout)
+        made = _made(puts, timeout)
         try:
             self._tell(puts, made)
         except BaseException:
@@ -206,12 +256,22 @@ class Committer:
             self._controller.tell(told[0].partition, rows, _by_row(schema, rows), index, tags)
 
 
-def _together(puts: Sequence[Put]) -> list[list[Put]]:
+def _made(puts: Sequence[Put], timeout: float) -> sharing.Cells:
+    """The cells of puts that go together: those that are small as one, others each by itself."""
+    columns, how = [put.columns for put in puts], puts[0].how
+    if len(puts) == 1:
+        return sharing.put(columns[0], how, timeout)
+    if all(put.small for put in puts):
+        return sharing.put(_joined(columns), how, timeout)
+    return sharing.put_rows(columns, how, timeout)
+
+
+def _together(puts: Sequence[Put], likeness_of: Callable[[Put], object]) -> list[list[Put]]:
     """The puts, those that can go together in one list."""
     lists: list[list[Put]] = []
     alike: dict[object, list[Put]] = {}
     for put in puts:
-        likeness = put.likeness()
+        likeness = likeness_of(put)
         if likeness is not None and likeness in alike:
             alike[likeness].append(put)
             continue
@@ -256,13 +316,15 @@ def _likeness(values: Any, how: bytes) -> object:
     if isinstance(values, torch.Tensor):
         plain = values.layout == torch.strided and not values.is_nested and values.ndim == 1
         return (how, "tensor", values.dtype) if plain else None
+    if type(values) is Objects:
+        return how, Objects
     if not isinstance(values, list):
         return None
     kinds = {(type(value), value.dtype, value.ndim) if type(value) is torch.Tensor else type(value) for value in values}
     if len(kinds) != 1:
         return None
     (kind,) = kinds
-    return (how, kind) if isinstance(kind, tuple) or kind in (str, bytes, tuple) else None
+    return (how, kind) if isinstance(kind, tuple) or kind in (str, bytes) else None
 
 
 def _joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -271,13 +333,19 @@ def _joined(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(values, torch.Tensor):
             joined[name] = torch.cat([columns[name] for columns in several])
         else:
-            joined[name] = [value for columns in several for value in columns[name]]
+            joined[name] = type(values)(value for columns in several for value in columns[name])
     return joined
 
 
 def _nbytes(columns: Mapping[str, Any]) -> int:
-    """About how many bytes, as far as they are seen at a glance."""
-    return sum(map(_size, columns.values()))
+    """About how many bytes, as far as they are seen at a glance; no more than are needed to be too large for company.
+    What a model's processor made of images verl puts last."""
+    total = 0
+    for values in reversed(list(columns.values())):
+        total += _size(values)
+        if total > _LARGE:
+            break
+    return total
 
 
 def _size(values: Any) -> int:

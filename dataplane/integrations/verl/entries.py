@@ -13,18 +13,28 @@ row. Imports torch and tensordict, which are there where TransferQueue is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue.metadata import extract_field_schema
 
-from dataplane.batch import tensordicts, tensors
+from dataplane.batch import non_tensors, tensordicts, tensors, views
 from dataplane.batch.batch import Column
+from dataplane.batch.objects import Copies
 from dataplane.batch.values import mismatch_in
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
+
+class Objects(list[Any]):
+    """Rows that are stored as objects, whatever they look like."""
+
+
+_OBJECTS = frozenset((int, float, bool, list, tuple, type(None)))  # what is never a column of another kind
+_SCALAR = torch.Size([1])
 _FEW = 16  # rows, up to which a list of them is made sooner than a jagged tensor
 
 
@@ -38,9 +48,40 @@ def columns_of(data: TensorDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     return columns, how
 
 
+def schema_of(data: TensorDict) -> dict[str, dict[str, Any]]:
+    """What TransferQueue knows of the fields, as its `extract_field_schema` says it."""
+    if not _says_the_same() or not data.batch_size[0]:
+        return dict(extract_field_schema(data))
+    found = {}
+    for name, entry in data.items():
+        if type(entry) is torch.Tensor and not entry.is_nested and entry.ndim:
+            shape = entry.shape[1:] if entry.ndim > 1 else _SCALAR
+            found[name] = {"dtype": entry.dtype, "shape": shape, "is_nested": False, "is_non_tensor": False}
+        elif type(entry) is NonTensorStack:
+            found[name] = {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True}
+        else:
+            return dict(extract_field_schema(data))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _says_the_same() -> bool:
+    """Whether this TransferQueue says of fields what is said here."""
+    sample = {"a": torch.zeros(1, 2, 3), "b": torch.zeros(1, dtype=torch.int8), "c": NonTensorStack("x")}
+    theirs = extract_field_schema(TensorDict(sample, batch_size=[1]))
+    expected = {
+        "a": {"dtype": torch.float32, "shape": torch.Size([2, 3]), "is_nested": False, "is_non_tensor": False},
+        "b": {"dtype": torch.int8, "shape": _SCALAR, "is_nested": False, "is_non_tensor": False},
+        "c": {"dtype": None, "shape": None, "is_nested": False, "is_non_tensor": True},
+    }
+    return bool(theirs == expected)
+
+
 def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tuple[Any, bytes]:
     """`seen`: what was made of rows that are no tensor of all, by the identity of each; the batch keeps them."""
-    if isinstance(entry, torch.Tensor):
+    if type(entry) is NonTensorStack:
+        return _once(non_tensors.rows_of(entry), seen)
+    if type(entry) is torch.Tensor or isinstance(entry, torch.Tensor):
         if entry.is_nested or entry.ndim < 2 or entry.layout != torch.strided:
             return entry, TENSOR
         return list(entry.unbind()) if len(entry) <= _FEW else _ragged(entry), DENSE
@@ -55,7 +96,10 @@ def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]
     found = tensordicts.rows_of(name, entry)
     if isinstance(found, torch.Tensor):
         return _column(name, found, seen)
-    rows = list(found)
+    return _once(list(found), seen)
+
+
+def _once(rows: list[Any], seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tuple[Any, bytes]:
     identity = tuple(map(id, rows))
     if identity not in seen:
         seen[identity] = _others(rows)
@@ -63,11 +107,13 @@ def _column(name: str, entry: Any, seen: dict[tuple[int, ...], tuple[Any, bytes]
 
 
 def _others(rows: list[Any]) -> tuple[Any, bytes]:
+    if set(map(type, rows)) <= _OBJECTS:
+        return Objects(rows), ROWS
     if tensors.alike(rows):
         return rows, TENSOR
     if _is_column(rows):
         return rows, ROWS
-    return [(row,) for row in rows], WRAPPED  # a tuple stays one, as an object
+    return Objects(rows), ROWS
 
 
 def _ragged(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,13 +135,14 @@ def _is_column(rows: Sequence[Any]) -> bool:
     return all(tensors.alike([row[key] for row in rows if key in row]) for key in keys)
 
 
-def entry_of(column: Column, how: bytes, *, dense: bool) -> Any:
+def entry_of(column: Column, how: bytes, *, dense: bool, copies: Copies | None = None) -> Any:
     """A whole field as TransferQueue gives it: a tensor, or a stack of what is none. `dense`: dense if put so.
+    `copies`: what fields share that are read together, as verl's `prompt` and `raw_prompt` do.
 
     Raises SchemaMismatch for a row of a class whose module is not imported here, and Corrupt.
     """
     if how not in (TENSOR, DENSE):
-        return tensordicts.stacked(rows_of(column, how))
+        return tensordicts.stacked(rows_of(column, how, copies))
     found = column.torch()
     if isinstance(found, list):
         return tensordicts.stacked(found)
@@ -108,22 +155,23 @@ def entry_of(column: Column, how: bytes, *, dense: bool) -> Any:
     return found
 
 
-def rows_of(column: Column, how: bytes) -> list[Any]:
-    """Its rows, as they were put."""
-    if how == WRAPPED:
-        return [row for (row,) in column.to_list()]
-    if column.kind in ("text", "bytes"):
-        return column.to_list()
+def rows_of(column: Column, how: bytes, copies: Copies | None = None) -> list[Any]:
+    """Its rows, as they were put. `copies` as in `entry_of`."""
+    if how == WRAPPED or column.kind in ("text", "bytes", "object"):
+        rows = views.python(column.name, column.field, column.reading, copies=copies)
+        return [row for (row,) in rows] if how == WRAPPED else rows
     return column.tensors()
 
 
-def merged(parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int) -> Any:
+def merged(
+    parts: Sequence[tuple[Column, bytes, np.ndarray[Any, Any] | None]], rows: int, copies: Copies | None = None
+) -> Any:
     """A field whose rows are in several columns: of each, which rows of the field it has. Raises as `entry_of`."""
     whole: list[Any] = [None] * rows
     for column, how, positions in parts:
         places = range(rows) if positions is None else positions.tolist()
         try:
-            found = rows_of(column, how)
+            found = rows_of(column, how, copies)
         except SchemaMismatch as error:
             raise mismatch_in(error, column.name, places) from error
         for place, row in zip(places, found, strict=True):

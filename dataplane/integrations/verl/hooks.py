@@ -7,13 +7,16 @@ need, or whose place in it has changed, is not there.
 from __future__ import annotations
 
 import inspect
-from functools import wraps
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Any
 
 from dataplane.integrations.verl import face
 
 _MARK = "__wrapped_by_dataplane__"
 _TAKES = ["self", "data", "metadata", "partition_id", "data_parser"]
+_READ = ("batch_size", "logger", "warning", "size", "ValueError", "items", "keys", "sorted", "bool", "np", "all")
+_CHANGES = ["extract_field_schema", "field_schema", "production_status", "_field_names", "_is_ready"]
 _USES = ["async_get_meta", "put_data", "async_set_custom_meta", "add_fields"]
 
 
@@ -47,8 +50,24 @@ async def _putting(
     put = getattr(getattr(client, "storage_manager", None), "put_tagged", None)
     if put is None or not metadata or data_parser is not None or len(set(metadata.partition_ids)) != 1:
         return await theirs(client, data, metadata, partition_id, data_parser)
-    await put(data, metadata)
-    return metadata.add_fields(data)
+    schema = await put(data, metadata)
+    return _added(metadata, schema) if _adds_schema(type(metadata).add_fields) else metadata.add_fields(data)
+
+
+def _added(metadata: Any, schema: Any) -> Any:
+    """What `BatchMeta.add_fields` does with what it finds out of the data, which is this."""
+    metadata.field_schema.update(schema)
+    metadata.production_status[:] = 1
+    metadata._field_names = sorted(metadata.field_schema)
+    metadata._is_ready = metadata.size > 0
+    return metadata
+
+
+@lru_cache(maxsize=4)
+def _adds_schema(theirs: Callable[..., Any]) -> bool:
+    """Whether this `BatchMeta.add_fields` changes what is changed here, and nothing else."""
+    names = inspect.unwrap(theirs).__code__.co_names
+    return [name for name in names if name not in _READ] == _CHANGES
 
 
 async def _retrieving(theirs: Any, client: Any, keys: Any, partition_id: Any, create: Any = False, **named: Any) -> Any:

@@ -7,6 +7,8 @@ importing it registers, which no other module of this package does. Without verl
 
     import dataplane.integrations.verl.plugin      # in each process, before transfer_queue.init()
 
+verl's `neo` branch is told of `trainer.data_plane=dataplane` in the same way (`neo_plane`).
+
 What always holds: TransferQueue knows the backend's name wherever it can, so that a job that asks for a backend which
 can not work is refused as it starts, with the versions and the reason, or runs with TransferQueue's own storage where
 `fallback` says so; that the backend is used is said where it is seen, and why it can not be, too: verl logs what a
@@ -18,17 +20,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from dataplane.config import environment
 from dataplane.errors import Rejected
-from dataplane.integrations import pickles
+from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue.standing import VARIABLE
 from dataplane.integrations.verl import face
 from dataplane.integrations.verl.settings import NAME, Settings
 
 log = logging.getLogger(__name__)
 
+_NEO = "trainer/ppo/data_plane.py"
 OWN = "SimpleStorage"
 """TransferQueue's own storage."""
 
@@ -42,7 +47,8 @@ def register() -> bool:
     try:
         found = face.differences()
     except ImportError as error:
-        log.warning("the TransferQueue backend %s is not there: transfer_queue can not be imported: %s", NAME, error)
+        level = logging.INFO if neo else logging.WARNING  # verl's neo branch has no TransferQueue
+        log.log(level, "the TransferQueue backend %s is not there: transfer_queue can not be imported: %s", NAME, error)
         return False
     _why = "; ".join(found)
     try:
@@ -60,13 +66,30 @@ def register() -> bool:
     return True
 
 
+def register_neo() -> bool:
+    """Make verl's `neo` branch know `trainer.data_plane=dataplane`; whether this is a verl that has data planes."""
+    verl = sys.modules.get("verl")
+    if verl is None or not any(Path(place, _NEO).is_file() for place in verl.__path__):
+        return False
+    try:
+        planes = import_module("verl.trainer.ppo.data_plane")._DATA_PLANE_CLASSES
+        planes.setdefault("dataplane", "dataplane.integrations.verl.neo_plane.DataplanePPODataPlane")
+    except (ImportError, AttributeError) as error:
+        log.warning(
+            "verl does not know trainer.data_plane=dataplane: its data planes are not as in its neo branch: %s", error
+        )
+        return False
+    return True
+
+
 def start(conf: Any) -> dict[str, Any]:
     """Put a node on each Ray node; TransferQueue calls it once, in the process that initialises the first.
 
     conf: TransferQueue's whole configuration. Raises Misuse for a setting that is none, Rejected where a host can not
     meet the settings or this TransferQueue is one that the backend does not work with, PeerUnavailable where a node
-    does not run in time. TransferQueue has made its controller by then, which ends with it: the next `init()` would
-    wait for that one's configuration, and for ever.
+    does not run in time or that of $DATAPLANE_ADDRESS does not answer, Unauthenticated where that is another user's.
+    TransferQueue has made its controller by then, which ends with it: the next `init()` would wait for that one's
+    configuration, and for ever.
     """
     try:
         return _start(conf)
@@ -94,6 +117,7 @@ def _start(conf: Any) -> dict[str, Any]:
     pickles.install_for_verl()
     known = environment().address
     if known is not None:
+        process.plane()  # which is there, and takes this user, or says why not
         _say(f"TransferQueue stores in the plane ({NAME}): by the node at {known}, which has its own settings")
         return {"address": known}
     from dataplane.integrations import ray as door
@@ -104,10 +128,11 @@ def _start(conf: Any) -> dict[str, Any]:
 
 
 def _manager() -> Any:
-    from dataplane.integrations.verl import hooks
+    from dataplane.integrations.verl import hooks, mistakes
     from dataplane.integrations.verl.storage import DataplaneStorageManager
 
     hooks.attach()
+    mistakes.attach()
     return DataplaneStorageManager
 
 
@@ -152,6 +177,9 @@ def _say(what: str) -> None:
 
 _why = ""
 """Why the backend does not work with this TransferQueue; empty where it does."""
+
+neo = register_neo()
+"""Whether verl knows `trainer.data_plane=dataplane`."""
 
 loaded = register()
 """Whether TransferQueue knows the backend."""

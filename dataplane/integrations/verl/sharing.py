@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.batch import parts
+from dataplane.batch import objects, parts
 from dataplane.batch.columns import values_of
 from dataplane.batch.ref import BatchRef
+from dataplane.batch.single import Row, Single, laid_out, single
 from dataplane.batch.values import Values
 from dataplane.client.sync import Plane
-from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.sharing import FEW, Known, keys_of
 from dataplane.integrations.verl import cells
+from dataplane.integrations.verl.entries import Objects
 from dataplane.integrations.verl.planes import with_plane
 
-Cells = dict[str, list[bytes]]
+Cells = cells.Made
 _Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]
 
 _known: Known[bytes] = Known()
@@ -32,11 +34,88 @@ _LONGEST_S = 2.0  # that a value is waited for which another thread puts: it may
 
 def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
     """Store the columns; the cells of their rows, by field. `how`: how each is given back. Raises as `Plane.put`."""
+    first = next(iter(columns.values()))
+    if not getattr(first, "is_nested", False) and len(first) == 1:
+        return _put_row(columns, how, timeout)
+    return _shared(_values(columns), how, timeout, FEW, _stored)
+
+
+def put_rows(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], timeout: float) -> Cells:
+    """As `put`, of several puts of a row each, of the same fields: the cells of their rows, in the order of the puts.
+    What is small of each is a shard of its own, as if it had been put by itself. All or none."""
+    split = [_split(columns) for columns in several]
+    rows = [row for row, _ in split if row is not None]
+    if len(several) == 1 or len(rows) < len(several):
+        return _one_by_one(several, how, timeout)
+    large: dict[str, Values] = {}
+    for number, (_, columns) in enumerate(split):
+        large |= {f"{number} {name}": values for name, values in _values(columns).items()}
+    ways = {name: how[name.partition(" ")[2]] for name in large}
+    made = _shared(large, ways, timeout, FEW, _stored_apart) if large else {}
+    try:
+        node, shards = with_plane(lambda plane: plane._put_rows(rows, timeout))
+    except BaseException:
+        with suppress(DataplaneError):
+            free([{name: cell} for name, own in made.items() for cell in own])
+        raise
+    whole: Cells = {name: [] for name in several[0]}
+    for number, (row, shard) in enumerate(zip(rows, shards, strict=True)):
+        small = cells.of_row(node, shard, row.columns, how)
+        for name, own in whole.items():
+            own += small[name] if name in small else made[f"{number} {name}"]
+    return whole
+
+
+def _one_by_one(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], timeout: float) -> Cells:
+    whole: Cells = {name: [] for name in several[0]}
+    try:
+        for columns in several:
+            for name, own in put(columns, how, timeout).items():
+                whole[name] += own
+    except BaseException:
+        with suppress(DataplaneError):
+            free([{name: cell} for name, own in whole.items() for cell in own])
+        raise
+    return whole
+
+
+def _split(columns: Mapping[str, Any]) -> tuple[Row | None, dict[str, Any]]:
+    """One row's columns: what is small, laid out, and what is not; None where that is too much to be so."""
+    small: list[tuple[str, Single]] = []
+    large: dict[str, Any] = {}
+    for name, each in columns.items():
+        found = single(name, each, as_object=type(each) is Objects) if id(each) not in map(id, large.values()) else None
+        if found is None:
+            large[name] = each
+        else:
+            small.append((name, found))
+    return laid_out(small), large
+
+
+def _put_row(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) -> Cells:
+    """As `put`, of one row: what is small goes together."""
+    row, large = _split(columns)
+    if row is None:
+        return _shared(_values(columns), how, timeout, FEW, _stored)
+    made = _shared(_values(large), how, timeout, FEW, _stored) if large else {}
+    try:
+        node, shard = with_plane(lambda plane: plane._put_row(row, timeout))
+    except BaseException:
+        with suppress(DataplaneError):
+            free([{name: cell} for name, own in made.items() for cell in own])
+        raise
+    return made | cells.of_row(node, shard, row.columns, how)
+
+
+def _values(columns: Mapping[str, Any]) -> dict[str, Values]:
+    """The columns; those that are one object are made once. Raises SchemaMismatch."""
     seen: dict[int, Values] = {}
     values = {}
     for name, each in columns.items():
-        values[name] = seen.get(id(each)) or seen.setdefault(id(each), values_of(name, each))
-    return _shared(values, how, timeout, FEW, _stored)
+        if id(each) not in seen:
+            seen[id(each)] = (objects.values_of if type(each) is Objects else values_of)(name, each)
+        values[name] = seen[id(each)]
+    return values
 
 
 def restore(columns: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
@@ -126,7 +205,7 @@ class _Put:
         linked: list[bytes | None]
         try:
             linked = [*cells.retained([self._known[key] for _, _, key in places])]
-        except (Freed, OwnerDied, LimitExceeded):  # of one of them, or of so many at once
+        except (Freed, OwnerDied, PeerUnavailable, LimitExceeded):  # of one of them, or of so many at once
             linked = [None] * len(places)
         for (name, row, key), cell in zip(places, linked, strict=True):
             if cell is None and key in self._known:
@@ -138,7 +217,7 @@ class _Put:
         try:
             (cell,) = cells.retained([self._known[key]])
             return cell
-        except (Freed, OwnerDied):
+        except (Freed, OwnerDied, PeerUnavailable):  # a node that is away may come back, but nobody waits for it
             raise _Stale({key: self._known[key]}) from None
         except LimitExceeded:
             del self._known[key]
@@ -192,6 +271,24 @@ def _free(ref: BatchRef, plane: Plane) -> None:
 
 def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
     return cells.cells(with_plane(lambda plane: plane.put(values, timeout=timeout)), how)
+
+
+def _stored_apart(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
+    """Those of each put in shards of its own: what is freed with one keeps nothing of another's."""
+    of_put: dict[str, dict[str, Values]] = {}
+    for numbered, each in values.items():
+        number, _, name = numbered.partition(" ")
+        of_put.setdefault(number, {})[name] = each
+    made: Cells = {}
+    try:
+        for number, own in of_put.items():
+            stored = _stored(own, {name: how[f"{number} {name}"] for name in own}, timeout)
+            made |= {f"{number} {name}": several for name, several in stored.items()}
+    except BaseException:
+        with suppress(DataplaneError):
+            free([{name: cell} for name, several in made.items() for cell in several])
+        raise
+    return made
 
 
 def _stored_in_parts(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:

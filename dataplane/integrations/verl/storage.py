@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tensordict import TensorDict
-from transfer_queue.metadata import BatchMeta, extract_field_schema
+from transfer_queue.metadata import BatchMeta
 from transfer_queue.storage.managers.base import StorageManager
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.objects import Copies
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
@@ -35,6 +36,8 @@ from dataplane.integrations.verl.rowfile import Restored
 from dataplane.integrations.verl.settings import Settings
 
 T = TypeVar("T")
+
+Schema = Mapping[str, Mapping[str, Any]]
 
 _THREADS = 4  # of a process, for calls that wait: copying has threads of its own
 
@@ -66,30 +69,33 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
             raise Misuse("a data_parser runs in SimpleStorage alone: parse the data before the put")
         await self._put(data, metadata, None)
 
-    async def put_tagged(self, data: TensorDict, metadata: BatchMeta) -> None:
-        """As `put_data`, and tell the controller the tags of the rows as well, which are of one partition."""
-        await self._put(data, metadata, metadata.get_all_custom_meta())
+    async def put_tagged(self, data: TensorDict, metadata: BatchMeta) -> Schema:
+        """As `put_data`, and tell the controller the tags of the rows as well, which are of one partition. What it was
+        told of the fields."""
+        return await self._put(data, metadata, metadata.get_all_custom_meta())
 
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> BatchMeta:
         """The metadata of these keys' rows, made where they are not there if `create`. Raises as the controller."""
         found = await self._controller.retrieve(keys, partition, create)
         return BatchMeta.empty() if found is None else found
 
-    async def _put(self, data: TensorDict, metadata: BatchMeta, tags: Sequence[Mapping[str, Any]] | None) -> None:
+    async def _put(self, data: TensorDict, metadata: BatchMeta, tags: Sequence[Mapping[str, Any]] | None) -> Schema:
         if not metadata.size:
-            return
+            return {}
         if data.batch_size[0] != metadata.size:
             raise Misuse(f"{data.batch_size[0]} rows of data for {metadata.size} rows of metadata")
         columns, how = entries.columns_of(data)
         partition, rows = metadata.partition_ids[0], metadata.global_indexes
         replaced = await self._held(metadata, columns)
-        put = Put(partition, rows, columns, how, extract_field_schema(data), tags)
+        schema = entries.schema_of(data)
+        put = Put(partition, rows, columns, how, schema, tags)
         self._commits.submit(put)
         await self._known(put)
         for row in metadata._custom_backend_meta:
             for name in columns:
                 row.pop(name, None)
         await self._free(replaced)
+        return schema
 
     async def _known(self, put: Put) -> None:
         """Wait until the controller knows it. Cancelled, nothing of it is left; or it is too late, and all of it is."""
@@ -166,16 +172,18 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
 
     def _get(self, names: Sequence[str], rows: Sequence[Mapping[str, bytes]]) -> TensorDict:
         parts: dict[str, list[Any]] = {name: [] for name in names}
-        for ref, how, positions in cells.find({name: [row[name] for row in rows] for name in names}):
+        for ref, how, positions in cells.find({name: [row[name] for row in rows] for name in names}, reading=True):
             batch = with_plane(partial(_get, ref, self._settings.timeout))
             for name, column in batch.items():
                 parts[name].append((column, how[name], positions))
-        dense = self._settings.dense
+        dense, copies = self._settings.dense, Copies()
         whole = {}
         for name, several in parts.items():
             column, way, _ = several[0]
-            alone = len(several) == 1
-            whole[name] = entries.entry_of(column, way, dense=dense) if alone else entries.merged(several, len(rows))
+            if len(several) == 1:
+                whole[name] = entries.entry_of(column, way, dense=dense, copies=copies)
+            else:
+                whole[name] = entries.merged(several, len(rows), copies)
         return entries.tensordict(whole, len(rows))
 
     def _free_refs(self, refs: Iterable[BatchRef]) -> None:

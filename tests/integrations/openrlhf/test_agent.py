@@ -20,8 +20,8 @@ from openrlhf_workers import Engine, LazyExecutor
 from PIL import Image
 
 import dataplane as dp
-from dataplane.integrations import process
-from dataplane.integrations.openrlhf import LazyInputs, freeing
+from dataplane.integrations import freeing, process
+from dataplane.integrations.openrlhf import LazyInputs
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.openrlhf.samples import same

@@ -21,8 +21,8 @@ from openrlhf_workers import ControllerWorker, EchoWorker, RolloutWorker
 from PIL import Image
 
 import dataplane as dp
-from dataplane.integrations import process
-from dataplane.integrations.openrlhf import freeing, hook, install, uninstall
+from dataplane.integrations import freeing, process
+from dataplane.integrations.openrlhf import hook, install, uninstall
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.meter import Meter
 from examples.openrlhf_rollout.vision import Processor

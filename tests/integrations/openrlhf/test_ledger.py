@@ -12,7 +12,7 @@ pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import torch
 
 import dataplane as dp
-from dataplane.integrations.openrlhf import freeing
+from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf.ledger import Ledger
 from dataplane.integrations.openrlhf.remote import RemoteList
 from tests.integrations.openrlhf.samples import experience, inputs, same

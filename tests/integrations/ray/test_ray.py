@@ -215,6 +215,9 @@ def test_ray_nodes_come_and_go(two: Any) -> None:
     with pytest.raises(dp.OwnerDied), dp.connect("ray") as plane:
         plane.get(ref)
     assert on(there, read, put([4])) == [4]
+    eventually(
+        lambda: third.node_id not in places(), "Ray, which may be later, knows it too: it sends it no task", LOST_S
+    )
 
 
 def test_down_and_up_again(two: Any) -> None:
@@ -331,3 +334,21 @@ def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:
     all_know_each_other(2)
     (cluster,) = [argument for argument in psutil.Process(look()[1]).cmdline() if "listen" in argument]
     assert '"transports": ["tcp"]' in cluster
+
+
+def test_figures_are_metrics_of_ray(joined: Any) -> None:
+    import re
+    import urllib.request
+
+    with dp.connect("ray") as plane:
+        node = plane.stats().node
+        plane.put({"x": [1, 2, 3]})
+        ports = [each["MetricsExportPort"] for each in ray.nodes() if each["Alive"]]
+
+        def exported() -> bool:
+            text = "".join(urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode() for port in ports)
+            puts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_bytes_total\{", line)]
+            counts = [line for line in text.splitlines() if re.match(r"ray_dataplane_put_seconds_bucket", line)]
+            return any(node in line and float(line.split()[-1]) > 0 for line in puts) and bool(counts)
+
+        eventually(exported, "Ray exports the node's figures", timeout_s=90)

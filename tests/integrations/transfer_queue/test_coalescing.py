@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -14,20 +15,37 @@ pytest.importorskip("tensordict")
 from tensordict import NonTensorStack, TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
-from dataplane.integrations.transfer_queue import writing  # noqa: E402
+from dataplane.integrations.transfer_queue import singles, writing  # noqa: E402
+from tests.integrations.images import check, trajectories  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
 
 
 @pytest.fixture
+def singly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of rows that were laid out at once."""
+    found: list[str] = []
+    whole = singles.put
+
+    def counted(partition: Any, one: Any) -> Any:
+        made = whole(partition, one)
+        if made is not None:
+            found.extend(one.keys)
+        return made
+
+    monkeypatch.setattr(singles, "put", counted)
+    return found
+
+
+@pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each put that was made together."""
+    """The rows of each put that was made together, where none is laid out at once."""
     found: list[int] = []
     whole = writing.put
+    monkeypatch.setattr(singles, "put", lambda *_: None)
 
     def counted(partition: Any, keys: list[str], *args: Any) -> Any:
         found.append(len(keys))
@@ -88,6 +106,97 @@ def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str) -> None:
     assert isinstance(answers[3], dp.SchemaMismatch)
     assert [answer.keys for i, answer in enumerate(answers) if i != 3] == [[f"k{i}"] for i in range(8) if i != 3]
     assert sorted(ours.kv_list(pid)[pid]) == [f"k{i}" for i in range(8) if i != 3]
+
+
+def with_images(prompt: int, number: int) -> TensorDict:
+    fields = trajectories([prompt])
+    said = NonTensorStack({"content": bytes([prompt]) * (64 << 10), "n": prompt})
+    fields["messages"], fields["raw"] = said, said
+    fields["number"] = torch.tensor([number])
+    return fields
+
+
+def test_large_rows_of_a_prompt_are_made_together(ours: Any, pid: str, puts: list[int]) -> None:
+    pairs = [(prompt, number) for prompt in range(3) for number in range(8)]
+    keys = [f"{prompt}_{number}" for prompt, number in pairs]
+    calls = [
+        ours.async_kv_batch_put([key], pid, with_images(*pair), [{"n": pair[1]}])
+        for key, pair in zip(keys, pairs, strict=True)
+    ]
+    metas = gathered(calls)
+    assert [meta.tags for meta in metas] == [[{"n": number}] for _, number in pairs]
+    assert sum(puts) == 24
+    assert len(puts) < 12, "several at once"
+    check(ours, pid, keys, [prompt for prompt, _ in pairs])
+    found = ours.kv_batch_get(keys, pid)
+    assert found["number"].tolist() == [number for _, number in pairs]
+    for name in ("messages", "raw"):
+        said = [(each["n"], len(each["content"]), each["content"][:1]) for each in found.get(name).tolist()]
+        assert said == [(prompt, 64 << 10, bytes([prompt])) for prompt, _ in pairs]
+
+
+def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
+    ours: Any, pid: str, singly: list[str]
+) -> None:
+    """Small ones all; of those with images all but the first of a prompt, which is there then."""
+    pairs = [(prompt, number) for prompt in range(2) for number in range(3)]
+    keys = [f"{prompt}_{number}" for prompt, number in pairs]
+
+    async def each() -> list[Any]:
+        small = [await ours.async_kv_put(f"k{i}", pid, trajectory(i), {"i": i}) for i in range(5)]
+        own = f"{pid}-images"
+        tagged = zip(keys, pairs, strict=True)
+        return small + [await ours.async_kv_batch_put([k], own, with_images(*p), [{"n": p[1]}]) for k, p in tagged]
+
+    metas = asyncio.run(each())
+    assert singly == [*(f"k{i}" for i in range(5)), "0_1", "0_2", "1_1", "1_2"]
+    assert [meta.keys for meta in metas] == [[f"k{i}"] for i in range(5)] + [[key] for key in keys]
+    assert [meta.tags for meta in metas[5:]] == [[{"n": number}] for _, number in pairs]
+    assert metas[5].fields == metas[6].fields
+    for i in range(5):
+        ours.kv_put(f"k{i}", f"{pid}-alone", trajectory(i), {"i": i})
+    one, other = (ours.kv_batch_get([f"k{i}" for i in range(5)], name) for name in (pid, f"{pid}-alone"))
+    assert [row.tolist() for row in one["ids"].unbind()] == [row.tolist() for row in other["ids"].unbind()]
+    assert torch.equal(one["score"], other["score"])
+    assert one.get("turns").tolist() == other.get("turns").tolist()
+    check(ours, f"{pid}-images", keys, [prompt for prompt, _ in pairs])
+    assert ours.kv_batch_get(keys, f"{pid}-images")["number"].tolist() == [number for _, number in pairs]
+
+
+def test_a_large_row_that_can_not_be_made_fails_alone(ours: Any, pid: str) -> None:
+    def fields(number: int) -> dict[str, Any]:
+        given = {"messages": [{"content": b"x" * (64 << 10)}], "number": number}
+        return {**given, "messages": [object(), b"x" * (64 << 10)]} if number == 3 else given
+
+    answers = gathered([ours.async_kv_put(f"k{i}", pid, fields(i), {"i": i}) for i in range(8)])
+    assert isinstance(answers[3], dp.SchemaMismatch)
+    assert [answer.keys for i, answer in enumerate(answers) if i != 3] == [[f"k{i}"] for i in range(8) if i != 3]
+
+
+def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, whole = threading.Event(), writing.put
+
+    def waits(partition: Any, keys: list[str], *args: Any) -> Any:
+        if keys[0].startswith("large"):
+            assert room.wait(60)
+        return whole(partition, keys, *args)
+
+    monkeypatch.setattr(writing, "put", waits)
+
+    async def put() -> None:
+        large = [asyncio.ensure_future(ours.async_kv_batch_put([f"large{i}"], pid, with_images(i, i))) for i in (1, 1)]
+        for i in range(8):
+            await ours.async_kv_put(f"small{i}", pid, trajectory(i))
+        assert not any(each.done() for each in large)
+        room.set()
+        await asyncio.gather(*large)
+
+    try:
+        asyncio.run(put())
+    finally:
+        room.set()
 
 
 def test_what_is_no_put_is_refused_as_ever(ours: Any, pid: str) -> None:

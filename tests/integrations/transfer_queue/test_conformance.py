@@ -15,7 +15,6 @@ tensordict = pytest.importorskip("tensordict")
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the process's plane, and Ray, live as long as the process"),
     pytest.mark.filterwarnings("ignore"),  # TransferQueue's and Ray's own
 ]

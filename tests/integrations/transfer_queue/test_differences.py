@@ -22,7 +22,6 @@ from dataplane.integrations.transfer_queue.samplers import GRPOGroupNSampler  # 
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]

@@ -20,7 +20,6 @@ from tests.processes import eventually  # noqa: E402
 from tests.users import needs_root  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
 ]
 

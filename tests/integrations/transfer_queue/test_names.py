@@ -24,7 +24,6 @@ from dataplane.integrations.transfer_queue import standing  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
 ]
 

@@ -24,7 +24,6 @@ from tests.integrations.nursery import Nursery, Process  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the process's plane lives as long as the process"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]

@@ -15,7 +15,6 @@ from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories 
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.leaks(reason="the module's threads live as long as the process"),
     pytest.mark.filterwarnings("ignore"),
 ]

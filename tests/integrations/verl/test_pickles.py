@@ -20,7 +20,9 @@ pytest.importorskip("verl", reason="needs verl: make test-integrations")
 import cloudpickle
 from PIL import Image, ImageFile
 
+import dataplane as dp
 from dataplane.integrations import pickles
+from tests.integrations.verl.driving import alone
 
 SIDE = 96
 FORMATS = ("BMP", "JPEG", "PNG", "WEBP")
@@ -29,6 +31,7 @@ MODES = (*((name, "RGB") for name in FORMATS), ("PNG", "RGBA"), ("PNG", "P"), ("
 
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
+    pickles.uninstall()  # what a job of another module left in this process
     before = dict(copyreg.dispatch_table)
     pickles.install_for_verl()
     assert copyreg.dispatch_table != before
@@ -157,13 +160,13 @@ def test_what_somebody_else_said_of_a_class_stays() -> None:
         del copyreg.dispatch_table[PngImageFile]
 
 
-def test_the_backend_says_so_as_a_job_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_says_so_as_a_job_starts() -> None:
     from omegaconf import OmegaConf
     from PIL.PngImagePlugin import PngImageFile
 
     from dataplane.integrations.verl import plugin
 
     pickles.uninstall()
-    monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///nowhere.sock")
-    plugin.start(OmegaConf.create({"backend": {"storage_backend": "Dataplane"}}))
+    with alone(dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)):
+        plugin.start(OmegaConf.create({"backend": {"storage_backend": "Dataplane"}}))
     assert PngImageFile in copyreg.dispatch_table

@@ -73,6 +73,30 @@ def test_rows_that_are_no_one_column_are_apart() -> None:
     assert parts["g",].how == {"g": TENSOR}, "dense and jagged rows together are a jagged tensor"
 
 
+@pytest.mark.parametrize("reading", [False, True])
+def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> None:
+    """Of each row most fields are in a shard of its own, one is in another's, by a link, and one differs in shape."""
+    firsts = [
+        put(1, NODE if i % 3 else ELSEWHERE, x=TOKENS, y=Field("ragged", "int64", (None, i % 4))) for i in range(9)
+    ]
+    shared = put(1, z=TEXT)
+    links = [shared.numbered(lambda key, i=i: key[1] | (i + 1) << 40) for i in range(9)]  # type: ignore[misc]
+    made = [
+        cells(first, {"x": TENSOR, "y": DENSE}) | cells(link, {"z": ROWS})
+        for first, link in zip(firsts, links, strict=True)
+    ]
+    (found,) = find({name: [each[name][0] for each in made] for name in ("x", "y", "z")}, reading=reading)
+    assert found.positions is None
+    assert found.how == {"x": TENSOR, "y": DENSE, "z": ROWS}
+    assert found.ref.schema["y"] == Field("ragged", "int64", (None, None))
+    for name in ("x", "y"):
+        assert meant(found.ref, name) == [m for first in firsts for m in meant(first, name)]
+    expected = [meant(shared if reading else link, "z")[0] for link in links]
+    assert meant(found.ref, "z") == expected
+    assert found.ref.nbytes == 9 * 3 * 80
+    assert BatchRef.decode(found.ref.encode()) == found.ref
+
+
 def test_rows_without_a_cell_are_left_out() -> None:
     made = cells(put(3, x=TOKENS), {"x": TENSOR})["x"]
     (found,) = find({"x": [made[0], None, made[2]]})

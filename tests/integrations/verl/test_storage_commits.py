@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tensordict import NonTensorStack, TensorDict  # noqa: E402
 from transfer_queue.metadata import extract_field_schema  # noqa: E402
 
-from dataplane.errors import Backpressure  # noqa: E402
+from dataplane.errors import Backpressure, Closed  # noqa: E402
 from dataplane.integrations.verl import commits, entries  # noqa: E402
 
 
@@ -33,7 +33,7 @@ def test_alike_puts_go_together_and_others_stay_apart() -> None:
         put(4, "q", x=x, text="d"),
         put(5, x=x, text="e"),
     ]
-    together = [[each.rows[0] for each in several] for several in commits._together(puts)]
+    together = [[each.rows[0] for each in several] for several in commits._together(puts, commits.Put.likeness)]
     assert together == [[0, 1, 5], [2], [3], [4]]
 
 
@@ -68,7 +68,7 @@ def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, si
     finally:
         room.set()
         committer.close()
-    for pool in (committer._pool, committer._small):
+    for pool in (committer._pool, committer._small._pool, committer._rows._pool):
         pool.shutdown()
     assert not committer._last, "what is done is forgotten"
 
@@ -117,3 +117,15 @@ def test_what_waits_for_room_keeps_nothing_small_waiting(monkeypatch: pytest.Mon
         for each in large:
             each.done.result(20)
         committer.close()
+
+
+@pytest.mark.parametrize("size", [2, commits._SMALL])
+def test_every_put_of_a_committer_that_was_closed_fails(size: int) -> None:
+    """Not the first alone, for whose end the others would wait."""
+    committer = commits.Committer(cast(Any, None), timeout=30)
+    committer.close()
+    puts = [put(row, x=torch.ones(size)) for row in range(3)]
+    for each in puts:
+        committer.submit(each)
+        with pytest.raises(Closed, match="was closed"):
+            each.done.result(20)

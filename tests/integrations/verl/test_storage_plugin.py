@@ -28,6 +28,14 @@ def python(nursery: Nursery, program: str, *paths: Path, **environment: str) -> 
         return told, running.logged()
 
 
+NODE = """
+import dataplane as dp
+with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plane:
+    tell(plane.address)
+    sys.stdin.readline()
+"""
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the package's metadata, as an installation has it."""
@@ -113,8 +121,10 @@ def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
         OmegaConf.set_struct(conf, True)
         tell([plugin.start(conf), dict(conf.backend.Dataplane)])
     """
-    told, _ = python(nursery, program, DATAPLANE_ADDRESS="unix:///nowhere.sock")
-    assert told == [{"address": "unix:///nowhere.sock"}, {}]
+    with nursery.process(NODE) as running:
+        address = running.hear()
+        told, _ = python(nursery, program, DATAPLANE_ADDRESS=address)
+    assert told == [{"address": address}, {}]
 
 
 def test_settings() -> None:

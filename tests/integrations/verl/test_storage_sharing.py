@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ torch = pytest.importorskip("torch")
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 from dataplane.integrations import process  # noqa: E402
-from dataplane.integrations.verl import cells, sharing  # noqa: E402
+from dataplane.integrations.verl import cells, commits, sharing  # noqa: E402
+from dataplane.integrations.verl.controller import Controller  # noqa: E402
 from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories  # noqa: E402
 from tests.integrations.verl.storage_job import job, used, worker  # noqa: E402
 
@@ -94,6 +96,64 @@ def test_responses_put_at_once_wait_for_one_of_them(queue: Any, partition: str) 
         check(queue, partition, [str(n) for n in range(8)], [7] * 8)
         queue.kv_clear(keys=[str(n) for n in range(8)], partition_id=partition)
         eventually(lambda: used() == 0, "the last one frees it")
+
+
+def test_large_rows_that_come_at_once_are_told_together(
+    queue: Any, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several prompts; what they share is stored once, and freed with the last of each."""
+    submitted, all_there, told = [], threading.Event(), []
+    submit, tell = commits.Committer.submit, Controller.tell
+
+    def counted(self: Any, each: commits.Put) -> None:
+        submit(self, each)
+        submitted.append(each)
+        if len(submitted) == 8:
+            all_there.set()
+
+    def telling(self: Any, name: str, rows: Any, *arguments: Any) -> None:
+        assert all_there.wait(60)
+        told.append(len(rows))
+        tell(self, name, rows, *arguments)
+
+    async def put_all() -> None:
+        fields = [trajectories([n % 3]) for n in range(8)]
+        for n, each in enumerate(fields):
+            each["uid"] = NonTensorStack(NonTensorData(f"u{n}"))
+        await asyncio.gather(*[queue.async_kv_batch_put([str(n)], partition, each) for n, each in enumerate(fields)])
+
+    monkeypatch.setattr(commits, "_SMALL", 0)
+    monkeypatch.setattr(commits.Committer, "submit", counted)
+    monkeypatch.setattr(Controller, "tell", telling)
+    asyncio.run(put_all())
+    assert sum(told) == 8
+    assert len(told) <= 2, "the first, and those that came meanwhile"
+    assert used() <= 3 * IMAGE + 8 * PAGES
+    check(queue, partition, [str(n) for n in range(8)], [n % 3 for n in range(8)])
+    got = queue.kv_batch_get(keys=[str(n) for n in range(8)], partition_id=partition, select_fields=["uid"])
+    assert got.get("uid").tolist() == [f"u{n}" for n in range(8)]
+    queue.kv_clear(keys=[str(n) for n in range(8) if n % 3], partition_id=partition)
+    eventually(lambda: used() <= IMAGE + 3 * PAGES, "two of three images are freed")
+    check(queue, partition, ["0", "3", "6"], [0] * 3)
+
+
+def test_of_large_rows_that_come_at_once_each_fails_by_itself(
+    queue: Any, partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "_SMALL", 0)
+
+    async def put_all() -> list[Any]:
+        fields = [trajectories([n]) for n in range(6)]
+        for n, each in enumerate(fields):
+            each["extra"] = NonTensorStack(NonTensorData(threading.Lock() if n == 3 else "fine"))
+        puts = [queue.async_kv_batch_put([str(n)], partition, each) for n, each in enumerate(fields)]
+        return await asyncio.gather(*puts, return_exceptions=True)
+
+    done = asyncio.run(put_all())
+    assert [type(each) for each in done if isinstance(each, Exception)] == [dp.SchemaMismatch]
+    assert isinstance(done[3], dp.SchemaMismatch)
+    assert done[3].column == "extra"
+    check(queue, partition, ["0", "1", "2", "4", "5"], [0, 1, 2, 4, 5])
 
 
 def test_rows_of_one_put_share_with_each_other_and_with_those_before(queue: Any, partition: str) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dataplane.batch.columns import values_of
 from dataplane.integrations.sharing import FEW, LEAST, TENSOR, Known, keys_of
-
-WAIT_S = 15.0
+from tests.processes import WAIT_S
 
 
 def image(seed: int, nbytes: int = LEAST) -> dict[str, object]:

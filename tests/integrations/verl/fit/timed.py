@@ -6,9 +6,10 @@ and the time in which that loop has nothing else to do. While the loop computes 
 images does for other trajectories, nobody waits for storage. A call that blocks its thread is storage's as a whole.
 
 A line is `{"name", "partition", "start", "end", "spans"}`; `spans` are pairs of times. One that is awaited has the
-`bytes` of its fields. One that blocks has `private`, the bytes of this process's own memory that it added; of
-`kv_clear`, `stored` is what the node holds as it begins. A line `{"threads", "at"}` has the processor time that
-storage's threads of a process that awaits have taken until then.
+`bytes` of its fields, and `idle`, the seconds of its spans in which the loop had nothing else to do. One that blocks
+has `private`, the bytes of this process's own memory that it added, and `processor`, the processor time of the whole
+process meanwhile; of `kv_clear`, `stored` is what the node holds as it begins. A line `{"threads", "at"}` has the
+processor time that storage's threads of a process that awaits have taken until then.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ Spans = list[tuple[float, float]]
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 _spans: ContextVar[Spans | None] = ContextVar("spans", default=None)
 _waits: dict[int, Spans] = {}
+_idle: dict[int, float] = {}
 _told_at = 0.0
 
 
@@ -64,12 +66,14 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         stored = _stored() if name == "kv_clear" else None
-        before, began = private(), time.monotonic()
+        before, processor, began = private(), time.process_time(), time.monotonic()
         try:
             return function(*arguments, **named)
         finally:
             ended = time.monotonic()
-            line = {"spans": [(began, ended)], "private": private() - before, "stored": stored}
+            processor = time.process_time() - processor
+            spans = [(began, ended)]
+            line = {"spans": spans, "private": private() - before, "stored": stored, "processor": processor}
             _write(name, began, ended, named.get("partition_id"), line)
 
     @functools.wraps(function)
@@ -82,7 +86,7 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
             return await _stepped(function(*arguments, **named), spans)
         finally:
             del _waits[id(spans)]
-            more = {"spans": spans, "bytes": nbytes(named.get("fields"))}
+            more = {"spans": spans, "idle": _idle.pop(id(spans), 0.0), "bytes": nbytes(named.get("fields"))}
             _write(name, began, time.monotonic(), named.get("partition_id"), more)
             _tell_threads()
 
@@ -132,7 +136,9 @@ def _watch(loop: Any) -> None:
         began = time.monotonic()
         found = select(timeout)
         if _waits and (timeout is None or timeout > 0):
-            next(iter(_waits.values())).append((began, time.monotonic()))  # of one call: they are looked at together
+            of, ended = next(iter(_waits)), time.monotonic()  # of one call: they are looked at together
+            _waits[of].append((began, ended))
+            _idle[of] = _idle.get(of, 0.0) + ended - began
         return found
 
     loop._selector.select = waited

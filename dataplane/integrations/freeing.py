@@ -68,7 +68,7 @@ def _start() -> None:
     with _starting:
         if _runs_in != os.getpid():  # a forked child has no threads
             _runs_in = os.getpid()
-            threading.Thread(target=_run, name="dataplane-openrlhf-freeing", daemon=True).start()
+            threading.Thread(target=_run, name="dataplane-freeing", daemon=True).start()
 
 
 def _run() -> None:

@@ -1,0 +1,13 @@
+"""Doors for drafts of a history: Hugging Face's `generate` and vLLM's proposers. Each imports its system late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xxhash
+
+
+def prompt_key(tokens: Any) -> str:
+    """A key for a prompt that is known by its tokens alone, a flat sequence of integers: their XXH3-128, as text."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(tokens, np.int64).tobytes())

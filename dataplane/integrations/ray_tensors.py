@@ -1,0 +1,195 @@
+"""The tensor transport `DATAPLANE` of Ray: tensors that an actor returns are put into the plane, and are read there by
+the actors that are passed them.
+
+    dataplane.integrations.ray_tensors.register()      # before the classes that name it
+
+    class Rollout:
+        @ray.method(tensor_transport="DATAPLANE")
+        def generate(self): return {"input_ids": tensor, ...}
+
+    ray.init()
+    dataplane.integrations.ray.up()
+
+Owns the rows of the tensors that this process returned, from the return until Ray has no reference to them.
+
+What always holds: the tensors of one object are one row of one put, a column each, and what travels with Ray is the
+reference. They are those of the moment of the return: what is written to them later reaches nobody. A receiver reads in
+place; what it writes, it alone sees. They are freed as Ray's last reference goes, and with the process that returned
+them, as those of Ray's other transports are. Nothing is sent, so a transfer that fails ends no actor.
+
+Rejected: a scope for each object, which nobody would free after the death of its actor; the node frees what a client
+staged as that goes, and so all tensors of a process are staged under one scope.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from dataplane.batch.ref import BatchRef
+from dataplane.client.scopes import ending_scope
+from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
+from dataplane.integrations import process
+from dataplane.integrations.verl.planes import with_plane
+
+NAME = "DATAPLANE"
+"""What `ray.method(tensor_transport=...)` names it."""
+
+DEVICES = ("cpu", "cuda")
+
+_NO_RAY = "Ray with tensor transports is needed (tested with 2.60): pip install 'rollout-dataplane[ray]'"
+
+try:
+    from ray.experimental import CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata
+except ImportError as error:
+    raise Misuse(_NO_RAY) from error
+
+
+@dataclass
+class Metadata(TensorTransportMetadata):  # type: ignore[misc]
+    """What Ray hands from the actor that returned tensors to who receives them.
+
+    ref: where they are, one row; None where there are no tensors.
+    columns: the column of each tensor: a tensor that is there several times is stored once.
+    """
+
+    ref: BatchRef | None = None
+    columns: tuple[int, ...] = ()
+
+
+class Transport(TensorTransportManager):  # type: ignore[misc]
+    """One for a process. Ray calls it from several of its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._put: dict[str, Metadata] = {}
+
+    def tensor_transport_backend(self) -> str:
+        """The name of it."""
+        return NAME
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        """Whether the receiver alone takes part: yes, the plane has the bytes."""
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        """Whether a transfer that fails may be left as it is: yes, so that Ray ends no actor for it."""
+        return True
+
+    def actor_has_tensor_transport(self, actor: Any) -> bool:
+        """Whether the actor may use it: each can. Where it finds no node, its call says so."""
+        return True
+
+    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
+        """Put the tensors, and say where they are. A task that is done again says the same.
+
+        Raises Misuse where no node is known or the tensors are on several kinds of devices, SchemaMismatch for a tensor
+        that is not strided, and as `Plane.put`.
+        """
+        with self._lock:
+            known = self._put.get(obj_id)
+        if known is not None:
+            return known
+        made = self._store(rdt_object)
+        with self._lock:
+            self._put[obj_id] = made
+        return made
+
+    def _store(self, tensors: list[Any]) -> Metadata:
+        if not tensors:
+            return Metadata(tensor_meta=[], tensor_device=None)
+        kinds = sorted({tensor.device.type for tensor in tensors})
+        if len(kinds) > 1:
+            raise Misuse(f"the tensors of one object are on one kind of device, not on {' and '.join(kinds)}")
+        columns: dict[tuple[Any, ...], int] = {}
+        rows: dict[str, Any] = {}
+        found = []
+        for tensor in tensors:
+            _check(tensor)
+            column = columns.setdefault(_identity(tensor), len(columns))
+            found.append(column)
+            rows.setdefault(str(column), tensor.detach().resolve_conj().resolve_neg().unsqueeze(0))
+        ref = with_plane(lambda plane: plane.put(rows, scope=ending_scope("ray")))
+        shapes = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return Metadata(tensor_meta=shapes, tensor_device=kinds[0], ref=ref, columns=tuple(found))
+
+    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:
+        """What the two sides have to agree on: nothing."""
+        return CommunicatorMetadata()
+
+    def recv_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: TensorTransportMetadata,
+        communicator_metadata: CommunicatorMetadata,
+        target_buffers: list[Any] | None = None,
+    ) -> list[Any]:
+        """The tensors, in place, or in the buffers that are given. Raises as `Plane.get`, and Misuse where no node is
+        known."""
+        found = tensor_transport_metadata
+        if not isinstance(found, Metadata):
+            raise Misuse(f"object {obj_id} was returned by another transport ({type(found).__name__})")
+        if found.ref is None:
+            return []
+        device = None if found.tensor_device == "cpu" or target_buffers else found.tensor_device
+        ref = found.ref
+        batch = with_plane(lambda plane: plane.get(ref, device=device))
+        tensors = [batch[str(column)].torch()[0] for column in found.columns]
+        if not target_buffers:
+            return tensors
+        for buffer, tensor in zip(target_buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return list(target_buffers)
+
+    def send_multiple_tensors(
+        self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any
+    ) -> None:
+        """Ray asks this of two-sided transports alone."""
+        raise NotImplementedError(f"{NAME} is one-sided: the receiver reads")
+
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: list[Any]) -> None:
+        """Free the rows; what a receiver has of them stays until it drops that."""
+        with self._lock:
+            self._put.pop(obj_id, None)
+        if tensor_transport_meta.ref is not None:
+            with suppress(DataplaneError):  # its node has gone, and they with it
+                process.plane().free(tensor_transport_meta.ref)
+
+    def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
+        """Nothing: a receive ends at its own deadline."""
+
+
+def register() -> None:
+    """Make Ray know the transport in this process, and in the actors that it makes afterwards. Idempotent.
+
+    Ray looks the name up where a class says `ray.method(tensor_transport="DATAPLANE")`: call it before that.
+
+    Raises Misuse where PyTorch is not installed.
+    """
+    from ray.experimental import register_tensor_transport
+    from ray.experimental.rdt.util import transport_manager_info
+
+    try:
+        torch: Any = import_module("torch")
+    except ImportError as error:
+        raise Misuse("Ray's tensor transports carry tensors of PyTorch: install torch") from error
+    if NAME not in transport_manager_info:
+        register_tensor_transport(NAME, list(DEVICES), Transport, torch.Tensor)
+
+
+def _identity(tensor: Any) -> tuple[Any, ...]:
+    """Equal for tensors of the same elements of the same memory; those without elements have no address."""
+    place = (tensor.data_ptr(), tensor.stride(), tensor.is_conj(), tensor.is_neg()) if tensor.numel() else ()
+    return (*place, tensor.dtype, tuple(tensor.shape))
+
+
+def _check(tensor: Any) -> None:
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise SchemaMismatch(f"a tensor of layout {tensor.layout} can not be passed by {NAME}: pass tensor.to_dense()")

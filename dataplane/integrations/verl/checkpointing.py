@@ -1,0 +1,213 @@
+"""verl's checkpoint engine `dataplane`: rollouts take new weights when they are ready, and no request is aborted.
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=dataplane
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=dataplane.integrations.verl.checkpointing
+
+verl imports this module, so named, in the trainer, its ranks and the rollouts' workers: that registers the engine, and
+has verl's `CheckpointEngineManager` update with it as is said here. An update publishes the weights and is done: verl's
+own aborts all requests first, and has the trainer wait until each rollout has loaded. A thread for each replica hands
+it the newest version as soon as it has taken the one before; one that is slow passes over those in between.
+
+What always holds: all ranks of a replica take the same version; a replica is handed one at a time; what fails in one is
+raised by the next update. Managers of other backends do what they did.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any
+
+import ray
+from verl.checkpoint_engine import base as theirs
+from verl.utils.ray_utils import auto_await
+
+from dataplane.config import environment
+from dataplane.errors import Freed, NotReady
+from dataplane.integrations import checkpoint_engine as engines
+
+log = logging.getLogger(__name__)
+
+NAME = "dataplane"
+
+_MARK = "__wrapped_by_dataplane__"
+
+
+@theirs.CheckpointEngineRegistry.register(NAME)
+class DataplaneCheckpointEngine(engines.DataplaneCheckpointEngine, theirs.CheckpointEngineWithCache):  # type: ignore[misc]
+    """The engine as verl calls it. `engine_kwargs.dataplane` are the arguments of the class that it derives from, and
+
+    abort: updates are verl's own, which abort all requests and wait until each rollout has loaded.
+    wait: an update returns once each replica has taken it; no request is aborted.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False, abort: bool = False, wait: bool = False, **how: Any):
+        super().__init__(bucket_size, is_master, **how)
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """What each rank's `init_process_group` is called with: the version, and its rank."""
+        actors, rollouts = engines.ranks_of(actor_wg_world_size, rollout_world_size, metadata)
+        return actors, rollouts
+
+    def init_process_group(self, version: int, rank: int) -> None:
+        """The update that follows is of this version; the trainer's rank 0 publishes it."""
+        self.expect(version, publishes=rank == 0)
+
+
+class Replica:
+    """Hands one replica of verl's the newest version, in a thread of its own, until it is closed."""
+
+    def __init__(self, workers: Sequence[Any]) -> None:
+        self._group = theirs.RayWorkerGroup(
+            worker_handles=list(workers), ray_cls_with_init=theirs.RayClassWithInitArgs(cls=theirs._worker_cls)
+        )
+        self._changed = threading.Condition()
+        self._offered: tuple[int, int | None] | None = None
+        self._taken = 0
+        self._failed: BaseException | None = None
+        self._closed = False
+        threading.Thread(target=self._run, name="dataplane-weights", daemon=True).start()
+
+    def offer(self, version: int, global_steps: int | None) -> None:
+        """Take this version when it is ready, unless a newer one is offered before. Raises what failed meanwhile."""
+        with self._changed:
+            failed, self._failed = self._failed, None
+            self._offered = version, global_steps
+            self._changed.notify_all()
+        if failed is not None:
+            raise failed
+
+    def wait(self, version: int, timeout_s: float) -> None:
+        """Wait until it has taken this version or a newer one. Raises NotReady, and what failed."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._taken >= version or self._failed is not None, timeout_s):
+                raise NotReady(f"a replica has version {self._taken}, and not yet {version}")
+            failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Offer it nothing more. Idempotent; does not wait."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._offered is not None or self._closed)
+                if self._closed or self._offered is None:
+                    return
+                (version, steps), self._offered = self._offered, None
+            try:
+                self._hand(version, steps)
+            except Exception as error:  # what Ray raises is no closed list; the next update does
+                with self._changed:
+                    if not (isinstance(error, Freed) and self._offered is not None):  # too slow, and there is a newer
+                        self._failed = error
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                self._taken = version
+                self._changed.notify_all()
+
+    def _hand(self, version: int, steps: int | None) -> None:
+        count = self._group.world_size
+        named = {"version": [version] * count, "rank": [-1] * count}
+        ray.get(self._group.execute_checkpoint_engine(["init_process_group"] * count, **named))
+        ray.get(self._group.update_weights(global_steps=steps))
+        ray.get(self._group.execute_checkpoint_engine(["finalize"] * count))
+
+
+class _Replicas:
+    """Those of one manager, by identity: verl adds and removes them."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, tuple[Any, Replica]] = {}
+
+    def of(self, replicas: Sequence[Any]) -> list[Replica]:
+        """One for each, made where it is new; those that are no more are closed."""
+        here = {id(replica) for replica in replicas}
+        for gone in self._all.keys() - here:
+            self._all.pop(gone)[1].close()
+        for replica in replicas:
+            if id(replica) not in self._all:
+                self._all[id(replica)] = replica, Replica(replica.workers)
+        return [self._all[id(replica)][1] for replica in replicas]
+
+    def close(self) -> None:
+        """Close all."""
+        for _, replica in self._all.values():
+            replica.close()
+
+
+_replicas: weakref.WeakKeyDictionary[Any, _Replicas] = weakref.WeakKeyDictionary()
+
+
+def settle(manager: Any, version: int, timeout: float = engines.TIMEOUT_S) -> None:
+    """Wait until each replica of the manager has taken this version or a newer one. Raises NotReady, and what failed in
+    one."""
+    end = time.monotonic() + timeout
+    for replica in _replicas[manager].of(manager.replicas):
+        replica.wait(version, max(0.0, end - time.monotonic()))
+
+
+async def _update(manager: Any, global_steps: int | None) -> dict[str, Any]:
+    """Publish, and offer it to the replicas. What the manager's `update_weights` does."""
+    actors, count = manager.actor_wg, manager.actor_wg.world_size
+    metadata = ray.get(actors.execute_checkpoint_engine(["prepare"] * count))
+    ranks, _ = manager.backend_cls.build_topology(count, 0, metadata)
+    ray.get(actors.execute_checkpoint_engine(["init_process_group"] * count, **ranks))
+    results = ray.get(actors.update_weights(global_steps=global_steps, mode=manager.backend))
+    ray.get(actors.execute_checkpoint_engine(["finalize"] * count))
+    if manager not in _replicas:
+        _replicas[manager] = made = _Replicas()
+        weakref.finalize(manager, made.close)
+    version = ranks["version"][0]
+    for replica in _replicas[manager].of(manager.replicas):
+        replica.offer(version, global_steps)
+    if _settings(manager).get("wait"):
+        settle(manager, version)
+    return {key: value for result in results if isinstance(result, dict) for key, value in result.items()}
+
+
+def _settings(manager: Any) -> Any:
+    return manager.config.engine_kwargs.get(NAME, {})
+
+
+def _have_nodes() -> None:
+    if environment().address is None and ray.is_initialized():
+        from dataplane.integrations import ray as door
+
+        door.up()
+
+
+def attach() -> None:
+    """Have verl's managers of this backend update as this module says. Idempotent."""
+    own = theirs.CheckpointEngineManager.update_weights
+    if hasattr(own, _MARK):
+        return
+
+    @wraps(own)
+    async def update_weights(self: Any, global_steps: int | None = None) -> Any:
+        if self.backend != NAME:
+            return await own(self, global_steps)
+        _have_nodes()
+        if _settings(self).get("abort"):
+            return await own(self, global_steps)
+        return await _update(self, global_steps)
+
+    awaiting = auto_await(update_weights)
+    setattr(awaiting, _MARK, True)
+    theirs.CheckpointEngineManager.update_weights = awaiting
+
+
+attach()
+log.info("the checkpoint engine %s is there", NAME)

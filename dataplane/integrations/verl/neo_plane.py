@@ -1,0 +1,43 @@
+"""What `trainer.data_plane=dataplane` names in verl's `neo` branch: its NeoProto, with the plane for its storage.
+
+verl imports this module in the trainer and in each agent loop's worker of a job that says so, and nowhere else. Other
+workers use the plane from the first batch on that they are passed. The trainer's process owns the values; the nodes are
+those of the Ray job (`dataplane.integrations.ray.up`, which the trainer calls if nobody has) or the one that
+`$DATAPLANE_ADDRESS` names.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from verl.experimental.neoproto.data_plane import NeoPPODataPlane
+from verl.experimental.neoproto.storage.default import set_default_storage_engine
+
+from dataplane.config import environment
+from dataplane.integrations import process
+from dataplane.integrations.verl import neo
+
+log = logging.getLogger(__name__)
+
+
+class DataplanePPODataPlane(NeoPPODataPlane):  # type: ignore[misc]  # verl has no types
+    """verl's strategy for NeoProto, whose values are in the plane."""
+
+    name = "dataplane"
+
+    def setup(self) -> None:
+        """Have a node on each host, and this process own the values.
+
+        Raises Misuse where Ray is not initialised and no node is known, Rejected, PeerUnavailable.
+        """
+        super().setup()
+        if environment().address is None and process.ray_job() is not None:
+            from dataplane.integrations import ray as door
+
+            door.up()
+        process.plane()
+        set_default_storage_engine(neo.DataplaneStorageEngine())
+        log.info("NeoProto stores in the plane: trainer.data_plane=%s", self.name)
+
+
+neo.attach()

@@ -1,0 +1,41 @@
+"""The example, small: it trains, and its responses are the same with and without history."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.history_rollout import task
+from tests.optional import needs
+
+ROOT = Path(__file__).parents[3]
+
+
+@needs("transformers", "torch")
+@pytest.mark.timeout(300)
+def test_the_example_says_the_same_with_and_without_history(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    small = ["--epochs", "2", "--prompts", "2", "--samples", "2", "--shown", "20", "--json", str(figures)]
+    command = [sys.executable, "-m", "examples.history_rollout", *small]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    first, second = json.loads(figures.read_text())
+    assert first["different"] == second["different"] == 0
+    assert first["proposed"] == 0 < second["proposed"]
+    assert second["verifications"] <= second["tokens"]
+
+
+def test_answers_can_be_checked() -> None:
+    [prompt] = task.prompts(1, 0)
+    answer = task.answer(prompt)
+    assert task.reward(prompt, answer) == 1.0
+    assert len(answer) <= task.LONGEST
+    assert task.reward(prompt, answer[:-1]) == 1.0  # cut before its end
+    assert task.reward(prompt, []) == 0.0
+    assert task.reward(prompt, answer[-task.DIGITS - 1 :]) == 1.0
+    wrong = [*answer[:-2], (answer[-2] + 1) % 10, task.END]
+    assert 0 < task.reward(prompt, wrong) < 1

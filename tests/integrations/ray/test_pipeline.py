@@ -1,0 +1,92 @@
+"""Workers of a pipeline as actors of Ray: the same plan, the same rows, and an actor that is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.pipeline import Cluster, Executor, Pipeline, Rows, Stage, StageFailed, fifo, in_turn
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+from dataplane.integrations import ray as door  # noqa: E402
+from dataplane.pipeline.functions import Functions  # noqa: E402
+from dataplane.pipeline.rays import Actors, _QueueLink  # noqa: E402
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+ROOT = Path(__file__).parents[3]
+X = np.arange(8)
+
+
+def double(batch: Any) -> dict[str, Any]:
+    if (batch["x"].numpy() < 0).any():
+        raise ValueError("less than nothing")
+    return {"y": batch["x"].numpy() * 2}
+
+
+def add(batch: Any) -> dict[str, Any]:
+    return {"z": batch["y"].numpy() + batch["x"].numpy()}
+
+
+PIPELINE = Pipeline([Stage("double", double, ("x",), ("y",)), Stage("add", add, ("x", "y"), ("z",))])
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
+    os.environ.pop("DATAPLANE_ADDRESS", None)
+    ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+    door.up(dp.NodeConfig(memory="32MiB", spill=0, prewarm=0))
+    yield
+    door.down()
+    ray.shutdown()
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def test_messages_that_overtake_each_other_are_put_in_order() -> None:
+    link = _QueueLink()
+    for number in (2, 0, 1, 3):
+        link.tell(number, bytes([number]))
+    assert [link.receive(wait=False) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", None]
+
+
+def test_without_ray_it_is_told() -> None:
+    with pytest.raises(dp.Misuse, match=r"ray\.init"):
+        Actors(Functions(PIPELINE))
+
+
+@pytest.mark.usefixtures("job")
+def test_actors_do_a_plan_and_one_that_is_killed_is_replaced() -> None:
+    rows = Rows.of([1] * 8)
+    plan = fifo(PIPELINE, rows, Cluster.uniform(2), {"double": [0], "add": [1]}, in_turn(rows, 4))
+    with dp.connect("ray") as plane, Executor(plane, PIPELINE, plan, on="ray") as executor:
+        ref = plane.put({"x": X})
+        result = executor.step(ref)
+        assert result.ref is not None
+        assert plane.get(result.ref)["z"].numpy().tolist() == (3 * X).tolist()
+
+        crew: Any = executor.crew
+        ray.kill(crew.actor(1))
+        result = executor.step(ref)
+        assert result.ref is not None
+        assert plane.get(result.ref)["z"].numpy().tolist() == (3 * X).tolist()
+
+        with pytest.raises(StageFailed, match="less than nothing"):
+            executor.step(plane.put({"x": X - 5}))

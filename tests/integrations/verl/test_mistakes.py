@@ -1,0 +1,210 @@
+"""Mistakes that users make with the backend: each is an error that says what to do. The same ten with the module are in
+`transfer_queue/test_mistakes.py`; a misspelt setting of the backend and more memory than there is, in
+`test_storage_plugin.py` too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import dataplane as dp
+from tests.processes import eventually
+
+ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
+tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
+torch = pytest.importorskip("torch")
+from omegaconf import OmegaConf  # noqa: E402
+
+from tests.integrations.nursery import ROOT, Nursery  # noqa: E402
+from tests.integrations.verl.storage_job import job, stats  # noqa: E402
+from tests.users import needs_root  # noqa: E402
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
+    pytest.mark.filterwarnings("ignore"),  # theirs
+]
+
+HEAD = """
+    import ray
+    import dataplane.integrations.verl.plugin as plugin
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    def conf(**settings):
+        small = {"memory": "8MiB", "spill": 0, "prewarm": 0}
+        return OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": small | settings}})
+
+    def error_of(call):
+        try:
+            call()
+        except Exception as error:
+            return [type(error).__name__, str(error)]
+        return ["no error", ""]
+
+    def start(address="local"):
+        alone = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 << 20}
+        ray.init(address, log_to_driver=False, **(alone if address == "local" else {}))
+"""
+
+
+@pytest.fixture(scope="module")
+def queue() -> Iterator[Any]:
+    with job(memory="4MiB", spill="1MiB", prewarm=0, timeout=0.5) as made:
+        yield made
+
+
+def told_by(nursery: Nursery, code: str, **environment: str) -> Any:
+    """What a program tells, in a process with no node in its environment unless it is given one."""
+    program = textwrap.dedent(HEAD) + textwrap.dedent(code)
+    nothing = {"DATAPLANE_ADDRESS": "", "PYTHONPATH": str(ROOT)}
+    with nursery.process(program, **(nothing | environment)) as running:
+        told = running.hear()
+        running.wait()
+        return told
+
+
+def test_a_wrong_partition(queue: Any) -> None:
+    queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
+    with pytest.raises(ValueError, match=r"no partition 'trian': nothing was put there.* did you mean train"):
+        queue.kv_batch_get("a", "trian")
+    with pytest.raises(dp.Misuse, match="has no key 'b': not put yet, or cleared; there are a"):
+        queue.kv_batch_get("b", "train")
+    queue.kv_clear("a", "train")
+
+
+def test_a_field_that_is_missing(queue: Any) -> None:
+    queue.kv_put("a", "train", {"input_ids": torch.ones(3)}, {})
+    with pytest.raises(ValueError, match="have input_id: put it first; did you mean input_ids"):
+        queue.kv_batch_get("a", "train", "input_id")
+    queue.kv_clear("a", "train")
+
+
+def test_no_node(nursery: Nursery) -> None:
+    """No Ray; and an address where no node listens, as the job starts."""
+    code = "tell(error_of(lambda: plugin.start(conf())))"
+    kind, said = told_by(nursery, code)
+    assert kind == "Misuse"
+    assert "ray.init()" in said
+    kind, said = told_by(nursery, code, DATAPLANE_ADDRESS="unix:///nowhere.sock")
+    assert kind == "PeerUnavailable"
+    assert "nowhere.sock" in said
+
+
+def test_a_node_that_was_killed(queue: Any) -> None:
+    """Its rows are lost, and named; what is put next is in the node that follows."""
+    queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
+    node = psutil.Process(stats().pid)
+    os.kill(node.pid, signal.SIGKILL)
+    eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
+    with pytest.raises(dp.DataplaneError) as raised:
+        queue.kv_batch_get("a", "train")
+    assert isinstance(raised.value, dp.OwnerDied)
+    assert "put it again" in str(raised.value)
+    queue.kv_clear("a", "train")
+    queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
+    assert queue.kv_batch_get("a", "train")["x"].values().tolist() == [1, 1, 1]
+    queue.kv_clear("a", "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"backend": {"Dataplane": {"memory": "5MiB"}}}, "backend.Dataplane.memory = 4MiB, and not 5MiB"),
+        ({"controller": {"polling_mode": True}}, "controller.polling_mode = False, and not True"),
+        ({"controller": {"sampler": "GRPOGroupNSampler"}}, "controller.sampler = SequentialSampler"),
+    ],
+)
+def test_init_twice_that_says_otherwise(queue: Any, given: Any, match: str) -> None:
+    with pytest.raises(dp.Misuse, match=f"{match}.*call transfer_queue.close"):
+        queue.init(OmegaConf.create(given))
+    queue.init()
+    queue.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": {"memory": "4MiB"}}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"backend": {"storage_backend": "Datplane"}}, "no backend 'Datplane': did you mean Dataplane"),
+        ({"backend": {"storage_backend": "SimpelStorage"}}, "did you mean SimpleStorage"),
+        (
+            {"backend": {"Datplane": {"memory": "1GiB"}}},
+            "no setting 'backend.Datplane': did you mean backend.Dataplane",
+        ),
+    ],
+)
+def test_a_backend_that_is_misspelt(queue: Any, given: Any, match: str) -> None:
+    """Before anything is made: the next `init` can be right."""
+    with pytest.raises(dp.Misuse, match=match):
+        queue.init(OmegaConf.create(given))
+
+
+def test_two_jobs_on_a_host(queue: Any, nursery: Nursery) -> None:
+    """On one Ray: the second is told, and the first goes on."""
+    queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
+    second = """
+        start(os.environ["RAY"])
+        told = error_of(lambda: tq.init(conf()))
+        ray.shutdown()
+        tell(told)
+    """
+    token = {name: value for name, value in os.environ.items() if name.startswith("RAY_AUTH")}  # as Ray set it here
+    kind, said = told_by(nursery, second, RAY=ray.get_runtime_context().gcs_address, **token)
+    assert kind == "Misuse"
+    assert "is that of Ray job" in said
+    assert "start a Ray for each job" in said
+    assert "DATAPLANE_ADDRESS" in said
+    assert queue.kv_batch_get("a", "train")["x"].values().tolist() == [1, 1, 1]
+    queue.kv_clear("a", "train")
+
+
+def test_ray_restarted(nursery: Nursery) -> None:
+    code = """
+        start()
+        tq.init(conf())
+        tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
+        ray.shutdown()
+        start()
+        told = [error_of(lambda: tq.kv_batch_get("a", "p")), error_of(lambda: tq.init(conf()))]
+        tq.close()
+        tq.init(conf())
+        tell([told, tq.kv_list()])
+        tq.close()
+        ray.shutdown()
+    """
+    told, seen = told_by(nursery, code)
+    for kind, said in told:
+        assert kind == "PeerUnavailable", said
+        assert "call transfer_queue.close() and transfer_queue.init()" in said
+    assert seen == {}
+
+
+def test_the_disk_is_full(queue: Any) -> None:
+    """Or what a node may use of it."""
+    with pytest.raises(dp.Backpressure, match="the disk budget is full") as raised:
+        for number in range(12):
+            queue.kv_put(f"k{number}", "full", {"x": torch.full((1 << 20,), number, dtype=torch.uint8)}, {})
+    assert "free rows" in str(raised.value)
+    assert "more `memory` or `spill`" in str(raised.value)
+    queue.get_client().clear_partition("full")
+
+
+@needs_root
+def test_another_user(nursery: Nursery) -> None:
+    """As the job starts."""
+    code = """
+        import dataplane.client.sync, dataplane.client.connection
+        os.setgid(65534); os.setuid(65534)
+        tell(error_of(lambda: plugin.start(conf())))
+    """
+    with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plane:
+        kind, said = told_by(nursery, code, DATAPLANE_ADDRESS=plane.address)
+    assert kind == "Unauthenticated"
+    assert "start a node as this user" in said
