@@ -15,40 +15,17 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.jobs import Job, serve, transfer_queue
+from bench.jobs import by_turns, serve
+from bench.jobs import door as opened
 from bench.measure import Row, row, table, write_json
 
 PROMPTS, RESPONSES, PATCHES, WIDTH, TOKENS = 64, 8, 112, 1176, 256
 PARTITION = "images"
 DOORS = ("SimpleStorage", "Dataplane", "Dataplane apart", "module", "module apart")
 BOUND = 1 / 8 + 0.05
-
-
-@contextmanager
-def _opened(door: str) -> Iterator[Any]:
-    """The module of TransferQueue's calls behind this door, initialised."""
-    import dataplane as dp
-    from dataplane.integrations import process, sharing
-
-    if door.endswith("apart"):
-        sharing.LEAST = sharing.TENSOR = 1 << 62
-    if not door.startswith("module"):
-        with transfer_queue(door.split()[0], "1GiB", 128 << 20) as theirs:
-            yield theirs
-        return
-    from dataplane.integrations import transfer_queue as ours
-
-    process.start(dp.NodeConfig(memory="1GiB", spill=0))
-    ours.init()
-    try:
-        yield ours
-    finally:
-        ours.close()
 
 
 def _trajectory(prompt: int, response: int) -> tuple[Any, int]:
@@ -115,21 +92,12 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 def _serve(door: str) -> None:
     """Rounds by this door, answered with their figures."""
-    with _opened(door) as queue:
+    from dataplane.integrations import sharing
+
+    if door.endswith("apart"):
+        sharing.LEAST = sharing.TENSOR = 1 << 62
+    with opened(door.split()[0], "1GiB", 128 << 20) as queue:
         serve(lambda _: _round(queue, ours=door != "SimpleStorage"))
-
-
-def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Each door by turns; the first round warms all up."""
-    found: dict[str, list[dict[str, float]]] = {door: [] for door in DOORS}
-    with ExitStack() as stack:
-        jobs = {door: stack.enter_context(Job("bench.doors_images", door)) for door in DOORS}
-        for number in range(rounds + 1):
-            for door, job in jobs.items():
-                figures = job.round()
-                if number:
-                    found[door].append(figures)
-    return found
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
@@ -158,7 +126,7 @@ def main() -> int:
     if chosen.serve:
         _serve(chosen.serve)
         return 0
-    found = measure(chosen.rounds)
+    found = by_turns("bench.doors_images", DOORS, chosen.rounds)
     rows = rows_of(found)
     print(table(rows))
     write_json(chosen.json, rows, {"doors": found})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -15,20 +16,28 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bench.measure import Row, row, table, timed, write_json
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.clock import Deadline
+from dataplane.batch.ref import BatchRef
+from dataplane.clock import Deadline, monotonic
 from dataplane.config import NodeConfig
-from dataplane.replication.messages import Entry, Snapshot
-from dataplane.replication.storage import Extend, Rebase
+from dataplane.node.clustered.alone import Durable
+from dataplane.node.streams.homes import Homes
+from dataplane.node.streams.streaming import Streaming
+from dataplane.replication.messages import Entry
+from dataplane.replication.storage import Extend
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
+from dataplane.stream.sampler import Fifo
+from dataplane.stream.settings import Settings
+from dataplane.wire import messages as m
 
 MIB, GIB = 1 << 20, 1 << 30
 RUNS = 7
@@ -58,32 +67,76 @@ async def put(store: Store, data: bytes, described: bytes) -> int:
     return reserved.shard
 
 
+class Appender:
+    """A node with a durable stream and what a client of it asks, in this process."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.store = opened(scratch)
+        assert self.store.persistence is not None
+        identity = self.store.persistence.durable.directory.identity
+        self._node = identity.node
+        homes = Homes(self._node, self.store, monotonic)
+        self.durable = Durable(self._node, self.store, homes, identity.starts)
+        self._client = self.durable.client(Streaming(self, homes))
+        self._numbers = itertools.count(1)
+        self._token = b""
+
+    async def start(self) -> None:
+        """Recover, and open the stream."""
+        await self.durable.recover()
+        asked = m.Open(next(self._numbers), "rollouts", Settings(("train",), durable=True))
+        self._token = (await self._ask(asked)).stream
+
+    async def _ask(self, request: Any) -> Any:
+        answer = self._client.answer(request, Deadline.after(_WAIT_S))
+        return answer if answer is None or isinstance(answer, m.Message) else await answer()
+
+    async def append(self, data: bytes, described: bytes) -> None:
+        """512 rows in groups of 8, as a client's append after its put."""
+        shard = await put(self.store, data, described)
+        ref = BatchRef.of(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
+        number = next(self._numbers)
+        admitted = await self._ask(m.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
+        groups: list[str | int] = [ROWS * number + row // 8 for row in range(ROWS)]
+        versions = np.full(ROWS, number).tobytes()
+        asked = m.Append(number, self._token, admitted.ticket, "", ref.encode(), [], b"", groups, versions, {}, {})
+        await self._ask(asked)
+
+    async def take(self, rows: int = ROWS) -> m.Delivered:
+        """Rows of the task."""
+        asked = m.Consume(
+            next(self._numbers), self._token, "train", rows, rows, ["x"], Fifo(), b"", b"", "", None, 0, 600.0, _WAIT_S
+        )
+        delivered: m.Delivered = await self._ask(asked)
+        return delivered
+
+    async def ack(self, delivered: m.Delivered) -> None:
+        """They are done, and their columns freed."""
+        await self._ask(m.Ack(next(self._numbers), delivered.stream, delivered.grant, None, done=True, seen=True))
+
+    async def aclose(self) -> None:
+        await self.durable.aclose()
+        await self.store.aclose()
+
+
 def append(scratch: Path) -> list[Row]:
     """Columns into memory and to disk, then their command; beside a write and fdatasync of as many bytes."""
     return asyncio.run(_append(scratch))
 
 
 async def _append(scratch: Path) -> list[Row]:
-    store = opened(scratch)
-    assert store.persistence is not None
-    durable = store.persistence.durable
-    log = SQLiteStorage(durable.directory.database, "p", ("node", 1))
+    node = Appender(scratch)
+    await node.start()
     data, described = np.random.default_rng(0).bytes(MIB), layout(ROWS, MIB)
-    command, file = np.random.default_rng(1).bytes(COMMAND), scratch / "plain"
-    index = 0
+    file = scratch / "plain"
 
     def plain() -> None:
         with file.open("wb", buffering=0) as target:
             target.write(data)
             os.fdatasync(target.fileno())
 
-    async def ours() -> int:
-        nonlocal index
-        shard = await put(store, data, described)
-        await store.persist([shard], Deadline.after(_WAIT_S), with_next=True)
-        index += 1
-        await durable.journal.write(log.writing([Extend(index, (Entry(1, command),))]))
-        return shard
+    async def ours() -> None:
+        await node.append(data, described)
 
     ratios, fastest, times, spent, together = [], [], [], [], []
     for _ in range(RUNS):
@@ -92,19 +145,20 @@ async def _append(scratch: Path) -> list[Row]:
             disk.append(timed(plain))
             file.unlink()
             began, worked = time.perf_counter(), time.process_time()
-            shard = await ours()
+            await ours()
             one.append(time.perf_counter() - began)
             cpu.append(time.process_time() - worked)
-            store.free([shard])
-            await asyncio.sleep(0)
+            await node.ack(await node.take())
         ratios.append(float(np.median(one) / np.median(disk)))
         fastest.append(min(one) / min(disk))
         times.append(float(np.median(one)) * 1e3)
         spent.append(float(np.mean(cpu)) * 1e3)
         began = time.perf_counter()
-        store.free(await asyncio.gather(*(ours() for _ in range(16))))
+        await asyncio.gather(*(ours() for _ in range(16)))
         together.append((time.perf_counter() - began) / 16 / float(np.median(disk)))
-    await store.aclose()
+        for _ in range(16):
+            await node.ack(await node.take())
+    await node.aclose()
     return [
         row("512 rows, 1 MiB: durable append over the disk's write + fdatasync", ratios, at_most=3.0, unit="x"),
         row("the same, the fastest of 30 of each", fastest, at_most=3.0, unit="x", detail="undisturbed"),
@@ -155,51 +209,46 @@ print(asyncio.run(first_row(Path(sys.argv[1]), began)))
 
 
 async def first_row(scratch: Path, began: float) -> str:
-    """Seconds until the first durable row is in memory, and until log and index are."""
-    store = opened(scratch)
-    assert store.persistence is not None
-    log = SQLiteStorage(store.persistence.durable.directory.database, "p", ("node", 1))
-    stored = log.load()[1]
-    shards = await store.recover()
+    """Seconds until the first durable row is in memory, and until all is known."""
+    node = Appender(scratch)
+    mover = asyncio.create_task(node.store.run())
+    await node.start()
     known = time.perf_counter() - began
-    mover = asyncio.create_task(store.run())
-    await store.pin("c", [shards[0]], Deadline.after(_WAIT_S))
+    ref = BatchRef.decode((await node.take(1)).ref)
+    await node.store.pin("c", [shard for _, shard in ref.shards()], Deadline.after(_WAIT_S))
     first = time.perf_counter() - began
+    (figures,) = node.durable.service.figures(None, 1).values()
     mover.cancel()
-    await store.aclose()
-    return json.dumps([first, known, len(shards), len(stored.entries)])
+    shards = node.store.statistics().shards
+    await node.aclose()
+    return json.dumps([first, known, shards, figures["rows"]])
 
 
 def recovery(scratch: Path) -> list[Row]:
-    """A process that starts on 4 GiB of durable columns, and the log of 100,000 rows and a snapshot of as many."""
-    asyncio.run(_fill(scratch, 4 * GIB // MIB))
+    """A process that starts on 4 GiB of durable columns of 100,000 rows."""
+    asyncio.run(_fill(scratch, 100_000 // ROWS + 1, 4 * GIB))
     command = [sys.executable, "-c", _FIRST_ROW, str(scratch)]
     found = []
     for _ in range(RUNS):
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
         found.append(json.loads(done.stdout))
-    detail = f"{found[0][2]} shards of 1 MiB, {found[0][3]} commands; with the start of the process"
+    detail = f"{found[0][2]} shards, {found[0][3]:,} rows; with the start of the process"
     return [
         row("100,000 rows, 4 GiB: until the first row", [f[0] for f in found], at_most=10, unit="s", detail=detail),
-        row("the same: until log and index are read", [f[1] for f in found], at_most=10, unit="s"),
+        row("the same: until all of them are known", [f[1] for f in found], at_most=10, unit="s"),
     ]
 
 
-async def _fill(scratch: Path, shards: int) -> None:
-    store = opened(scratch)
-    assert store.persistence is not None
-    mover = asyncio.create_task(store.run())
-    data, described = np.random.default_rng(0).bytes(MIB), layout(ROWS, MIB)
-    for _ in range(0, shards, 32):
-        numbers = [await put(store, data, described) for _ in range(32)]
-        await store.persist(numbers, Deadline.after(_WAIT_S))
-    log = SQLiteStorage(store.persistence.durable.directory.database, "p", ("node", 1))
-    command = np.random.default_rng(1).bytes(COMMAND)
-    log.write([Extend(1, (Entry(1, command),)), Rebase(Snapshot(1, 1, command * 640), True)])  # 10 MiB: 100 bytes a row
-    log.write([Extend(2, (Entry(1, command),) * (100_000 // ROWS))])
-    log.sync()
+async def _fill(scratch: Path, appends: int, nbytes: int) -> None:
+    node = Appender(scratch)
+    mover = asyncio.create_task(node.store.run())
+    await node.start()
+    each = -(-nbytes // appends // MIB) * MIB
+    data, described = np.random.default_rng(0).bytes(each), layout(ROWS, each)
+    for _ in range(appends):
+        await node.append(data, described)
     mover.cancel()
-    await store.aclose()
+    await node.aclose()
 
 
 SECTIONS = {f.__name__: f for f in (append, commits, recovery)}

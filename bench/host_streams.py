@@ -192,14 +192,14 @@ def placement(scratch: Path) -> list[Row]:
     for run in range(RUNS):
         names = [f"{run}-{i}".encode() for i in range(_NODES + 1)]
         few, many = Placement(names[:-1]), Placement(names)
-        before = np.array(few.nodes)[few.homes("rollouts", groups)]
-        after = np.array(many.nodes)[many.homes("rollouts", groups)]
+        before = np.array(few.nodes)[few.winners("rollouts", groups)]
+        after = np.array(many.nodes)[many.winners("rollouts", groups)]
         moved, won = int((before != after).sum()), int((after == names[-1]).sum())
         joined.append(moved / won)
         shares.append(won / (_GROUPS / (_NODES + 1)))
         gone = int(np.random.default_rng(run).integers(_NODES))
         rest = Placement([name for name in few.nodes if name != few.nodes[gone]])
-        after = np.array(rest.nodes)[rest.homes("rollouts", groups)]
+        after = np.array(rest.nodes)[rest.winners("rollouts", groups)]
         left.append(int((before != after).sum()) / int((before == few.nodes[gone]).sum()))
     detail = f"it wins {min(shares):.2f} to {max(shares):.2f} of an even share"
     return [

@@ -11,8 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,42 @@ def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
     finally:
         tq.close()
         ray.shutdown()
+
+
+@contextmanager
+def door(name: str, memory: str, objects: int) -> Iterator[Any]:
+    """What has TransferQueue's functions behind this door, "module" or one of BACKENDS, in a Ray of its own."""
+    if name != "module":
+        with transfer_queue(name, memory, objects) as theirs:
+            yield theirs
+        return
+    import ray
+
+    import dataplane as dp
+    from dataplane.integrations import ray as nodes
+    from dataplane.integrations import transfer_queue as ours
+
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=objects, log_to_driver=False)
+    try:
+        nodes.up(dp.NodeConfig(memory=memory, spill=0))
+        ours.init()
+        yield ours
+    finally:
+        ours.close()
+        ray.shutdown()
+
+
+def by_turns(program: str, doors: Sequence[str], rounds: int) -> dict[str, list[Any]]:
+    """The figures of so many rounds of a job for each door, by turns; the first round warms all up."""
+    found: dict[str, list[Any]] = {name: [] for name in doors}
+    with ExitStack() as stack:
+        jobs = {name: stack.enter_context(Job(program, name)) for name in doors}
+        for number in range(rounds + 1):
+            for name, job in jobs.items():
+                figures = job.round()
+                if number:
+                    found[name].append(figures)
+    return found
 
 
 def actors(kind: type, count: int = 2) -> list[Any]:

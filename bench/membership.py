@@ -20,14 +20,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 
 from bench.measure import Row, row, table, write_json
-from dataplane.cluster.leases import LEASE_S, LeaseMembership
-from dataplane.cluster.membership import Member
+from dataplane.cluster.membership import LEASE_S, Member, Membership
+from dataplane.cluster.seal import Seal
 from dataplane.cluster.server import program
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import TIMEOUT_S, EtcdCoordinator
@@ -55,18 +55,15 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
     key = auth.Key(*auth.new().split(b"\n")[1:3])
     others, client = EtcdCoordinator([address], name), EtcdCoordinator([address], name)
 
-    def membership(number: int, coordinator: EtcdCoordinator) -> LeaseMembership:
-        where = f"tcp://10.0.{number >> 8}.{number & 255}:7000"
-        return LeaseMembership(coordinator, Member(number.to_bytes(8, "big"), where, {"tcp": where}), key)
+    seal = Seal(key)
 
-    made = membership(1, others)
-    value = made._value
-    registered = {}
-    for number in range(2, hosts + 1):
-        one = SimpleNamespace(_me=Member(number.to_bytes(8, "big"), f"tcp://10.1.{number >> 8}.{number & 255}:7000"))
-        one._neighbour, one._seal = made._neighbour, made._seal
-        value = LeaseMembership._value.fget(one)  # type: ignore[attr-defined]
-        registered[number.to_bytes(8, "big").hex()] = value
+    def entry(number: int, life: int = 1) -> tuple[str, bytes]:
+        """A member's name, and what it registers."""
+        name = number.to_bytes(8, "big").hex()
+        where = f"tcp://10.1.{number >> 8}.{number & 255}:7000"
+        return name, seal.sealed(name, msgspec.json.encode(Member(life, where, name, {"tcp": where})))
+
+    registered = dict(entry(number) for number in range(2, hosts + 1))
     left = iter(registered.items())
 
     async def register() -> None:
@@ -74,7 +71,7 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
             await others.register(node, value, 3600)
 
     await asyncio.gather(*(register() for _ in range(16)))
-    me = membership(1, client)
+    me = Membership(client, (1).to_bytes(8, "big").hex(), Member(1, "tcp://10.0.0.1:7000"), key=key)
     running = asyncio.ensure_future(me.run())
     try:
         while len(me.members) < hosts or not me.coordination.answers:  # noqa: ASYNC110
@@ -85,22 +82,18 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
         found["ping"], found["etcd_ping"] = await _each_us(lambda: client.read("ping"), RENEWALS, etcd)
 
         async def look() -> None:
-            me.look()
-            me._answers_since = 0.0
-            me._sweep()
+            me._settle()
 
         found["look"], _ = await _each_us(look, RENEWALS, etcd)
-        turn = 0
+        turn = 1
 
         async def change() -> None:
-            """A member begins anew: an entry that is decoded, a member that is replaced."""
+            """A member is started again: an entry that is decoded, a member that is replaced."""
             nonlocal turn
             turn += 1
-            changed = me.changes = asyncio.Event()  # type: ignore[attr-defined]
-            me._watchers[:] = [changed.set]
-            one = SimpleNamespace(_me=Member((2).to_bytes(8, "big"), "tcp://10.1.0.2:7000", {}, turn))
-            one._neighbour, one._seal = made._neighbour, made._seal
-            await others.register((2).to_bytes(8, "big").hex(), LeaseMembership._value.fget(one), 3600)  # type: ignore[attr-defined]
+            changed = asyncio.Event()
+            me._changed[:] = [changed.set]
+            await others.register(*entry(2, turn), 3600)
             await changed.wait()
 
         with_change, _ = await _each_us(change, CHANGES, etcd)
@@ -110,8 +103,8 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await made.aclose()
-        await me.aclose()
+        await others.aclose()
+        await client.aclose()
 
 
 def share(found: dict[str, float]) -> float:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def why_not(*tools: str) -> str:
     """Why there can be no namespaces here, or not these tools; empty where there can."""
     missing = [tool for tool in ("ip", *tools) if shutil.which(tool) is None]
     if missing:
-        return f"{' and '.join(missing)} must be installed (Debian: iproute2, iperf3)"
+        return f"{' and '.join(missing)} must be installed (Debian: iproute2)"
     name = f"dp{os.getpid()}try"[-15:]
     try:
         ip("netns", "add", name)
@@ -132,9 +132,10 @@ class Host:
         memory: str = "2GiB",
         options: Sequence[str] = (),
         command: str = "dataplane.cli",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`command`: the module that has the command `node`. Raises RuntimeError where the node does not start: with
-        what it said."""
+        """`command`: the module that has the command `node`; `environment`: what it has more. Raises RuntimeError where
+        the node does not start: with what it said."""
         self.name, self.ip = end
         started = [*inside(self.name), sys.executable, "-m", command, "node", "--memory", memory]
         started += ["--listen", f"tcp://{self.ip}:0", "--key", str(key), *(options or ("--spill", "0"))]
@@ -142,15 +143,26 @@ class Host:
             started += ["--join", "static://" + ",".join(other.listens.removeprefix("tcp://") for other in others)]
         self.log = key.with_name(f"{self.name or 'node'}-{next(_numbers)}.log")
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(started, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
+            self.process = subprocess.Popen(
+                started,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                process_group=0,
+                env={**os.environ, **(environment or {})},
+            )
         assert self.process.stdout is not None, "it was asked for"
         self.address = self.process.stdout.readline().strip().partition("=")[2]
         if not self.address:
             self.process.communicate()
             raise RuntimeError(f"a node did not start: {self.log.read_text()}")
-        with dp.connect(self.address) as plane:
-            members = plane.members()["members"].values()
-        [self.listens] = [str(member["address"]) for member in members if member["self"]]
+        try:
+            with dp.connect(self.address) as plane:
+                members = plane.members()["members"].values()
+            [self.listens] = [str(member["address"]) for member in members if member["self"]]
+        except BaseException:  # nobody else knows of it yet
+            self.stop()
+            raise
 
     def received(self) -> int:
         """Bytes that have come over the link."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from dataplane.clock import Deadline
+from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.node.partitions.members import Member
 from dataplane.node.partitions.service import Partitions
 from dataplane.node.partitions.table import Table
 from dataplane.replication.machine import Decision, StateMachine
@@ -80,12 +80,22 @@ class Host:
     def __init__(self, number: int, coordinator: ProcessCoordinator) -> None:
         self.peers = Peers("tcp://127.0.0.1:0", None, self._answer)
         self.peers.start()
-        self.name = f"n{number}"
-        member = Member(number, self.peers.address, self.name)
-        self.partitions = Partitions(
-            self.name, member, coordinator, self.peers, lambda _: Counting(), Nothing(), give_back=self._back
-        )
+        self.name = f"{number:016x}"
+        self.membership = Membership(coordinator, self.name, Member(number, self.peers.address, self.name))
+        self.partitions = Partitions(self.membership, coordinator, self.peers, lambda _: Counting(), Nothing())
+        self._joined: asyncio.Task[None] | None = None
         self.rows = 0
+
+    def start(self) -> None:
+        self._joined = asyncio.ensure_future(self.membership.run())
+        self.partitions.start()
+
+    async def aclose(self) -> None:
+        assert self._joined is not None
+        self._joined.cancel()
+        await asyncio.gather(self._joined, return_exceptions=True)
+        await self.partitions.aclose()
+        await self.peers.aclose()
 
     def _answer(self, request: Any) -> Message:
         self.partitions.receive(request)
@@ -94,9 +104,9 @@ class Host:
     async def _back(self, partition: str, result: bytes) -> None:
         self.rows += int(result)  # it counts as acked: there is nothing else that it could be given to
 
-    async def produce(self, table: Table, whole: bool) -> None:
+    async def produce(self, table: Table, whole: bool, blocks: int = BLOCKS) -> None:
         router, own = self.partitions.router, table.own(self.name)
-        for block in range(BLOCKS):
+        for block in range(blocks):
             groups = [f"{self.name} {block} {i}" for i in range(BLOCK // GROUP)]
             numbers = np.full(len(groups), own) if whole else table.place(groups)
             found, counts = np.unique(numbers, return_counts=True)
@@ -110,44 +120,54 @@ class Host:
                 )
             )
 
-    async def consume(self, table: Table, hosts: list[Host]) -> None:
-        while sum(host.rows for host in hosts) < NODES * BLOCKS * BLOCK:
-            found = await self.partitions.consuming.consume(lambda: table, "q", b"l%d" % BLOCK, Deadline.after(0.5))
+    async def consume(self, table: Table, hosts: list[Host], blocks: int = BLOCKS) -> None:
+        while sum(host.rows for host in hosts) < len(hosts) * blocks * BLOCK:
+            found = await self.partitions.consuming.consume(
+                lambda: table, "q", b"l%d" % BLOCK, Deadline.after(0.5), self._back
+            )
             if found is not None:
                 await self.partitions.router.ask(found[0], b"k" + found[1], Deadline.after(30))
                 self.rows += int(found[1])
 
 
-async def measure(whole: bool) -> dict[str, float]:
+async def measure(whole: bool, nodes: int = NODES, blocks: int = BLOCKS, idle_s: float = 5.0) -> dict[str, float]:
+    """What so many nodes cost that each append and take so many blocks, and what they cost after that."""
     coordinator = ProcessCoordinator()
     async with AsyncExitStack() as undo:
-        hosts = [Host(number, coordinator) for number in range(NODES)]
+        hosts = [Host(number, coordinator) for number in range(nodes)]
         for host in hosts:
-            undo.push_async_callback(host.peers.aclose)
-            undo.push_async_callback(host.partitions.aclose)
-            await host.partitions.start(10)
-        while any(len(host.partitions.members.current) < NODES for host in hosts):  # noqa: ASYNC110
+            host.start()
+            undo.push_async_callback(host.aclose)
+        while any(len(host.partitions.members.current) < nodes for host in hosts):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         table = await hosts[0].partitions.directory.open(_S, b"")
-        led = [host.partitions.replicas.find(table.key(table.own(host.name) or 0)) for host in hosts]
-        while not all(each is not None and each.configuration.followers for each in led):  # noqa: ASYNC110
+        for host in hosts:  # one that was slow to answer has none yet
+            table, _ = await host.partitions.directory.own(_S)
+        while not all(_followed(host, table) for host in hosts):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         posted, spent, began = _posted(hosts), time.process_time(), time.monotonic()
         await asyncio.gather(
-            *(host.produce(table, whole) for host in hosts), *(host.consume(table, hosts) for host in hosts)
+            *(host.produce(table, whole, blocks) for host in hosts),
+            *(host.consume(table, hosts, blocks) for host in hosts),
         )
         frames, cpu, took = _posted(hosts) - posted, time.process_time() - spent, time.monotonic() - began
         posted, spent = _posted(hosts), time.process_time()
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(idle_s)
         idle_frames, idle_cpu = _posted(hosts) - posted, time.process_time() - spent
-    blocks = NODES * BLOCKS
+    count = nodes * blocks
     return {
-        "requests_per_512_rows": frames / 2 / blocks,  # a frame is half of what a request and its reply are
-        "us_per_row": cpu / (blocks * BLOCK) * 1e6,
+        "requests_per_512_rows": frames / 2 / count,  # a frame is half of what a request and its reply are
+        "us_per_row": cpu / (count * BLOCK) * 1e6,
         "seconds": took,
-        "idle_frames_per_node_s": idle_frames / NODES / 5,
-        "idle_core_share_per_node": idle_cpu / NODES / 5,
+        "idle_frames_per_node_s": idle_frames / nodes / idle_s,
+        "idle_core_share_per_node": idle_cpu / nodes / idle_s,
     }
+
+
+def _followed(host: Host, table: Table) -> bool:
+    """Whether the host's own partition is led there, with a follower."""
+    led = host.partitions.replicas.find(table.key(table.own(host.name) or 0))
+    return led is not None and led.replica.leads and bool(led.configuration.followers)
 
 
 def _posted(hosts: list[Host]) -> int:

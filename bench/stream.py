@@ -17,8 +17,9 @@ import numpy as np
 import psutil
 
 import dataplane as dp
-from bench import peers, workload
+from bench import workload
 from bench.measure import Row, row, table, timed, write_json
+from bench.peers import inside as peers
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.stream.admission import Entry

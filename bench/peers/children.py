@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 ANSWER_S = 120.0
+_ENDS_S = 20.0  # that a process may take whose output has ended
 
 
 class Failed(Exception):
@@ -47,7 +48,7 @@ class Child:
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise self._failed("ended") from None
+            raise self._failed("ended", _ENDS_S) from None
 
     def answer(self, seconds: float = ANSWER_S) -> dict[str, Any]:
         """What it says. Raises `Failed`."""
@@ -58,14 +59,14 @@ class Child:
                 raise self._failed(f"did not answer within {seconds:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise self._failed("ended")
+            raise self._failed("ended", _ENDS_S)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _failed(self, what: str) -> Failed:
+    def _failed(self, what: str, wait_s: float = 0.0) -> Failed:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
+            self._process.wait(wait_s)
         code = f" (exit code {self._process.returncode})" if self._process.returncode is not None else ""
         return Failed(f"a {self.kind} {what}{code}: {lines[-1][:300] if lines else 'it said nothing'}")
 

@@ -57,7 +57,10 @@ class Cycle:
         shares = [asdict(share) for share in workload.shares]
         made = _each(
             self._producers,
-            [{"do": "make", "share": share, "seed": seed, "parts": CONSUMERS} for seed, share in enumerate(shares)],
+            [
+                {"do": "make", "share": share, "seed": seed, "parts": CONSUMERS, "ranks": workload.ranks}
+                for seed, share in enumerate(shares)
+            ],
         )
         digests = [answer["digests"] for answer in made]
         tree = [process for child in self._all for process in child.tree()]
@@ -77,14 +80,13 @@ class Cycle:
         self._puts += 1
         server = cpu_seconds(self._server.tree())
         name = f"step{self._puts}"
-        put = _each(
-            self._producers, [{"do": "put", "name": f"{name}p{i}", "parts": CONSUMERS} for i in range(PRODUCERS)]
-        )
+        parts = 1 if workload.ranks else CONSUMERS
+        put = _each(self._producers, [{"do": "put", "name": f"{name}p{i}", "parts": parts} for i in range(PRODUCERS)])
         tokens = [answer["tokens"] for answer in put]
         put_s, get_s, read_s = _seconds(put), 0.0, 0.0
         cpu_s, read_cpu_s = _cpu(put), 0.0
         for _ in range(workload.reads):
-            got = _each(self._consumers, [{"do": "get", "tokens": [t[i] for t in tokens]} for i in range(CONSUMERS)])
+            got = _each(self._consumers, [_get(tokens, i, ranks=workload.ranks) for i in range(CONSUMERS)])
             read = _each(self._consumers, [{"do": "read"}] * CONSUMERS)
             for i, answer in enumerate(read):
                 if answer["digests"] != [digest[i] for digest in digests]:
@@ -97,6 +99,11 @@ class Cycle:
             "put_s": put_s, "get_s": get_s, "step_s": put_s + get_s, "read_s": put_s + get_s + read_s,
             "cpu_s": cpu_s, "read_cpu_s": cpu_s + read_cpu_s,
         }  # fmt: skip
+
+
+def _get(tokens: list[Any], consumer: int, *, ranks: bool) -> dict[str, Any]:
+    rank = [consumer, CONSUMERS] if ranks else []
+    return {"do": "get", "tokens": [of[0 if ranks else consumer] for of in tokens], "rank": rank}
 
 
 def _each(children: Sequence[Child], asked: Sequence[Any]) -> list[dict[str, Any]]:

@@ -33,40 +33,62 @@ class Stage:
     def __init__(self, system: str, address: dict[str, Any]) -> None:
         self._door = systems.door(system, address)
         self._made: work.Columns = {}
-        self._got: list[work.Columns] = []
+        self._singly = False
+        self._got: list[list[work.Columns]] = []
 
-    def make(self, share: dict[str, Any], seed: int, parts: int) -> Answer:
-        """The rows, before anything is measured; what each part's checksum is."""
+    def make(self, share: dict[str, Any], seed: int, parts: int, ranks: bool) -> Answer:
+        """The rows, before anything is measured; what the checksum of each part is, or of each rank's share of rows."""
+        self._singly = share["singles"] > 0
         self._made = work.columns(work.share_of(share), seed)
         return {
             "nbytes": work.nbytes(self._made),
-            "digests": [work.digest(work.part(self._made, i, parts)) for i in range(parts)],
+            "digests": [
+                work.digest(work.shared(self._made, i, parts) if ranks else work.part(self._made, i, parts))
+                for i in range(parts)
+            ],
         }
 
     def put(self, name: str, parts: int) -> Answer:
         """Store what was made."""
-        tokens, measured = _measured(lambda: self._door.put(name, self._made, parts))
-        return measured | {"tokens": list(tokens)}
+        rows = work.rows_of(self._made)
+        alone = [work.part(self._made, i, rows) for i in range(rows)] if self._singly else []
 
-    def get(self, tokens: list[str]) -> Answer:
-        """The rows of each token, until arrays of them are at hand."""
+        def act() -> list[list[str]]:
+            if not alone:
+                return [[token] for token in self._door.put(name, self._made, parts)]
+            tokens = [self._door.put(f"{name}r{i}", row, 1)[0] for i, row in enumerate(alone)]
+            return [tokens[slice(*work.bounds(rows, part, parts))] for part in range(parts)]
+
+        tokens, measured = _measured(act)
+        return measured | {"tokens": tokens}
+
+    def get(self, tokens: list[list[str]], rank: list[int]) -> Answer:
+        """The rows of each producer's tokens, until arrays of them are at hand; of a rank of so many, if one is given,
+        its share of them."""
+
+        def one(token: str) -> work.Columns:
+            if not rank:
+                return self._door.get(token)
+            if isinstance(self._door, systems.Shares):
+                return self._door.share(token, *rank)
+            return work.shared(self._door.get(token), *rank)
 
         def act() -> None:
-            for token in tokens:
-                self._got.append(self._door.get(token))
+            for several in tokens:
+                self._got.append([one(token) for token in several])
 
         _, measured = _measured(act)
         return measured
 
     def read(self) -> Answer:
         """Every byte of what was got, and let go of it; the checksum of each."""
-        digests, measured = _measured(lambda: [work.digest(columns) for columns in self._got])
+        digests, measured = _measured(lambda: [work.digest(work.joined(several)) for several in self._got])
         self._got.clear()
         return measured | {"digests": digests}
 
-    def drop(self, tokens: list[str]) -> Answer:
+    def drop(self, tokens: list[list[str]]) -> Answer:
         """Forget what was put."""
-        self._door.drop(tokens)
+        self._door.drop([token for several in tokens for token in several])
         return {}
 
     def close(self) -> Answer:

@@ -7,6 +7,7 @@ Imports NumPy and xxhash alone: it runs in every system's environment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,19 @@ Columns = dict[str, Any]  # a dense array, or a list of an array a row
 WHOLE = ("input_ids", "attention_mask", "position_ids")
 ANSWER = ("responses", "response_mask", "old_log_probs", "ref_log_probs", "advantages", "returns")
 PATCH = 1176
+#: Of a mixture of experts: layers that route, experts a token in each, of so many. Of a teacher: tokens that it gives
+#: log-probs of. Of hidden states: numbers a token.
+LAYERS, TOP, EXPERTS = 47, 4, 128
+TEACHER_TOP, HIDDEN = 64, 4096
+#: Tokens of a row that is put by itself.
+SINGLE = 512
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one producer makes: `fields` dense columns [rows, width], or a row a response of a few prompts."""
+    """What one producer makes: `fields` dense columns [rows, width], a row a response of a few prompts, or `singles`:
+    so many rows as an agent's, each put and got by itself; or of each of `tokens`, the tokens of a row, what `of` says:
+    "routed", the experts of each layer; "teacher", the most likely tokens and their log-probs; or "hidden" states."""
 
     rows: int = 0
     fields: int = 0
@@ -32,6 +41,14 @@ class Share:
     inputs: tuple[int, ...] = ()
     patches: tuple[int, ...] = ()
     responses: tuple[tuple[int, ...], ...] = ()
+    singles: int = 0
+    tokens: tuple[int, ...] = ()
+    of: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return self.rows or self.singles or len(self.tokens) or sum(map(len, self.responses))
 
     @property
     def nbytes(self) -> int:
@@ -45,14 +62,15 @@ class Share:
         pixels = sum(
             4 * PATCH * patches * len(answers) for patches, answers in zip(self.patches, self.responses, strict=True)
         )
-        return dense + tokens + pixels
+        each = {"": 0, "routed": LAYERS * TOP * 8, "teacher": TEACHER_TOP * 12, "hidden": HIDDEN * 2}[self.of]
+        return dense + tokens + pixels + self.singles * (SINGLE * 12 + 8) + sum(self.tokens) * each
 
 
 def share_of(told: dict[str, Any]) -> Share:
     """From JSON."""
     return Share(
         told["rows"], told["fields"], told["width"], tuple(told["inputs"]), tuple(told["patches"]),
-        tuple(tuple(answers) for answers in told["responses"]),
+        tuple(tuple(answers) for answers in told["responses"]), told["singles"], tuple(told["tokens"]), told["of"],
     )  # fmt: skip
 
 
@@ -62,6 +80,12 @@ def columns(share: Share, seed: int) -> Columns:
     if share.fields:
         size = (share.rows, share.width)
         return {f"field_{i}": source.random(size, dtype=np.float32) for i in range(share.fields)}
+    if share.singles:
+        size = (share.singles, SINGLE)
+        ids, scores = source.integers(0, 150_000, size), source.random(size, dtype=np.float32)
+        return {"ids": ids, "logp": scores, "reward": source.random(share.singles)}
+    if share.tokens:
+        return _of_tokens(share, source)
     made: Columns = {name: [] for name in (*WHOLE, *ANSWER, "pixel_values")}
     for prompt, patches, answers in zip(share.inputs, share.patches, share.responses, strict=True):
         pixels = source.random((patches, PATCH), dtype=np.float32)
@@ -74,6 +98,31 @@ def columns(share: Share, seed: int) -> Columns:
     if not any(share.patches):
         del made["pixel_values"]
     return made
+
+
+def _of_tokens(share: Share, source: np.random.Generator) -> Columns:
+    if share.of == "routed":
+        return {"routed_experts": [source.integers(0, EXPERTS, (n, LAYERS, TOP)) for n in share.tokens]}
+    if share.of == "teacher":
+        return {
+            "teacher_ids": [source.integers(0, 150_000, (n, TEACHER_TOP)) for n in share.tokens],
+            "teacher_logprobs": [-source.random((n, TEACHER_TOP), dtype=np.float32) for n in share.tokens],
+        }
+    return {"hidden_states": [source.random((n, HIDDEN), dtype=np.float32).astype(np.float16) for n in share.tokens]}
+
+
+def shared(whole: Columns, rank: int, ranks: int) -> Columns:
+    """The tokens of each row that a context-parallel rank has: chunks `rank` and 2 x ranks - 1 - rank of 2 x ranks, as
+    Megatron-LM cuts rows."""
+    found: Columns = {}
+    for name, values in whole.items():
+        found[name] = []
+        for row in values:
+            half = -(-len(row) // (2 * ranks))
+            other = 2 * ranks - 1 - rank
+            parts = row[rank * half : (rank + 1) * half], row[other * half : (other + 1) * half]
+            found[name].append(np.concatenate(parts))
+    return found
 
 
 def part(whole: Columns, index: int, count: int) -> Columns:
@@ -93,15 +142,24 @@ def rows_of(whole: Columns) -> int:
 
 
 def digest(some: Columns) -> str:
-    """xxh3 of every row of every column, in the order of the columns' names: of its bytes, dtype and shape."""
+    """xxh3 of every row of every column, in the order of the columns' names: of its bytes, dtype and shape. Integers of
+    fewer bytes than eight as int64: a system may give what it was given in narrower ones."""
     total = xxhash.xxh3_128()
     for name in sorted(some):
         total.update(name.encode())
         for row in some[name]:
             array = np.ascontiguousarray(row)
+            array = array.astype(np.int64) if array.dtype.kind in "iu" and array.dtype.itemsize < 8 else array
             total.update(f"{array.dtype.str}{array.shape}".encode())
             total.update(array.reshape(-1).view(np.uint8))
     return total.hexdigest()
+
+
+def joined(several: Sequence[Columns]) -> Columns:
+    """The rows of each after those of the one before."""
+    if len(several) == 1:
+        return several[0]
+    return {name: [row for some in several for row in some[name]] for name in several[0]}
 
 
 def nbytes(some: Columns) -> int:

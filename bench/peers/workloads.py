@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.peers.work import Share
+from bench.peers.work import HIDDEN, LAYERS, SINGLE, TEACHER_TOP, TOP, Share
 from dataplane.workloads import generate, tables
 from dataplane.workloads.trace import Step
 
 PRODUCERS = CONSUMERS = 2
 FIELDS, WIDTH = 9, 8192
+_SINGLES = 200
 ROWS = {"dense 1 MiB": 4, "dense 18 MiB": 64, "dense 288 MiB": 1024}
 
 
@@ -27,6 +28,8 @@ class Workload:
     what: str
     shares: tuple[Share, ...]
     reads: int
+    ranks: bool = False
+    """Whether each consumer reads its share of the tokens of every row, and not some rows."""
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +42,15 @@ class Workload:
         return 5 * self.nbytes + (2 << 30)
 
 
-NAMES = ("video", "video, one response", "math", *ROWS)
+SINGLES = "rows, one by one"
+TOKENS = {
+    "r3": ("routed", f"experts of {LAYERS} layers x top {TOP} a token, a context-parallel share to each consumer"),
+    "top_k": ("teacher", f"a teacher's top {TEACHER_TOP} ids and log-probs a token"),
+    "hidden_states": ("hidden", f"{HIDDEN} float16 a token"),
+}
+NAMES = ("video", "video, one response", "math", SINGLES, *TOKENS, *ROWS)
+#: Of a step with mixtures of experts or a teacher: prompts, responses to each, and tokens of the longest.
+PROMPTS, SAMPLES, LONGEST = 96, 16, 32_768
 
 
 def workload(name: str, scale: float) -> Workload:
@@ -48,15 +59,32 @@ def workload(name: str, scale: float) -> Workload:
         share = Share(ROWS[name] // PRODUCERS, FIELDS, WIDTH)
         what = f"{ROWS[name]} rows of {FIELDS} fields of {WIDTH} float32"
         return Workload(name, what, (share,) * PRODUCERS, 1)
+    if name == SINGLES:
+        what = f"{PRODUCERS} x {_SINGLES} rows of {SINGLE} token ids, as many float32 and a float: a put and a get each"
+        return Workload(name, what, (Share(singles=_SINGLES),) * PRODUCERS, 1)
     if name == "math":
         step = _step("math_dapo_32b", min(1.0, 8 * scale), None)
         return Workload(name, f"{step.responses} rows of text of math_dapo_32b", _shares(step), 3)
+    if name in TOKENS:
+        return _of_tokens(name, scale)
     if name not in NAMES:
         raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     samples = 8 if name == "video" else 1
     step = _step("video_understanding_7b", scale, samples)
     what = f"{step.responses} rows, {samples} a prompt, of video_understanding_7b"
     return Workload(name, what, _shares(step), 3)
+
+
+def _of_tokens(name: str, scale: float) -> Workload:
+    """Rows of tokens of about log-normal lengths, which are shorter where fewer than two prompts are left."""
+    of, what = TOKENS[name]
+    prompts = max(PRODUCERS, round(PROMPTS * scale))
+    longest = max(64, round(LONGEST * min(1.0, PROMPTS * scale / PRODUCERS)))
+    lengths = np.random.default_rng(0).lognormal(np.log(longest / 4), 0.8, prompts * SAMPLES)
+    tokens = np.clip(lengths, 16, longest).astype(int)
+    shares = [Share(tokens=tuple(map(int, part)), of=of) for part in np.array_split(tokens, PRODUCERS)]
+    about = f"{len(tokens)} rows of {int(tokens.min())} to {int(tokens.max())} tokens: {what}"
+    return Workload(name, about, tuple(shares), 1, ranks=name == "r3")
 
 
 def _step(task: str, scale: float, samples: int | None) -> Step:

@@ -27,7 +27,6 @@ EXPECTED = {
     "hosts": ("Several hosts", "make bench-hosts"),
     "transports": ("Transports", "python -m bench.transports"),
     "scale": ("Many hosts", "python -m bench.scale"),
-    "scale_validation": ("The model of many hosts, and real nodes", "python -m bench.scale --validate"),
     "doors": ("TransferQueue's backend", "python -m bench.doors"),
     "doors_transfer_queue": ("TransferQueue's calls", "python -m bench.doors_transfer_queue"),
     "doors_verl": ("verl's DataProto", "python -m bench.doors_verl"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bench.peers.work import Columns
 
@@ -40,6 +40,14 @@ class Door(Protocol):
 
     def close(self) -> None:
         """Leave."""
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A door that gives parts of rows; of others all is had, and cut."""
+
+    def share(self, token: str, rank: int, ranks: int) -> Columns:
+        """The tokens of each row that a context-parallel rank has: see `work.shared`."""
 
 
 @dataclass(frozen=True)

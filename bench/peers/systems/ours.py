@@ -33,7 +33,11 @@ class Door:
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
         """One put; the references of its parts."""
-        ref = self._plane.put(columns, dedupe=["pixel_values"] if "pixel_values" in columns else ())
+        dedupe = ["pixel_values"] if "pixel_values" in columns else ()
+        narrow = "routed_experts" in columns or "teacher_ids" in columns
+        if "teacher_ids" in columns:
+            columns = {"teacher": {"ids": columns["teacher_ids"], "logprobs": columns["teacher_logprobs"]}}
+        ref = self._plane.put(columns, dedupe=dedupe, narrow=narrow)
         self._put.append(ref)
         rows = len(ref)
         ends = [rows * i // parts for i in range(parts + 1)]
@@ -41,8 +45,19 @@ class Door:
 
     def get(self, token: str) -> Columns:
         """Views."""
-        batch = self._plane.get(dp.BatchRef.decode(base64.b64decode(token)))
-        return {name: batch[name].numpy() for name in batch}
+        return self._got(dp.BatchRef.decode(base64.b64decode(token)))
+
+    def share(self, token: str, rank: int, ranks: int) -> Columns:
+        """What a rank has of each row; the rest is not read."""
+        ref = dp.BatchRef.decode(base64.b64decode(token))
+        return self._got(ref.share_rows(ref.columns, rank, ranks, zigzag=True))
+
+    def _got(self, ref: dp.BatchRef) -> Columns:
+        batch = self._plane.get(ref)
+        if "teacher" in batch:
+            of = batch["teacher"]
+            return {f"teacher_{key}": of[key].narrow().numpy() for key in ("ids", "logprobs")}
+        return {name: batch[name].narrow().numpy() for name in batch}
 
     def drop(self, tokens: Sequence[str]) -> None:
         """Free what was put."""

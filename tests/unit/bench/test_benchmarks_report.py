@@ -88,7 +88,6 @@ def test_a_file_that_is_missing_or_wrong_is_said_and_nothing_invented(results: P
     assert "### One host" not in made
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")
 def test_the_page_needs_no_other_file(results: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -121,7 +120,6 @@ def test_without_any_file_nothing_is_written(tmp_path: Path, capsys: pytest.Capt
     assert docs.read_text() == f"{BEGIN}\nold\n{END}\n"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has used")
 def test_both_are_written(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     docs = results / "page.md"

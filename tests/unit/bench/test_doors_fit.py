@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.doors_fit import covered, read, rows_of
+from bench.doors_fit import MIB, Memory, calls, covered, read, rows_of
 
 
 def call(name: str, *spans: tuple[float, float], partition: str | None = "train", **more: Any) -> dict[str, Any]:
@@ -42,6 +42,13 @@ def test_a_run_is_read_without_its_first_step_and_without_waiting_that_is_nobody
     for name, lines in {"1": trainer, "2": loop, "3": rank}.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read(tmp_path, 2) == {
+        "by_call": {  # of the second step: how many, seconds, and of these processor time, which nobody said
+            "agent loop kv_batch_put": (1, 2.0, 0.0),
+            "driver kv_batch_put": (1, 1.0, 0.0),
+            "driver kv_clear": (2, 2.0, 0.0),
+            "driver kv_list": (1, 18.0, 0.0),
+            "rank _meta_to_realdata": (1, 1.5, 0.0),
+        },
         "began": 0,
         "storage_s": 1 + 1 + 2 + 2,
         "beside_s": 0.5,
@@ -65,8 +72,7 @@ def test_the_promises_are_ours_over_theirs() -> None:
         "driver": 10 * mib,
     }
     ours |= {"worker": 20 * mib, "gets": 0, "calls": 2 * mib}
-    found = {"SimpleStorage": [theirs], "Dataplane": [ours], "module": [ours]}
-    rows = rows_of(found)
+    rows = rows_of([{"SimpleStorage": theirs, "Dataplane": ours, "module": ours}])
     assert {row.name: (row.value, row.met) for row in rows if row.name.startswith("module")} == {
         "module: storage's share": (0.2, True),
         "module: stored / logical x 8": (1.04, True),
@@ -75,3 +81,21 @@ def test_the_promises_are_ours_over_theirs() -> None:
         "module: worker, peak": (0.1, True),
         "module: worker's gets, peak": (0.01, True),
     }
+
+
+def test_where_seconds_are_is_said_by_call_and_also_of_rounds_that_are_not_whole() -> None:
+    taken = {"storage_s": 1.0, "beside_s": 0.5, "step_s": 10.0, "load": 2.0, "by_call": {"rank get": (6, 0.75, 0.5)}}
+    said = calls([{"Dataplane": taken, "module": taken}, {"Dataplane": taken | {"storage_s": 2.0}}]).splitlines()
+    assert said[0] == "Dataplane: share 0.200, 1.50 + 0.50 s, load 2.0"
+    assert said[1].split() == ["rank", "get", "6", "0.75", "s,", "of", "them", "0.50"]
+    assert said[2] == "module: share 0.150, 1.00 + 0.50 s, load 2.0"
+
+
+def test_what_a_role_took_is_what_its_processes_grew_by_as_they_trained() -> None:
+    """Not what one had that was forked later, and called like its parent."""
+    memory = Memory()
+    memory.samples["driver", 1] = [(0.0, 300 * MIB), (1.0, 500 * MIB), (2.0, 542 * MIB), (3.0, 510 * MIB)]
+    memory.samples["driver", 2] = [(1.5, 10 * MIB), (2.5, 577 * MIB)]
+    memory.samples["worker", 3] = [(0.5, 600 * MIB), (2.0, 700 * MIB)]
+    assert memory.grown("driver", began=1.2) == 42 * MIB
+    assert memory.grown("unit", began=1.2) == 0

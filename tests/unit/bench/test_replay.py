@@ -219,7 +219,6 @@ def config(directory: Path) -> dp.NodeConfig:
     return dp.NodeConfig(memory="64MiB", spill="256MiB", spill_dir=directory, prewarm=0)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("max_lag", [0, 1])
 def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path) -> None:
     """All bytes are compared where they are read: a process that found others would have ended the run."""
@@ -230,8 +229,8 @@ def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path)
     assert len(found.times.trained) == 3 or found.times.expired
     times, expected = found.times, implied(plan)
     for row in range(plan.rows):
-        assert times.made[row] < times.rewarded[row] + 0.001
-        assert times.rewarded[row] - times.made[row] > plan.reward_s[row] - 0.05
+        assert times.made[row] > plan.made_s[row] - 0.05  # it is told once the append is over: a reward may be before
+        assert times.rewarded[row] > plan.made_s[row] + plan.reward_s[row] - 0.05
     assert times.trained[-1] > 0.9 * expected.trained[-1] or found.times.expired
     if not max_lag:
         assert found.lags == [0, 0, 0]
@@ -242,7 +241,6 @@ def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path)
     assert {row.unit for row in report.rows(plan, expected, [found], 64 << 20)} == {"%", "MiB"}
 
 
-@pytest.mark.timeout(90)
 def test_rows_without_a_token_and_prompts_without_a_pixel_are_replayed(tmp_path: Path) -> None:
     step = a_step(0, [0, 3, 0, 0], samples=2)
     step = replace(step, patches=np.array([0, 4]), images=np.array([0, 1]), vision_tokens=np.array([0, 1]))
@@ -250,7 +248,6 @@ def test_rows_without_a_token_and_prompts_without_a_pixel_are_replayed(tmp_path:
     check(plan, run(plan, config(tmp_path), 60))
 
 
-@pytest.mark.timeout(90)
 def test_the_command_prints_and_keeps_what_was_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     write(generate("math_dapo_32b", prompts=2, samples=4, steps=1), file)
@@ -278,7 +275,6 @@ def test_the_command_prints_and_keeps_what_was_measured(capsys: pytest.CaptureFi
     assert kept["asynchronous, lag 1"]["runs"][0]["spent"]["trainer 0.0"]["read_bytes"] > 0
 
 
-@pytest.mark.timeout(90)
 def test_a_process_that_is_killed_ends_the_replay(tmp_path: Path) -> None:
     plan = replace(small(0), pace=Pace(token_s=10.0))
     before = set(psutil.Process().children(recursive=True))

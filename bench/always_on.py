@@ -1,0 +1,167 @@
+"""What is always on, in processor time: of a call, by turns in one process, and of the threads in the background.
+
+A client's half of a call is measured alone: the node's last real answer is given again at once, so that nobody is
+waited for, and what other processes do to this machine is not in the figure. Blocks of calls with events and places,
+with either, and as if neither had been written, follow each other in random order; the least of the blocks counts, as
+in `timeit`. The whole call that it is a part of is that of a real node.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+import dataplane as dp
+from bench.measure import Row, row
+from dataplane.client.connection import Connection
+from dataplane.client.turns import Turns
+from dataplane.diagnosis import recorder
+from dataplane.observe.ring import Recorder
+from dataplane.waiting import BITS
+from dataplane.wire import messages as m
+
+BOUND = 1.0173  # of ScalAna, arXiv 2009.01692, table 2: 1.73 % on average
+PAIRS = 9
+_TURNS = 40
+_CALLS = 50
+
+KINDS = {"neither": (False, False), "events": (True, False), "places": (False, True), "both": (True, True)}
+"""By what is on: events, places."""
+
+
+class _Echo:
+    """A channel that gives one answer at once."""
+
+    open = quiet = True
+
+    def __init__(self, connection: Connection, reply: m.Reply) -> None:
+        self._pending = connection._pending
+        self._reply = reply
+
+    def gather(self) -> None:
+        """Nothing is on its way."""
+
+    def send(self, request: Any) -> None:
+        """Answer it, if it is answered at all."""
+        future = self._pending.pop(getattr(request, "id", 0), None)
+        if future is not None:
+            future.set_result(self._reply)
+
+
+@contextmanager
+def _echoed(connection: Connection, call: Callable[[], object], kind: type[m.Reply]) -> Iterator[None]:
+    """While the block lasts, the connection gives the answer that this call gets from its node."""
+    channel, received, caught = connection._channel, connection._channel._received, []
+    channel._received = lambda reply: (caught.append(reply), received(reply))
+    try:
+        call()
+        connection._channel = _Echo(connection, next(each for each in caught if isinstance(each, kind)))
+        yield
+    finally:
+        channel._received = received
+        connection._channel = channel
+
+
+def _bare_id(self: Connection) -> int:
+    return next(self._requests) << BITS
+
+
+def _bare_ask(self: Turns, exchange: Any) -> Any:
+    return self._ask(exchange, 0)
+
+
+@contextmanager
+def _with(connection: Connection, writer: Any, events: bool, places: bool) -> Iterator[None]:
+    usual, active = (Connection.next_id, Turns.ask), recorder.recorder.active
+    connection.events = writer if events else None
+    recorder.recorder.active = places
+    if not places:
+        Connection.next_id, Turns.ask = _bare_id, _bare_ask  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Connection.next_id, Turns.ask = usual  # type: ignore[method-assign]
+        connection.events, recorder.recorder.active = writer, active
+
+
+def _least(call: Callable[[], object], connection: Connection) -> dict[str, float]:
+    """Microseconds of this thread's processor time a call, by what is on: the least of `_TURNS` blocks each."""
+    writer, found = connection.events or Recorder().writer, dict.fromkeys(KINDS, float("inf"))
+    for _ in range(_TURNS):
+        for name in random.sample(list(KINDS), len(KINDS)):
+            with _with(connection, writer, *KINDS[name]):
+                began = time.thread_time_ns()
+                for _ in range(_CALLS):
+                    call()
+                found[name] = min(found[name], (time.thread_time_ns() - began) / _CALLS / 1e3)
+    return found
+
+
+def _elapsed(call: Callable[[], object], connection: Connection) -> float:
+    """Microseconds that a whole call takes with neither: the least of many, which nothing interrupted."""
+    with _with(connection, connection.events, False, False):
+        took = []
+        for _ in range(2000):
+            began = time.perf_counter_ns()
+            call()
+            took.append(time.perf_counter_ns() - began)
+    return min(took) / 1e3
+
+
+def calls(address: str) -> list[Row]:
+    """A put and a get of 1 KiB: what recording takes of them."""
+    values = np.zeros((1, 256), np.float32)
+    rows = []
+    with dp.connect(address) as plane:
+        connection = plane._plane._connection
+        ref = plane.put({"x": values})
+        work: dict[str, tuple[Callable[[], object], type[m.Reply]]] = {
+            "put": (lambda: plane.put({"x": values}, scope="calls"), m.Stored),
+            "get": (lambda: plane.get(ref), m.Held),
+        }
+        for name, (call, kind) in work.items():
+            whole = _elapsed(call, connection)
+            plane.free(scope="calls")
+            with _echoed(connection, call, kind):
+                pairs = [_least(call, connection) for _ in range(PAIRS)]
+            plane.free(scope="calls")
+            for what in ("events", "places", "both"):
+                more = [each[what] - each["neither"] for each in pairs]
+                detail = f"{statistics.median(more):.2f} us of {whole:.0f}; load {os.getloadavg()[0]:.1f}"
+                shares = [1 + each / whole for each in more]
+                rows.append(
+                    row(f"processor time, {what}, 1 KiB {name}", shares, at_most=BOUND, unit="x", detail=detail)
+                )
+    return rows
+
+
+def background(address: str) -> list[Row]:
+    """The thread that looks at stacks, and what it reports: of a second."""
+    with dp.connect(address) as plane:
+        plane.put({"x": [1]})
+        mine, shares = recorder.recorder, []
+        mine._threads.add(threading.get_ident())
+        for _ in range(PAIRS):
+            looks = _processor_s(lambda: mine._look(0.0), 200)
+            reports = _processor_s(mine.graph, 50)
+            shares.append(1 + recorder.RATE * looks + reports)
+    detail = f"{1e6 * looks:.0f} us a look, {1e6 * reports:.0f} a report; load {os.getloadavg()[0]:.1f}"
+    return [row("looks and reports of a client, of a second", shares, at_most=BOUND, unit="x", detail=detail)]
+
+
+def _processor_s(work: Callable[[], object], count: int) -> float:
+    least = float("inf")
+    for _ in range(5):
+        began = time.thread_time()
+        for _ in range(count):
+            work()
+        least = min(least, (time.thread_time() - began) / count)
+    return least

@@ -1,0 +1,194 @@
+"""What the processes of the two pipelines run. Lines that a fault makes slow end in `# fault: NAME`.
+
+`grpo`: workers append the rows of a group each, a reward process extends them, a trainer consumes whole groups.
+`agent`: workers with tools append trajectories, verifiers append what they score to a second stream, a learner consumes
+that; an archive reads trajectories too. Work is sleep, as long as a real role's would be, so that many processes share
+few processors. What is returned by `place` of a fault is its line here.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataplane as dp
+
+ROWS = 2
+"""Rows that a worker appends at a time."""
+TOKENS = 64
+"""Of a row, where they are alike."""
+
+
+def place(fault: str) -> set[int]:
+    """The lines of this file that a fault makes slow."""
+    lines = Path(__file__).read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith(f"# fault: {fault}")}
+
+
+class Ballast:
+    """A lock that another thread holds for most of the time, as a logger or a cache does."""
+
+    def __init__(self, held_s: float) -> None:
+        self.lock = threading.Lock()
+        self._held_s = held_s
+        threading.Thread(target=self._hold, daemon=True).start()
+
+    def _hold(self) -> None:
+        while self._held_s:
+            with self.lock:
+                time.sleep(self._held_s)
+            time.sleep(0.002)
+
+
+class Lengths:
+    """How many tokens rows have: alike, or of a lognormal of the same median with a long tail."""
+
+    def __init__(self, seed: int, skewed: bool) -> None:
+        self._random = random.Random(seed)
+        self._skewed = skewed
+
+    def next(self) -> int:
+        """Of the next row."""
+        return min(16 * TOKENS, int(self._random.lognormvariate(np.log(TOKENS), 1.4))) if self._skewed else TOKENS
+
+
+def generate(tokens: int, s_a_token: float) -> np.ndarray[Any, Any]:
+    """Rows of one prompt."""
+    time.sleep(tokens * s_a_token)  # fault: skew # fault: straggler # fault: host
+    return np.arange(tokens)
+
+
+def call_tool(draw: random.Random, tail: bool) -> None:
+    """What an agent asks of the world."""
+    seconds = 1.5 if tail and draw.random() < 0.2 else 0.004
+    time.sleep(seconds)  # fault: tail
+
+
+def score(rows: int, s_a_row: float) -> list[float]:
+    """The rewards of rows."""
+    rewards = []
+    for _ in range(rows):
+        time.sleep(s_a_row)  # fault: reward
+        rewards.append(1.0)
+    return rewards
+
+
+# grpo
+
+
+def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
+    """A worker: its rows of each group, in turn."""
+    lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
+    slow = job["slow"].get(str(worker), 1.0)
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        count = ROWS * job["workers"] if job["tight"] else ROWS  # whole groups, where the budget holds but one
+        for step in range(1 << 30):
+            tokens = [lengths.next() for _ in range(count)]
+            generate(max(tokens), slow * job["rollout_s"] / TOKENS)
+            call_tool(draw, job["fault"] == "tail")
+            ids = [np.zeros(length, np.int64) for length in tokens]
+            rows = {"ids": ids, "image": np.zeros((count, job["nbytes"] // ROWS), np.uint8)}
+            group = "all" if job["fault"] == "hot" else f"{step}-{worker}" if job["tight"] else step
+            stream.append(rows, group=group, version=step)  # fault: budget # fault: disk # fault: limit # fault: hot
+
+
+def reward(address: str, job: dict[str, Any], worker: int) -> None:
+    """Scores rows, with a cache that another thread writes too."""
+    ballast = Ballast(job["lock_s"])
+    slow = job["slow"].get("reward", 1.0)
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        for delivery in stream.deliveries("reward", rows=ROWS * job["workers"], columns=["ids"]):
+            rows = delivery.get()
+            rewards = score(len(rows["ids"]), slow * job["reward_s"])
+            with ballast.lock:  # fault: lock
+                pass
+            stream.extend(delivery.ref, {"reward": rewards})  # fault: budget
+
+
+def train(address: str, job: dict[str, Any], worker: int) -> None:
+    """Takes whole groups, a step each."""
+    size = ROWS * job["workers"]
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        groups = dp.CompleteGroups(size)
+        columns = ["ids", "image", "reward"]
+        sampler = None if job["fault"] == "hot" else groups  # of one group that never ends
+        following = stream.deliveries("actor", rows=size, columns=columns, sampler=sampler, prefetch=job["prefetch"])
+        for delivery in following:  # fault: prefetch
+            delivery.get()  # fault: link # fault: fetch # fault: disk
+            time.sleep(job["train_s"])
+
+
+def log_rows(address: str, job: dict[str, Any], worker: int) -> None:
+    """Keeps a record of what was rolled out."""
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        while True:
+            with stream.consume("log", rows=ROWS * job["workers"], columns=["ids"]) as delivery:
+                delivery.get()
+                time.sleep(job["ack_s"])  # fault: ack
+
+
+# agent
+
+
+def act(address: str, job: dict[str, Any], worker: int) -> None:
+    """An agent: turns of generating and tools, then the trajectory."""
+    lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
+    slow = job["slow"].get(str(worker), 1.0)
+    with dp.connect(address) as plane:
+        trajectories = plane.stream("trajectories")
+        version = 0
+        while True:
+            tokens = lengths.next()
+            ids = generate(tokens, slow * job["rollout_s"] / TOKENS)
+            call_tool(draw, job["fault"] == "tail")
+            row = {"ids": [ids], "image": np.zeros((1, job["nbytes"]), np.uint8)}
+            how: dict[str, Any] = {"version": version} | ({"group": "all"} if job["fault"] == "hot" else {})
+            trajectories.append(row, **how)  # fault: budget # fault: disk # fault: limit # fault: hot
+            version += 1
+
+
+def verify(address: str, job: dict[str, Any], worker: int) -> None:
+    """Scores trajectories, and passes them on."""
+    ballast = Ballast(job["lock_s"])
+    slow = job["slow"].get("reward", 1.0)
+    with dp.connect(address) as plane:
+        trajectories, scored = plane.stream("trajectories"), plane.stream("scored")
+        for delivery in trajectories.deliveries("verify", rows=1, columns=["ids", "image"]):
+            delivery.get()
+            rewards = score(1, slow * job["reward_s"])
+            with ballast.lock:  # fault: lock
+                pass
+            keys = scored.append(delivery.ref)
+            scored.extend(keys, {"reward": rewards})  # fault: budget
+
+
+def learn(address: str, job: dict[str, Any], worker: int) -> None:
+    """A step for each trajectory."""
+    with dp.connect(address) as plane:
+        scored = plane.stream("scored")
+        columns = ["reward", "image"]
+        for delivery in scored.deliveries(
+            "learner", rows=1, columns=columns, prefetch=job["prefetch"]
+        ):  # fault: prefetch
+            delivery.get()  # fault: link # fault: fetch # fault: disk
+            time.sleep(job["train_s"])
+
+
+def archive(address: str, job: dict[str, Any], worker: int) -> None:
+    """Writes trajectories away."""
+    with dp.connect(address) as plane:
+        trajectories = plane.stream("trajectories")
+        while True:
+            delivery = trajectories.consume("archive", rows=1, columns=["ids"])
+            delivery.get()
+            time.sleep(job["ack_s"])  # fault: ack
+            delivery.ack()

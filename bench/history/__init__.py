@@ -1,0 +1,1 @@
+"""What earlier responses are worth: drafts, lengths, schedules. `python -m bench.history`."""

@@ -1,0 +1,74 @@
+"""Stages and chunks that wait, or compute, as long as they are said to, so that many workers fit a few cores."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataplane.pipeline import Cost, Model, profiles
+
+ROW = 64  # float32 of what a stage makes of a row
+SPIN = 96  # the side of the matrices of a unit of computing
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A stage that takes its cost's seconds: a column of each row's length says its tokens."""
+
+    output: str
+    cost: Cost
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        lengths = batch[self.cost.tokens].numpy()
+        time.sleep(self.cost.seconds(lengths))
+        return {self.output: np.zeros((len(lengths), ROW), np.float32)}
+
+
+@dataclass(frozen=True)
+class Spin:
+    """A stage that multiplies matrices, so many units a token, on one core."""
+
+    output: str
+    units: float
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        tokens = batch["tokens"].numpy()
+        matrix = np.eye(SPIN, dtype=np.float32)
+        for _ in range(int(self.units * int(tokens.sum()))):
+            matrix = matrix @ matrix
+        return {self.output: np.full((len(tokens), ROW), matrix[0, 0], np.float32)}
+
+
+class WaitingChunk:
+    """Layers of a published model, their seconds scaled."""
+
+    def __init__(self, model: Model, first: int, end: int, scale: float) -> None:
+        each = (model.sums[end] - model.sums[first]) * scale
+        self._forward_s, self._input_s, self._weight_s = (float(x) for x in each[:3])
+        self._last = end == len(model.layers)
+        self._first = first == 0
+
+    def forward(self, micro: int, batch: Any) -> dict[str, Any] | None:
+        time.sleep(self._forward_s)
+        return None if self._last else {"hidden": np.zeros((1, ROW), np.float32)}
+
+    def backward_input(self, micro: int, gradient: Any) -> dict[str, Any] | None:
+        time.sleep(self._input_s)
+        return None if self._first else {"gradient": np.zeros((1, ROW), np.float32)}
+
+    def backward_weight(self, micro: int) -> None:
+        time.sleep(self._weight_s)
+
+
+@dataclass(frozen=True)
+class Build:
+    """Makes the chunks of a published model, so many times as slow."""
+
+    name: str
+    scale: float
+
+    def __call__(self, first: int, end: int) -> WaitingChunk:
+        return WaitingChunk(profiles.model(self.name), first, end, self.scale)

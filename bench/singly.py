@@ -1,0 +1,270 @@
+"""An agent's row by itself, ours beside TransferQueue and Ray: `python -m bench.singly`, where both are installed.
+
+The row is 512 token ids in a list, 512 float32 and a float. Put one after another, 32 under way at a time, by eight
+processes, and read 64 at a time by one that gives them back: ours by a stream, TransferQueue by its keys. Against
+`ray.put` and `ray.get`: put by one actor, and got, each by itself, by another.
+
+Each end is an actor of Ray's, ours too, so that all are processes of one kind. Each system is a job of its own, with
+the other jobs idle; rounds are by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.jobs import actors, by_turns, serve, transfer_queue
+from bench.measure import Row, row, table, write_json
+
+ROW = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
+PROCESSES, IN_FLIGHT, TOGETHER = 8, 32, 64
+ROWS = 256
+OURS, QUEUE, OBJECTS = "dataplane", "transferqueue", "ray"
+_NAME = "singly"
+_numbers = itertools.count()
+
+
+def _timed(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+class Ours:
+    """A process with a plane."""
+
+    def __init__(self, address: str) -> None:
+        import dataplane as dp
+
+        self._address = address
+        self._plane = dp.connect(address)
+        self._stream = self._plane.stream(_NAME, tasks=["t"])
+
+    def one_by_one(self, rows: int) -> float:
+        """Seconds of so many appends."""
+        return _timed(lambda: [self._stream.append(ROW) for _ in range(rows)])
+
+    def in_flight(self, rows: int) -> float:
+        """The same, `IN_FLIGHT` under way at a time."""
+        return asyncio.run(_in_flight(self._address, rows))
+
+    def consume(self, rows: int) -> float:
+        """Seconds of reading so many, `TOGETHER` at a time, and of giving them back."""
+
+        def work() -> None:
+            for _ in range(rows // TOGETHER):
+                with self._stream.consume("t", rows=TOGETHER, min_rows=TOGETHER, columns=list(ROW)) as delivery:
+                    batch = delivery.get()
+                    assert [len(batch[name].numpy()) for name in batch] == [TOGETHER] * len(ROW)
+
+        return _timed(work)
+
+    def put(self, rows: int) -> tuple[float, list[Any]]:
+        """Seconds of so many puts, and what they gave."""
+        began = time.perf_counter()
+        refs = [self._plane.put(ROW) for _ in range(rows)]
+        return time.perf_counter() - began, refs
+
+    def get(self, refs: list[Any]) -> float:
+        """Seconds of as many gets."""
+
+        def work() -> None:
+            for ref in refs:
+                batch = self._plane.get(ref)
+                assert [len(batch[name].numpy()) for name in batch] == [1] * len(ROW)
+
+        return _timed(work)
+
+    def free(self, refs: list[Any]) -> None:
+        """What was put is needed no more."""
+        for ref in refs:
+            self._plane.free(ref)
+
+
+async def _in_flight(address: str, rows: int) -> float:
+    """See `Ours.in_flight`; no method of it, since Ray runs an actor that has asynchronous ones in a loop."""
+    import dataplane as dp
+
+    async with dp.aio.connect(address) as plane:
+        stream = await plane.stream(_NAME)
+
+        async def some() -> None:
+            for _ in range(rows // IN_FLIGHT):
+                await stream.append(ROW)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(some() for _ in range(IN_FLIGHT)))
+        return time.perf_counter() - began
+
+
+class Queue:
+    """A process that uses TransferQueue."""
+
+    def __init__(self) -> None:
+        import transfer_queue as tq
+
+        tq.init()
+        self._queue = tq
+
+    def _rows(self, rows: int) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+        import torch
+
+        made = []
+        for _ in range(rows):
+            values = {
+                "ids": torch.tensor(ROW["ids"][0]),
+                "logp": torch.from_numpy(ROW["logp"][0]),
+                "reward": torch.tensor(ROW["reward"][0]),
+            }
+            made.append((f"{id(self)}-{next(_numbers)}", _NAME, values, {}))
+        return made
+
+    def one_by_one(self, rows: int) -> float:
+        """As `Ours.one_by_one`."""
+        made = self._rows(rows)
+        return _timed(lambda: [self._queue.kv_put(*each) for each in made])
+
+    def in_flight(self, rows: int) -> float:
+        """As `Ours.in_flight`."""
+        left = iter(self._rows(rows))
+
+        async def some() -> None:
+            for each in left:
+                await self._queue.async_kv_put(*each)
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(some() for _ in range(IN_FLIGHT)))
+
+        return _timed(lambda: asyncio.run(all_of_them()))
+
+    def consume(self, rows: int) -> float:
+        """As `Ours.consume`; the keys are known."""
+        keys = list(self._queue.kv_list(_NAME)[_NAME])[:rows]
+
+        def work() -> None:
+            for first in range(0, rows, TOGETHER):
+                some = keys[first : first + TOGETHER]
+                got = self._queue.kv_batch_get(some, _NAME)
+                assert [len(got[name]) for name in ROW] == [TOGETHER] * len(ROW)
+                self._queue.kv_clear(some, _NAME)
+
+        return _timed(work)
+
+
+class Objects:
+    """A process that uses Ray's objects."""
+
+    def put(self, rows: int) -> tuple[float, list[Any]]:
+        """As `Ours.put`."""
+        import ray
+
+        began = time.perf_counter()
+        refs = [ray.put(ROW) for _ in range(rows)]
+        return time.perf_counter() - began, refs
+
+    def get(self, refs: list[Any]) -> float:
+        """As `Ours.get`."""
+        import ray
+
+        def work() -> None:
+            for ref in refs:
+                assert [len(values) for values in ray.get(ref).values()] == [1] * len(ROW)
+
+        return _timed(work)
+
+    def free(self, refs: list[Any]) -> None:
+        """As `Ours.free`: they go with what refers to them."""
+
+
+def _flows(ends: Sequence[Any]) -> dict[str, float]:
+    """Microseconds a row of what goes through a stream or a queue. Each row is put and given back."""
+    import ray
+
+    first = ends[0]
+    found = {
+        "one by one": ray.get(first.one_by_one.remote(ROWS)),
+        "32 under way": ray.get(first.in_flight.remote(ROWS)),
+    }
+    each = ROWS // PROCESSES
+    found["by eight processes"] = _timed(lambda: ray.get([end.one_by_one.remote(each) for end in ends]))
+    found["read in 64s"] = ray.get(ends[-1].consume.remote(3 * ROWS)) / 3
+    return {name: seconds / ROWS * 1e6 for name, seconds in found.items()}
+
+
+def _passes(ends: Sequence[Any]) -> dict[str, float]:
+    """Microseconds a row of what one process puts and another gets."""
+    import ray
+
+    put, refs = ray.get(ends[0].put.remote(ROWS))
+    got = ray.get(ends[1].get.remote(refs))
+    ray.get(ends[0].free.remote(refs))
+    return {"put by one, got by another": (put + got) / ROWS * 1e6}
+
+
+def _serve(system: str) -> None:
+    """A job that measures this system."""
+    if system == QUEUE:
+        with transfer_queue("SimpleStorage", "512MiB", 128 << 20):
+            ends = actors(Queue, PROCESSES)
+            serve(lambda _: _flows(ends))
+        return
+    import ray
+
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False)
+    try:
+        if system == OBJECTS:
+            ends = actors(Objects)
+            serve(lambda _: _passes(ends))
+            return
+        import dataplane as dp
+
+        with dp.connect(config=dp.NodeConfig(memory="512MiB", prewarm=0, spill=0)) as plane:
+            ends = [ray.remote(num_cpus=0)(Ours).remote(plane.address) for _ in range(PROCESSES)]
+            ray.get([end.__ray_ready__.remote() for end in ends])
+            serve(lambda _: _flows(ends) | _passes(ends))
+    finally:
+        ray.shutdown()
+
+
+def compared(found: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """How many times as long the others take for what ours does too."""
+    rows = []
+    for name in (QUEUE, OBJECTS):
+        for what in found[name][0] if found[name] else ():
+            pairs = [(theirs[what], ours[what]) for theirs, ours in zip(found[name], found[OURS], strict=True)]
+            theirs, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+            detail = f"{theirs:,.0f} and {ours:,.0f} us a row"
+            title = f"a row {what}: {name}'s time over ours"
+            rows.append(row(title, [a / b for a, b in pairs], at_least=1, unit="x", detail=detail))
+    return rows
+
+
+def main() -> int:
+    """Measure, print, write JSON; 1 where another is faster."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m bench.singly", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/singly.json"))
+    parser.add_argument("--serve", choices=(OURS, QUEUE, OBJECTS), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        _serve(chosen.serve)
+        return 0
+    found = by_turns("bench.singly", (OURS, QUEUE, OBJECTS), chosen.rounds)
+    rows = compared(found)
+    print(table(rows), flush=True)
+    write_json(chosen.json, rows, found)
+    return 0 if all(each.met for each in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

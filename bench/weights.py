@@ -1,0 +1,425 @@
+"""Weights by version, measured: `python -m bench.weights [--size 2GiB] [--only publish get hosts delta reshard gloo]`.
+
+`publish` and `get` need nothing; `hosts`, `delta` and `gloo` make hosts of network namespaces (root, `ip`, `iperf3`).
+What is compared is taken by turns in one run. Sizes are of the weights in bfloat16, in tensors of 8 MiB. With `--rate`
+each host sends no more than that (`tc`): then links are what bounds, and not the processors, which all hosts share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataplane as dp
+from bench import namespaces
+from bench.measure import Row, row, table, timed, write_json
+from dataplane.config import parse_size
+from dataplane.weights import Slice
+
+RUNS = 5
+_TENSOR = 4 << 20  # elements
+_PORT = 29400
+_READERS, _HOSTS = 8, 4
+
+
+def tensors_of(size: int, seed: int = 0) -> dict[str, Any]:
+    """So many bytes of bfloat16."""
+    import torch
+
+    made = torch.Generator().manual_seed(seed)
+    count = max(1, size // (2 * _TENSOR))
+    return {
+        f"layers.{i}.weight": torch.randint(
+            -(1 << 15), 1 << 15, (_TENSOR // 2048, 2048), generator=made, dtype=torch.int16
+        ).view(torch.bfloat16)
+        for i in range(count)
+    }
+
+
+def renewed(tensors: dict[str, Any]) -> None:
+    """Change all elements, in place."""
+    import torch
+
+    for tensor in tensors.values():
+        tensor.view(torch.int16).add_(1)
+
+
+def updated(tensors: dict[str, Any], share: float, seed: int) -> None:
+    """Change so many of the elements, everywhere, in place: what an optimizer leaves of bfloat16."""
+    import torch
+
+    made = torch.Generator().manual_seed(seed)
+    for tensor in tensors.values():
+        bits = tensor.view(torch.int16).view(-1)
+        at = torch.randint(0, len(bits), (int(share * len(bits)),), generator=made)
+        bits[at] ^= 1
+
+
+def rewritten(tensors: dict[str, Any], share: float) -> None:
+    """Change so many of the bytes in one run: some tensors, all of them."""
+    import torch
+
+    left = int(share * sum(tensor.numel() for tensor in tensors.values()))
+    for tensor in tensors.values():
+        flat = tensor.view(torch.int16).view(-1)[:left]
+        flat.add_(1)
+        left -= len(flat)
+
+
+def _bits(tensor: Any) -> Any:
+    import torch
+
+    return tensor.view(torch.int16).numpy()
+
+
+# one host
+
+
+def publishing(size: int, runs: int) -> list[Row]:
+    """A version whose every element is new, beside a copy into memory that is there."""
+    import torch
+
+    tensors = tensors_of(size)
+    into = {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    ratios, rates = [], []
+
+    def copies() -> float:
+        """The faster of a copy by torch's threads and one by a single thread."""
+
+        def by(copy: Callable[[Any, Any], object]) -> float:
+            return timed(lambda: [copy(into[name], tensor) for name, tensor in tensors.items()])
+
+        return min(by(torch.Tensor.copy_), by(lambda to, of: np.copyto(_bits(to), _bits(of))))
+
+    with dp.connect(config=dp.NodeConfig(memory=int(2.6 * size) + (64 << 20), spill=0)) as plane:
+        weights = plane.weights("bench", keep=1)
+        for version in range(1, runs + 3):
+            renewed(tensors)
+            copied, took = copies(), timed(lambda: weights.publish(version, tensors))  # noqa: B023
+            if version > 2:  # the first two find cold pages
+                ratios.append(copied / took)
+                rates.append(size / took / 1e9)
+        weights.drop()
+    detail = f"{min(rates):.1f} to {max(rates):.1f} GB/s"
+    return [row("publish, over a copy", ratios, at_least=0.8, unit="x", detail=detail)]
+
+
+def reading(size: int, runs: int) -> list[Row]:
+    """Eight processes of the publisher's host: each reads all of it; what memory that takes beside one copy."""
+    with dp.connect(config=dp.NodeConfig(memory=int(1.4 * size) + (64 << 20), spill=0)) as plane, ExitStack() as undo:
+        plane.weights("bench", keep=1).publish(1, tensors_of(size))
+        readers = [undo.enter_context(Process(_read, plane.address)) for _ in range(_READERS)]
+        times, together, busy = [], [], []
+        for _ in range(runs):
+            times.append(max(reader.ask("get")[0] for reader in readers))
+        for _ in range(runs):
+            for reader in readers:
+                reader.say("get")
+            found = [reader.hear() for reader in readers]
+            together.append(max(took for took, _ in found))
+            busy.append(sum(used for _, used in found) / len(found))
+        private = sum(reader.ask("memory") for reader in readers)
+        used = plane.stats().memory_used
+    over = (used + private) / size
+    return [
+        row("get by 8 processes: memory over one copy", [over], at_most=1.05, unit="x"),
+        row("get by 8 processes, one after another: the slowest", [1e3 * t for t in times], at_most=5.0, unit="ms"),
+        row("get by 8 processes, all at once: the slowest", [1e3 * t for t in together], unit="ms"),
+        row("get by 8 processes, all at once: processor time of each", [1e3 * t for t in busy], unit="ms"),
+    ]
+
+
+class Process:
+    """`work(pipe, *arguments)` in a process of its own, asked one thing at a time."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "dataplane.client.sync"])  # else each would import it
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        assert self._pipe.recv() == "ready"
+
+    def say(self, what: Any) -> None:
+        """Ask, and go on."""
+        self._pipe.send(what)
+
+    def hear(self) -> Any:
+        """The answer."""
+        return self._pipe.recv()
+
+    def ask(self, what: Any) -> Any:
+        """Its answer."""
+        self.say(what)
+        return self.hear()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(10)
+        self._process.kill()
+
+
+def _asked(pipe: Any) -> Iterator[Any]:
+    pipe.send("ready")
+    while True:
+        try:
+            yield pipe.recv()
+        except EOFError:
+            return
+
+
+def _read(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        weights = plane.weights("bench")
+        found: Any = None
+        every: Any = None
+        base = 0
+        for what in _asked(pipe):
+            if what == "get":
+                found = every = None  # unmapping what was read before is no part of a get
+                began, busy = time.perf_counter(), time.process_time()
+                found = weights.get()
+                every = [found[name] for name in found]
+                pipe.send((time.perf_counter() - began, time.process_time() - busy))
+                if not base:
+                    base = _private()
+                total = sum(int(tensor.view(-1)[::1024].view(-1).float().isnan().sum()) for tensor in every)
+                assert total >= 0
+            elif what == "memory":
+                pipe.send(max(0, _private() - base))
+            else:
+                began = time.perf_counter()
+                found = weights.get(f">= {what}", timeout=300)
+                pipe.send((time.time(), time.perf_counter() - began, plane.stats().fetched_bytes))
+
+
+def _private() -> int:
+    """Bytes of memory that this process has alone."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+# hosts
+
+
+@contextmanager
+def hosts(count: int, size: int, rate: str) -> Iterator[tuple[list[namespaces.End], list[namespaces.Host], list[Any]]]:
+    """So many hosts on a switch, and a plane on each."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        namespaces.switch(count, rate) as ends,
+        namespaces.nodes(ends, Path(directory), memory=str(int(2.4 * size) + (64 << 20))) as nodes,
+        ExitStack() as undo,
+    ):
+        planes = [undo.enter_context(dp.connect(node.address)) for node in nodes]
+        namespaces.together(planes)
+        yield ends, nodes, planes
+
+
+def iperf3(ends: Sequence[namespaces.End], seconds: float = 2.0) -> float:
+    """Bytes a second over one connection between two hosts."""
+    (here, _), (there, address) = ends[:2]
+    server = subprocess.Popen(
+        [*namespaces.inside(there), "iperf3", "-s", "-1", "-p", str(_PORT)], stdout=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(0.5)
+        command = [*namespaces.inside(here), "iperf3", "-c", address, "-p", str(_PORT), "-t", str(seconds), "-J"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
+    finally:
+        server.kill()
+        server.wait()
+
+
+def spreading(size: int, runs: int, rate: str) -> list[Row]:
+    """To four hosts: how long until the last has it, and what the publisher sends."""
+    tensors = tensors_of(size)
+    each, together, sent = [], [], []
+    with hosts(1 + _HOSTS, size, rate) as (ends, nodes, planes), ExitStack() as undo:
+        weights = planes[0].weights("bench", keep=1)
+        readers = [undo.enter_context(Process(_read, node.address)) for node in nodes[1:]]
+        for version in range(1, runs + 2):
+            renewed(tensors)
+            before, single = nodes[0].sent(), iperf3(ends)
+            before = nodes[0].sent()
+            weights.publish(version, tensors)
+            began = time.time()
+            for reader in readers:
+                reader.say(version)
+            took = max(reader.hear()[0] for reader in readers) - began
+            if version > 1:
+                each.append(size / took / single)
+                together.append(_HOSTS * size / took / single)
+                sent.append((nodes[0].sent() - before) / size)
+    links = f"links of {rate}" if rate else "links without a limit, on the same processors"
+    return [
+        row("to 4 hosts: the rate of each, over iperf3 to one", each, at_least=0.8, unit="x", detail=links),
+        row("to 4 hosts: all of them together, over iperf3 to one", together, at_least=0.8, unit="x", detail=links),
+        row("to 4 hosts: bytes that the publisher sends", sent, at_most=2.2, unit="x"),
+    ]
+
+
+def changing(size: int, runs: int, rate: str) -> list[Row]:
+    """Two percent of the bytes changed: bytes, and time from before the publication until a host has it."""
+    tensors = tensors_of(size)
+    found: dict[str, tuple[list[float], list[float]]] = {"everywhere": ([], []), "in one run": ([], [])}
+    with hosts(2, size, rate) as (_, nodes, planes), ExitStack() as undo:
+        weights = planes[0].weights("bench", keep=1)
+        reader = undo.enter_context(Process(_read, nodes[1].address))
+        version = 0
+
+        def version_of() -> tuple[float, int]:
+            nonlocal version
+            version += 1
+            sent, began = nodes[0].sent(), time.time()
+            weights.publish(version, tensors)
+            ended, *_ = reader.ask(version)
+            return ended - began, nodes[0].sent() - sent
+
+        version_of()
+        for run in range(runs):
+            renewed(tensors)
+            full, _ = version_of()
+            for name, (shares, times) in found.items():
+                if name == "everywhere":
+                    updated(tensors, 0.02, run)
+                else:
+                    rewritten(tensors, 0.02)
+                took, came = version_of()
+                shares.append(100 * came / size)
+                times.append(took / full)
+    rows = []
+    for name, (shares, times) in found.items():
+        rows.append(row(f"2 % changed {name}: bytes on the wire", shares, at_most=3.5, unit="%"))
+        rows.append(row(f"2 % changed {name}: time, over a full version", times, at_most=0.2, unit="x"))
+    return rows
+
+
+def resharding(size: int) -> list[Row]:
+    """Rows of each tensor from 4 ranks; a half of the rows and a third of the columns to each of 6."""
+    tensors = tensors_of(size)
+    ratios = []
+    with hosts(2, size, "") as (_, _, planes):
+        for rank in range(4):
+            planes[0].weights("bench").publish(
+                1, {name: _rows(t, rank, 4) for name, t in tensors.items()}, rank=rank, ranks=4
+            )
+        before = planes[1].stats().fetched_bytes
+        held = []
+        for rank in range(6):
+            slices = {name: _part(tensor.shape, rank) for name, tensor in tensors.items()}
+            held.append(planes[1].weights("bench").get(slices=slices))
+            after = planes[1].stats().fetched_bytes
+            ratios.append((after - before) / held[-1].nbytes)
+            before = after
+    return [row("resharding 4 to 2 x 3: bytes moved over needed, by rank", ratios, at_most=1.05, unit="x")]
+
+
+def _rows(tensor: Any, rank: int, ranks: int) -> Slice:
+    count = tensor.shape[0] // ranks
+    return Slice(tensor[rank * count : (rank + 1) * count], tensor.shape, (rank * count, 0))
+
+
+def _part(shape: Sequence[int], rank: int) -> tuple[slice, slice]:
+    rows, columns = shape
+    down, across = divmod(rank, 3)
+    return slice(rows * down // 2, rows * (down + 1) // 2), slice(columns * across // 3, columns * (across + 1) // 3)
+
+
+# others
+
+
+def _broadcast(pipe: Any, end: str, address: str, rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    namespaces.enter(end)
+    os.environ["GLOO_SOCKET_IFNAME"] = end
+    tensors = list(tensors_of(size).values())
+    for _ in _asked(pipe):
+        if not dist.is_initialized():  # once all ranks are there
+            where = f"tcp://{address}:{_PORT + 1}"
+            dist.init_process_group("gloo", init_method=where, rank=rank, world_size=1 + _HOSTS)
+        dist.barrier()
+        began = time.perf_counter()
+        for tensor in tensors:
+            dist.broadcast(tensor.view(torch.int16).view(torch.uint8), 0)
+        dist.barrier()
+        pipe.send(time.perf_counter() - began)
+
+
+def against_gloo(size: int, runs: int, rate: str) -> list[Row]:
+    """To four hosts, from before the publication until the last has it, beside `torch.distributed.broadcast`."""
+    tensors = tensors_of(size)
+    ratios = []
+    with hosts(1 + _HOSTS, size, rate) as (ends, nodes, planes), ExitStack() as undo:
+        weights = planes[0].weights("bench", keep=1)
+        readers = [undo.enter_context(Process(_read, node.address)) for node in nodes[1:]]
+        ranks = [
+            undo.enter_context(Process(_broadcast, name, ends[0][1], rank, size)) for rank, (name, _) in enumerate(ends)
+        ]
+        for version in range(1, runs + 2):
+            renewed(tensors)
+            for rank in ranks:
+                rank.say("broadcast")
+            theirs = max(rank.hear() for rank in ranks)
+            began = time.time()
+            weights.publish(version, tensors)
+            for reader in readers:
+                reader.say(version)
+            ours = max(reader.hear()[0] for reader in readers) - began
+            if version > 1:
+                ratios.append(theirs / ours)
+    return [row("against gloo's broadcast, to 4 hosts", ratios, at_least=1.0, unit="x", detail=rate)]
+
+
+def main() -> None:
+    """Measure, print, and write JSON where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="2GiB")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--rate", default="", help="what each host sends at most, as tc has it: 2gbit")
+    parser.add_argument("--only", nargs="*", default=["publish", "get", "hosts", "delta", "reshard", "gloo"])
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    size = parse_size(asked.size) // (2 * _TENSOR) * 2 * _TENSOR
+    why = namespaces.why_not("iperf3")
+    alone: dict[str, Callable[[], list[Row]]] = {
+        "publish": lambda: publishing(size, asked.runs),
+        "get": lambda: reading(size, asked.runs),
+    }
+    apart: dict[str, Callable[[], list[Row]]] = {
+        "hosts": lambda: spreading(size, asked.runs, asked.rate),
+        "delta": lambda: changing(size, asked.runs, asked.rate),
+        "reshard": lambda: resharding(size),
+        "gloo": lambda: against_gloo(size, asked.runs, asked.rate),
+    }
+    rows: list[Row] = []
+    for name, measure in (alone | apart).items():
+        if name in asked.only and name in apart and why:
+            print(f"{name} is not measured: {why}")
+        elif name in asked.only:
+            rows += measure()
+            print(table(rows[-4:] if name == "delta" else rows[-3:]), flush=True)
+    print(f"\n{size >> 20} MiB, load {os.getloadavg()[0]:.1f}\n{table(rows)}")
+    if asked.json:
+        write_json(asked.json, rows, {"size": size, "rate": asked.rate})
+
+
+if __name__ == "__main__":
+    main()
