@@ -5,21 +5,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OTHERS := .venv-integrations
-DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue) # what takes longest begins first
+DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue drafting recording) # what takes longest begins first
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test simulate test-gpu attack test-integrations test-transports demo demo-hosts bench bench-hosts clean $(DOORS)
+.PHONY: help install check format test simulate test-gpu attack test-integrations test-transports test-web docs demo demo-durable demo-hosts bench bench-hosts clean $(DOORS)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(STAMP) ## make .venv with all that the tests and the demo need
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard dataplane/batch/*.c)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard dataplane/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $@
 
 check: $(STAMP) ## format, lint, types, import directions
@@ -33,13 +33,13 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff check --quiet --fix .
 
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
-test: $(STAMP) ## run the tests, three at a time
+test: $(STAMP) ## run the tests, five at a time: more than half of their time is waited
 	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --basetemp="$$base/t"
+	$(BIN)/python -m tests.rerun -q -n5 --dist=loadfile --no-loadscope-reorder --basetemp="$$base/t"
 
 simulate: export PYTHONDONTWRITEBYTECODE = # as above
-simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again; STREAM=1: of streams
-	@$(BIN)/python -m tests.simulation $(if $(STREAM),--stream) $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again; STREAM=1, TABLE=1: of streams, tables
+	@$(BIN)/python -m tests.simulation $(if $(STREAM),--stream) $(if $(TABLE),--table) $(if $(SEED),--seed $(SEED) $(if $(KEEP),--keep $(KEEP)),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu tests/unit/batch tests/integration/test_loader.py tests/conformance/test_nccl.py
@@ -52,26 +52,45 @@ test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueu
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)
 
 $(DOORS): # each in a process of its own: they change each other
-	@echo "-- $@" && $(OTHERS)/bin/python -m pytest -q $@
+	@echo "-- $@" && $(OTHERS)/bin/python -m tests.rerun -q $@
 
 $(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
 	@echo "installing into $(OTHERS)"
-	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 openrlhf==0.11.2
-	@$(OTHERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/integrations/requirements.txt -e '.[test]'
+	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check torch==2.13.0
+	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps verl==0.9.1 openrlhf==0.11.2
+	@$(OTHERS)/bin/python -m pip install --quiet --quiet --disable-pip-version-check -r tests/integrations/requirements.txt -e '.[test]'
 	@touch $@
 
 test-transports: pyproject.toml ## run the tests of ucx and nixl, in a .venv-transports with both
 	@test -x .venv-transports/bin/python || $(PYTHON) -m venv .venv-transports
 	@echo "installing into .venv-transports"
-	@.venv-transports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ucx,nixl]'
+	@.venv-transports/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ucx,nixl]'
 	@.venv-transports/bin/python -m pytest -q tests/conformance tests/integration/test_transports.py
+
+test-web: pyproject.toml ## run the tests of the live page in a headless Chromium, in a .venv-web with Playwright
+	@which chromium >/dev/null || { echo "a browser is needed: apt-get install chromium" >&2; exit 1; }
+	@test -x .venv-web/bin/python || $(PYTHON) -m venv .venv-web
+	@echo "installing into .venv-web"
+	@.venv-web/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[web,etcd,test]' -r tests/web/requirements.txt
+	@.venv-web/bin/python -m pytest -q tests/web
+
+docs: $(VENV)-docs/.installed ## build the documentation site into build/site, strictly: links and names are checked
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
+
+$(VENV)-docs/.installed: pyproject.toml constraints.txt
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	@echo "installing into $(VENV)-docs"
+	@$(VENV)-docs/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
 
 demo: $(STAMP) ## run the multimodal GRPO job
 	@$(BIN)/python -m examples.multimodal_grpo
 
-demo-hosts: $(STAMP) ## run it over three hosts, of which one is killed
+demo-durable: $(STAMP) ## run it with a durable stream, and kill all of its processes three times
+	@$(BIN)/python -m examples.multimodal_grpo.killed
+
+demo-hosts: $(STAMP) ## run it over three hosts: two are killed, one by one, and one is cut off
 	@$(BIN)/python -m examples.multi_host --kill
 
 bench: $(STAMP) ## measure this machine, other systems beside ours, and write the report
