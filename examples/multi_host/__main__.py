@@ -19,7 +19,7 @@ KILL_AT = 25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 where the job learnt and no row was counted twice, 1 where not, 130 after Ctrl-C."""
+    """The exit code: 0 where the job learnt and the count of rows is exact, 1 where not, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     job = Job(pauses=(0.0, 0.0), target=options.target, steps=options.steps, seconds=options.seconds, averaged=10)
     view = View(job, hosts.HOSTS, sys.stdout)
@@ -55,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--loopback", action="store_true", help="nodes on loopback, and no network namespaces")
     where.add_argument("--ray", action="store_true", help="on Ray: three Ray nodes on this machine")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="with --ray: a cluster of three Ray nodes or more")
-    parser.add_argument("--kill", action="store_true", help="kill host b in the middle")
-    parser.add_argument("--kill-at", type=int, default=KILL_AT, metavar="STEP", help="when (%(default)s)")
+    parser.add_argument("--kill", action="store_true", help="kill two hosts, one after the other, and cut one off")
+    parser.add_argument("--kill-at", type=int, default=KILL_AT, metavar="STEP", help="when that begins (%(default)s)")
     parser.add_argument("--memory", default="96MiB", help="each node's memory budget (%(default)s)")
     parser.add_argument("--target", type=float, default=0.8, help="mean reward to reach (%(default)s)")
     parser.add_argument("--steps", type=int, help="stop after so many updates")
-    parser.add_argument("--seconds", type=float, default=45.0, help="stop after so long (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=240.0, help="stop after so long (%(default)s)")
     return parser
 
 

@@ -1,11 +1,12 @@
 """Three hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
 
 What always holds: when it is left, its processes, nodes and namespaces are gone. A host that is killed takes with it
-all that runs there, as a machine does.
+all that runs there, as a machine does. The first host is the last to start, so that another runs etcd's first server.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import dataplane as dp
-from bench.namespaces import crossed, enter, nodes, switch, together
+from bench.namespaces import Host, crossed, enter, ip, nodes, switch, together
+from examples.multi_host.job import HOSTS, Accident, Begin
+from examples.multi_host.servers import Servers
 from examples.multi_host.view import Figures
 from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.crew import Crew
+from examples.multimodal_grpo.killed import descendants
+
+APART = 8  # updates between two accidents
+DEAD_S = 3.0  # until a host that was killed is started again
+CUT, CUT_S = 1, 3.0  # the host that is cut off, and for how long
 
 
 class Machine:
@@ -26,6 +34,7 @@ class Machine:
 
     def __init__(self, count: int, memory: str, *, loopback: bool) -> None:
         self._count = count
+        self._silent: set[int] = set()
         self._memory = memory
         self._loopback = loopback
         self._on: dict[str, int] = {}
@@ -36,13 +45,17 @@ class Machine:
             directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
             ends = [("", "127.0.0.1")] * self._count if self._loopback else undo.enter_context(switch(self._count))
             settings: dict[str, Any] = {"memory": self._memory, "options": ("--spill", "1GiB", "--prewarm", "0")}
-            self._hosts = undo.enter_context(nodes(ends, directory, **settings))
+            started = undo.enter_context(nodes([*ends[1:], ends[0]], directory, **settings))
+            self._hosts = [started[-1], *started[:-1]]
+            self._key, self._settings, self._ends = directory / "cluster.key", settings, ends
             self._planes = [undo.enter_context(dp.connect(host.address)) for host in self._hosts]
             together(self._planes)
+            self._later = undo.enter_context(ExitStack())
             self._crew = undo.enter_context(Crew())
             self.board = Board(directory / "newest")
             self.plane = self._planes[0]
             self._dead: set[int] = set()
+            self._last = [Figures()] * self._count
             self._undo = undo.pop_all()
         return self
 
@@ -64,22 +77,94 @@ class Machine:
 
     def figures(self) -> Sequence[Figures]:
         """What each host does now."""
-        return [self._look(host) for host in range(self._count)]
+        self._last = [self._look(host) for host in range(self._count)]
+        return self._last
 
     def _look(self, host: int) -> Figures:
         if host in self._dead:
             return Figures()
+        if host in self._silent:
+            return self._last[host]
         stats, name = self._planes[host].stats(), self._hosts[host].name
         over = crossed(name) if name else {"rx": stats.fetched_bytes, "tx": stats.sent_bytes}
         asked = stats.asked + stats.answered
         return Figures(stats.memory_used, stats.memory_budget, stats.memory_peak, over["rx"], over["tx"], asked)
+
+    def accidents(self, begin: Begin) -> Iterator[Accident]:
+        """A host that leads partitions dies and comes back, then the one of etcd's leader, then a link is cut and
+        healed: each when the next is asked for."""
+        together(self._planes)
+        servers = self._servers(self._count)
+        host, leads = self._leading(servers)
+        self.kill(host)
+        yield Accident(f"host {HOSTS[host]}, which leads {leads}, is killed with all that runs there", seconds=DEAD_S)
+        yield self._again(host, begin)
+        servers = self._servers(self._count)  # there are as many again
+        host = servers.leader()
+        if host == 0:  # which has the trainer
+            host = servers.hand_over()
+        self.kill(host)
+        yield Accident(
+            f"host {HOSTS[host]}, which runs etcd's leader, is killed with all that runs there", seconds=DEAD_S
+        )
+        yield self._again(host, begin)
+        self._cut(CUT)
+        how = "does not run" if self._loopback else "is cut off"
+        yield Accident(f"host {HOSTS[CUT]} {how}", seconds=CUT_S)
+        self._heal(CUT)
+        yield Accident(f"host {HOSTS[CUT]} is back after {CUT_S:.0f} s: all are members still", APART)
+        together(self._planes)
+
+    def _leading(self, servers: Servers) -> tuple[int, str]:
+        """A host but the first that leads partitions, if it can be not the one of etcd's leader; which these are."""
+        members, other = self.plane.members()["members"], servers.leader()
+        leads = {host: members[self._planes[host].stats().node]["leads"] for host in range(1, self._count)}
+        host = max(leads, key=lambda host: (bool(leads[host]), host != other))
+        return host, ", ".join(leads[host]) or "none"
+
+    def _again(self, host: int, begin: Begin) -> Accident:
+        """The host is started again, as another node, with what ran there."""
+        fresh = Host(self._ends[host], self._key, [self._hosts[0]], **self._settings)
+        self._later.callback(fresh.stop)
+        self._hosts[host] = fresh
+        self._planes[host] = self._later.enter_context(dp.connect(fresh.address))
+        self._dead.discard(host)
+        together(self._planes)
+        begin(host)
+        return Accident(f"host {HOSTS[host]} is started again, with what ran there", APART)
+
+    def _servers(self, count: int) -> Servers:
+        """The etcd servers that the hosts run, once they are so many."""
+        return Servers({i: host for i, host in enumerate(self._hosts) if i not in self._dead}, self._key, count)
+
+    def _cut(self, host: int) -> None:
+        """Nothing goes in or out of the host: its link is down, or, on loopback, its node and server are stopped."""
+        self._silent.add(host)
+        if self._loopback:
+            for pid in self._processes(host):
+                os.kill(pid, signal.SIGSTOP)
+        else:
+            ip("-n", self._hosts[host].name, "link", "set", self._hosts[host].name, "down")
+
+    def _heal(self, host: int) -> None:
+        """As before `_cut`."""
+        if self._loopback:
+            for pid in self._processes(host):
+                os.kill(pid, signal.SIGCONT)
+        else:
+            ip("-n", self._hosts[host].name, "link", "set", self._hosts[host].name, "up")
+        self._silent.discard(host)
+
+    def _processes(self, host: int) -> list[int]:
+        node = self._hosts[host].process.pid
+        return [node, *descendants(node)]
 
     def kill(self, host: int) -> None:
         """The host dies: its node, and all processes there."""
         self._dead.add(host)
         for name in [name for name, on in self._on.items() if on == host]:
             self._crew.kill(name)
-        self._hosts[host].stop(signal.SIGKILL)
+        self._hosts[host].stop(signal.SIGKILL)  # its server of etcd ends with it
 
 
 def _there(reports: Connection, namespace: str, target: Callable[..., None], *args: Any) -> None:

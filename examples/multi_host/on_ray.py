@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import dataplane as dp
 from dataplane.integrations.ray import up
+from examples.multi_host.job import HOSTS, Accident, Begin
 from examples.multi_host.view import Figures
 from examples.multimodal_grpo.job import Failed
 
@@ -164,6 +165,11 @@ class OnRay:
         told = ray.get([self._lookouts[host].figures.remote() for host in living], timeout=_ASK_S)
         found = dict(zip(living, told, strict=True))
         return [found.get(host, Figures()) for host in range(self._count)]
+
+    def accidents(self, begin: Begin) -> Iterator[Accident]:
+        """The second host's Ray node dies."""
+        self.kill(1)
+        yield Accident(f"host {HOSTS[1]} is killed, with its node and all that runs there")
 
     def kill(self, host: int) -> None:
         """The Ray node dies, with all that runs there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from dataplane.config import format_size
-from examples.multi_host.stages import MadeAgain
+from examples.multi_host.stages import Appended, Counted, MadeAgain, Named, Over
 from examples.multimodal_grpo.job import Failed, Finished, Job, Step
 
 LINE_S = 2.0
@@ -39,10 +39,34 @@ class View:
         self._acked: list[tuple[float, int]] = [(self._began, 0)]
         self.steps: list[Step] = []
         self.made_again: list[str] = []
+        self.appended: set[str] = set()
+        self.counted: list[str] = []
+        self.lost: set[str] = set()
         self.finished: Finished | None = None
         self.failed: Failed | None = None
-        self.peaks = [Figures()] * len(names)
+        self._all_named = False
         self.last = [Figures()] * len(names)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for: the trainer and who names what was lost have ended, or one has
+        failed."""
+        return self.failed is not None or (self.finished is not None and self._all_named)
+
+    @property
+    def exact(self) -> bool:
+        """Whether each row whose append returned was either counted or named as lost, and none was counted twice, or
+        counted and named. A host that dies may have appended what it could tell nobody of: that may count, too."""
+        once = set(self.counted)
+        return len(once) == len(self.counted) and self.appended <= once | self.lost and not once & self.lost
+
+    @property
+    def enough(self) -> bool:
+        """Whether the job's steps are made, or its target is reached."""
+        job, made = self._job, len(self.steps)
+        if job.steps is not None and made >= job.steps:
+            return True
+        return made >= job.averaged and self.steps[-1].average >= job.target
 
     @property
     def seconds(self) -> float:
@@ -61,6 +85,14 @@ class View:
             case MadeAgain():
                 self.made_again += report.groups
                 self.say(f"rollout {report.worker} makes {len(report.groups)} prompts again whose rows were lost")
+            case Named():
+                self.lost.update(report.keys)
+            case Appended():
+                self.appended.update(report.keys)
+            case Counted():
+                self.counted += report.keys
+            case Over():
+                self._all_named = True
             case Finished():
                 self.finished = report
             case Failed():
@@ -83,7 +115,7 @@ class View:
 
     def _flow(self, stream: Mapping[str, Any] | None) -> str:
         if stream is None:
-            return "the stream is finding its new homes"
+            return "partitions are finding their next leaders"
         now, acked = time.monotonic(), int(stream["task"]["actor"]["acked"])
         then, before = self._acked[-1]
         self._acked.append((now, acked))
@@ -97,7 +129,7 @@ class View:
         return "; ".join(said)
 
     def summary(self) -> int:
-        """Say what came of it. The exit code: 0 where the job learnt and each row was counted once at most."""
+        """Say what came of it. The exit code: 0 where the job learnt and the count is exact."""
         if self.failed is not None:
             self.say(f"{self.failed.process} failed. Everything is stopped.\n{self.failed.error}")
             return 1
@@ -114,8 +146,18 @@ class View:
             print(f"         host {name}: {over}; {memory}; {host.requests:,} requests", file=self._out)
         if self.made_again:
             print(f"         {len(self.made_again)} prompts were made again, with what died", file=self._out)
-        print(f"         counted twice: {books.again}; right on digits never seen: {done.accuracy:.0%}", file=self._out)
+        missing = len(self.appended - set(self.counted) - self.lost)
+        unheard = len(set(self.counted) - self.appended)
+        lost = len(self.lost & self.appended)
+        known = (
+            f"{counted - unheard:,} counted, {lost:,} named as lost, {missing} missing; counted twice: {books.again}"
+        )
+        verdict = "exact" if self.exact else "NOT exact"
+        print(f"         {len(self.appended):,} rows appended: {known}: {verdict}", file=self._out)
+        if unheard:
+            print(f"         {unheard:,} more counted, whose host died before it heard so", file=self._out)
+        print(f"         right on digits never seen: {done.accuracy:.0%}", file=self._out)
         learnt = done.average >= self._job.target
         verdict = "reached" if learnt else "NOT reached"
         print(f"         reward {done.average:.2f} of {self._job.target:g}: {verdict}", file=self._out)
-        return 0 if learnt and not books.again else 1
+        return 0 if learnt and self.exact else 1

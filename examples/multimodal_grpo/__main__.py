@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=options.seconds,
         seed=options.seed,
         ranks=options.ranks,
+        data_dir=options.data_dir,
+        life=options.life,
     )
     console = Console()
     watch = Watch(job, console)
@@ -78,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m examples.multimodal_grpo", description=__doc__.partition(": ")[2])
     parser.add_argument("--memory", default=usual.memory, help="the plane's memory budget (%(default)s)")
     parser.add_argument("--spill-dir", metavar="DIR", help="where what does not fit goes (the node's default)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where stream and trainer outlive everything; else nowhere")
+    parser.add_argument("--life", type=int, default=usual.life, help="how often it was started there before")
     parser.add_argument("--target", type=float, default=usual.target, help="mean reward to reach (%(default)s)")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="stop after so long (%(default)s)")

@@ -32,6 +32,7 @@ TRAINED_ON = 1500  # digits; the other 297 are for the examination
 LOOK_S = 0.1  # between two looks at the node's figures
 GRACE_S = 30.0  # beyond the job's own time, before the main process ends it
 STOP_S = 5.0
+CONTEXT = multiprocessing.get_context("spawn")  # what processes are started by
 
 
 def run(job: Job, watch: Watch) -> None:
@@ -39,10 +40,12 @@ def run(job: Job, watch: Watch) -> None:
     a batch does not fall into shares of whole groups."""
     if job.ranks < 1 or job.prompts % job.ranks:
         raise ValueError(f"{job.prompts} prompts a batch can not be shared among {job.ranks} ranks")
-    config = dp.NodeConfig(memory=job.memory, spill=job.spill, spill_dir=job.spill_dir)
+    kept = None if job.data_dir is None else Path(job.data_dir, "node")
+    config = dp.NodeConfig(memory=job.memory, spill=job.spill, spill_dir=job.spill_dir, data_dir=kept)
     with tempfile.TemporaryDirectory() as directory, dp.connect(config=config) as plane:
         pictures = plane.put(digits.load(job.seed))
-        rollouts = plane.stream("rollouts", tasks=["reward", "actor"], max_bytes=job.in_flight, max_lag=job.max_lag)
+        limits = {"max_bytes": job.in_flight, "max_lag": job.max_lag}
+        rollouts = plane.stream("rollouts", tasks=["reward", "actor"], durable=kept is not None, **limits)
         board = Board(Path(directory, "newest"))
         learn, examine = pictures[:TRAINED_ON], pictures[TRAINED_ON:]
         deadline = time.monotonic() + job.seconds
@@ -57,12 +60,12 @@ def run(job: Job, watch: Watch) -> None:
                 for rank in range(1, job.ranks):
                     crew.start(f"trainer {rank}", follow, job, plane.address, rank, store)
                 for worker in range(len(job.pauses)):
-                    start_rollout(worker, 0)
+                    start_rollout(worker, 2 * job.life)
                 crew.start("reward", verify, plane.address)
                 for report in _reports(crew, deadline + GRACE_S, plane, rollouts, watch):
                     if isinstance(report, Step) and report.number == job.kill_at:
                         crew.kill(f"rollout {job.killed}")
-                        start_rollout(job.killed, 1)
+                        start_rollout(job.killed, 2 * job.life + 1)
                         watch.report(Killed(f"rollout {job.killed}", report.number))
             finally:
                 rollouts.drop()
@@ -110,13 +113,12 @@ class Crew:
     """Processes, by name. A context manager: they have ended when it is left."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}  # by what they report over
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Start a process. It does not hear Ctrl-C: this one does, and stops it."""
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_live, args=(name, target, theirs, *args), name=name, daemon=True)
+        ours, theirs = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_live, args=(name, target, theirs, *args), name=name, daemon=True)
         with _interrupts_ignored():
             process.start()
         theirs.close()

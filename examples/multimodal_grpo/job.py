@@ -18,6 +18,11 @@ class Job:
     in_flight: str = "96MiB"
     max_lag: int = 16  # policy versions between the oldest row that is not used and the next that is appended
 
+    # What outlives everything: where the node keeps the stream, and the trainer its state; and how often it was started
+    # there before.
+    data_dir: str | None = None
+    life: int = 0
+
     # The rollouts.
     pauses: tuple[float, ...] = (0.0, 0.1, 0.4)  # seconds that each worker rests after a batch: some are slower
     prompts: int = 32  # a batch
@@ -69,7 +74,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What was appended to the stream, and what the trainer counted of it."""
+    """What was appended to the stream in all lives, and what the trainer counted of it."""
 
     appended: int
     counted: dict[str, int]  # distinct rows, by the worker and life that made them

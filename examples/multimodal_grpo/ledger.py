@@ -28,6 +28,15 @@ class Ledger:
         """The trainer has acked the rows of these keys."""
         self._times.update(rows)
 
+    def __contains__(self, key: str) -> bool:
+        """Whether a row was counted."""
+        return key in self._times
+
+    @property
+    def counted(self) -> list[str]:
+        """The rows, each as often as it was counted."""
+        return list(self._times.elements())
+
     def books(self, stream: Mapping[str, Any]) -> Books:
         """The count beside the figures of a stream that is closed and drained."""
         actor = stream["task"]["actor"]

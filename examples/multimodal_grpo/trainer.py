@@ -23,6 +23,7 @@ from examples.multimodal_grpo.ledger import Ledger
 from examples.multimodal_grpo.policy import Policy
 from examples.multimodal_grpo.ranks import Ranks
 from examples.multimodal_grpo.rollout import put_prompts
+from examples.multimodal_grpo.saved import Saved
 
 PROMPT_COLUMNS = ("pixel_values", "image_grid_thw")
 RESPONSE_COLUMNS = ("response_ids", "log_prob", "reward")
@@ -34,18 +35,24 @@ def work(
     """Train until the target is reached, or steps or time are over; then examine the policy. deadline: monotonic."""
     policy, optimizer = learner(job)
     ranks = Ranks(job, 0, store)
-    published: dp.BatchRef | None = None
     recent: deque[float] = deque(maxlen=job.averaged)
     ledger = Ledger()
+    saved = Saved(job, policy, optimizer, recent, ledger)
+    number = saved.load()
     with dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
-        for number, delivery in enumerate(batches(job, rollouts), 1):
-            share = ranks.share(plane, delivery.ref)
-            recent.append(update(job, policy, optimizer, share, ranks))
-            del share  # before the next batch is waited for: it may hold the memory that it needs
-            reports.send(report(job, number, delivery, recent))
+        published = publish(plane, policy, number, board, None) if number else None
+        for delivery in batches(job, rollouts):
+            fresh = [at for at, key in enumerate(delivery.keys) if key not in ledger]
+            if fresh:  # what was learnt before everything was killed may come once more, if its ack was not heard
+                share = ranks.share(plane, delivery.ref if len(fresh) == len(delivery) else delivery.ref[fresh])
+                number += 1
+                recent.append(update(job, policy, optimizer, share, ranks))
+                del share  # before the next batch is waited for: it may hold the memory that it needs
+                reports.send(report(job, number, delivery, recent))
+                ledger.count([delivery.keys[at] for at in fresh])
+                saved.save(number)
             delivery.ack()
-            ledger.count(delivery.keys)
             published = publish(plane, policy, number, board, published)
             reached = len(recent) == job.averaged and np.mean(recent) >= job.target
             if reached or number == job.steps or time.monotonic() > deadline:
@@ -87,7 +94,7 @@ def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
     sampler = dp.CompleteGroups(job.responses)  # groups that lack rows expire now: the stream is closed
     for delivery in rollouts.deliveries("actor", rows=1024, columns=["reward"], sampler=sampler):
         delivery.ack()
-        ledger.count(delivery.keys)
+        ledger.count([key for key in delivery.keys if key not in ledger])
 
 
 def update(job: Job, policy: Policy, optimizer: torch.optim.Optimizer, said: dp.Batch, ranks: Ranks) -> float:

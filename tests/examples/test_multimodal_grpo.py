@@ -6,6 +6,7 @@ import io
 import itertools
 import multiprocessing
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,32 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 import torch
-from matplotlib.figure import Figure
 from rich.console import Console
 
 import dataplane as dp
-from examples.multimodal_grpo import crew, digits, grpo, ledger, patches, reward, summary, tokens
+from examples.multimodal_grpo import crew, digits, grpo, killed, ledger, patches, reward, summary, tokens
 from examples.multimodal_grpo.__main__ import main
 from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Failed, Job, Killed
 from examples.multimodal_grpo.watch import Watch
-from tests.examples.workers import report_and_wait
+from tests.examples.workers import live, report_and_wait
+from tests.optional import needs
+from tests.processes import eventually
+from tests.torches import torches
+
+pytestmark = needs("sklearn", "matplotlib")
+
+LONG_S = 400.0  # more than a job takes on the busiest machine
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_examples() -> None:
     """What others keep for as long as the process lives: matplotlib's open fonts."""
+    from matplotlib.figure import Figure
+
     figure = Figure()
     figure.text(0, 0, "a")
     figure.savefig(io.BytesIO())
@@ -161,7 +168,6 @@ def test_the_count_is_wrong_where_a_row_is_lost_or_doubled_or_both() -> None:
     assert not counted.books(drained(9)).exact
 
 
-@pytest.mark.timeout(60)
 def test_a_process_that_the_crew_kills_is_no_failure_and_one_that_others_kill_is() -> None:
     with crew.Crew() as several:
         for name in ("first", "second"):
@@ -188,12 +194,19 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(LONG_S + 100)
 @pytest.mark.usefixtures("_no_other_node")
 def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path) -> None:
     spill = tmp_path / "spill"
     spill.mkdir()
-    small = {"memory": "16MiB", "in_flight": "24MiB", "smallest": 56, "largest": 84, "pauses": (0.0, 0.1)}
+    small = {
+        "memory": "16MiB",
+        "in_flight": "24MiB",
+        "smallest": 56,
+        "largest": 84,
+        "pauses": (0.0, 0.1),
+        "seconds": LONG_S,
+    }
     job = Job(spill_dir=str(spill), steps=40, kill_at=10, target=0.0, averaged=50, **small)
     console = Console(file=io.StringIO())
     with Watch(job, console) as watch:
@@ -227,10 +240,11 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(LONG_S + 100)
 @pytest.mark.usefixtures("_no_other_node")
 def test_two_ranks_learn_together(tmp_path: Path) -> None:
-    job = Job(spill_dir=str(tmp_path), steps=6, kill_at=3, target=0.0, averaged=50, ranks=2)
+    small = {"in_flight": "4MiB", "smallest": 56, "largest": 84, "pauses": (0.0, 0.1), "prompts": 8, "seconds": LONG_S}
+    job = Job(spill_dir=str(tmp_path), steps=6, kill_at=3, target=0.0, averaged=50, ranks=2, **small)
     with Watch(job, Console(file=io.StringIO())) as watch:
         crew.run(job, watch)
     assert watch.failed is None
@@ -240,16 +254,43 @@ def test_two_ranks_learn_together(tmp_path: Path) -> None:
     assert [step.rows for step in steps] == [job.prompts * job.responses] * 6
 
 
+@pytest.mark.timeout(2 * LONG_S + 100)
+@pytest.mark.usefixtures("_no_other_node")
+def test_the_job_goes_on_where_it_was_after_all_of_its_processes_were_killed(tmp_path: Path) -> None:
+    heard, told = torches.Pipe(duplex=False)
+    first = torches.Process(target=live, args=(tmp_path, 0, None, told))
+    second = torches.Process(target=live, args=(tmp_path, 1, 8, told))
+    try:
+        first.start()
+        eventually(lambda: (tmp_path / "trainer").exists() or not first.is_alive(), "a step", LONG_S)
+        assert first.pid is not None
+        assert killed.kill_all(first.pid) > 4, "the node, the trainer, the reward worker and the rollouts"
+        second.start()
+        assert heard.poll(LONG_S)
+        steps, failed, books = heard.recv()
+        second.join()
+    finally:
+        for process in (first, second):
+            if process.pid is not None and process.is_alive():
+                killed.kill_all(process.pid)
+            with suppress(AssertionError):  # it was not started
+                process.join()
+    assert failed is None
+    assert books.exact
+    assert books.counted.keys() == {"0.0", "0.2"}, "rows of both lives"
+    assert steps < 8, "updates of the life before were not made again"
+
+
 def test_shares_are_of_whole_groups() -> None:
     with pytest.raises(ValueError, match="32 prompts a batch can not be shared among 3 ranks"):
         crew.run(Job(ranks=3), Watch(Job(), Console(file=io.StringIO())))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("_no_other_node")
 def test_a_process_that_fails_is_shown_and_ends_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(crew, "CONTEXT", multiprocessing.get_context("spawn"))  # as users have it
     monkeypatch.setattr("examples.multimodal_grpo.__main__.Job", partial(Job, pauses=(0.0,)))  # one rollout is enough
     assert main(["--memory", "4MiB", "--spill-dir", str(tmp_path), "--no-plot"]) == 1
     said = capfd.readouterr().out

@@ -1,0 +1,72 @@
+"""The worked case of `docs/diagnosis.md`: a job whose reward is slow, diagnosed while it runs.
+
+`python -m examples.slow_reward` names the line; `--rewards 3` does what it says, and a step takes half as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from contextlib import suppress
+
+import dataplane as dp
+from dataplane.diagnosis.text import as_text
+
+
+def score(answers: int) -> list[float]:
+    """Ask a slow judge."""
+    time.sleep(0.15)
+    return [1.0] * answers
+
+
+def roll_out(address: str) -> None:
+    """Generate, and append."""
+    with suppress(dp.Closed), dp.connect(address) as plane:
+        rollouts = plane.stream("rollouts")
+        while True:
+            time.sleep(0.08)
+            rollouts.append({"ids": [[1, 2, 3]] * 4})
+
+
+def reward(address: str) -> None:
+    """Score what was rolled out."""
+    with suppress(dp.Closed), dp.connect(address) as plane:
+        rollouts = plane.stream("rollouts")
+        for delivery in rollouts.deliveries("reward", rows=4, columns=["ids"]):
+            rollouts.extend(delivery.ref, {"reward": score(len(delivery.get()))})
+
+
+def train(address: str) -> None:
+    """A step for each four rows."""
+    with suppress(dp.Closed), dp.connect(address) as plane:
+        rollouts = plane.stream("rollouts")
+        for delivery in rollouts.deliveries("actor", rows=4, columns=["ids", "reward"]):
+            delivery.get()
+            time.sleep(0.06)
+
+
+def main() -> None:
+    """Run the job for a while, and say why a step takes as long as it does."""
+    parser = argparse.ArgumentParser("python -m examples.slow_reward", description=__doc__)
+    parser.add_argument("--rewards", type=int, default=1, help="processes that score (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="to look for (%(default)s)")
+    chosen = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    with dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0)) as plane:
+        rollouts = plane.stream("rollouts", tasks=["reward", "actor"], max_rows=64)
+        roles = [train, *[reward] * chosen.rewards, roll_out, roll_out]
+        processes = [context.Process(target=role, args=(plane.address,), daemon=True) for role in roles]
+        for process in processes:
+            process.start()
+        while rollouts.stats()["task"]["actor"]["acked"] < 40:
+            time.sleep(0.1)
+        time.sleep(1.5)
+        print(as_text(plane.diagnose(chosen.seconds)))
+        rollouts.drop()
+        for process in processes:
+            process.join(5.0)
+
+
+if __name__ == "__main__":
+    main()
