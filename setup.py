@@ -1,17 +1,27 @@
-"""What `pyproject.toml` can not say: the package has two extensions, and does without where there is no C compiler."""
+"""What `pyproject.toml` can not say: the package has seven extensions, and does without where there is no compiler."""
 
 from setuptools import Extension, setup
+
+_EXTENSIONS = (
+    ("batch", "_memory"),
+    ("batch", "_lists"),
+    ("diagnosis", "_calls"),
+    ("history", "_suffix"),
+    ("observe", "_writer"),
+    ("pipeline", "_events"),
+    ("weights", "_sparse"),
+)
 
 setup(
     ext_modules=[
         Extension(
-            f"dataplane.batch.{name}",
-            [f"dataplane/batch/{name}.c"],
+            f"dataplane.{package}.{name}",
+            [f"dataplane/{package}/{name}.c"],
             extra_compile_args=["-O3"],
             optional=True,
             py_limited_api=True,
         )
-        for name in ("_memory", "_lists")
+        for package, name in _EXTENSIONS
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import glob
 import multiprocessing.resource_tracker
 import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
-settings.register_profile("any pace")
+settings.register_profile("any pace", deadline=None)
 settings.load_profile("any pace")
 
 SETTLE_S = 5.0  # closing is asynchronous in places: what is still open after this long is a leak
@@ -32,22 +32,33 @@ class Held:
 
     descriptors: Counter[str]
     threads: Counter[str]
-    children: Counter[str]
+    children: dict[int, int]
+    """And the parent of each."""
     mappings: Counter[str]
 
     @classmethod
-    def now(cls) -> Held:
-        return cls(_descriptors(), _threads(), _children(), _mappings())
+    def now(cls, mapped: bool = True) -> Held:
+        """`mapped`: whether there may be mappings; to look for them costs more than all else here."""
+        return cls(_descriptors(), _threads(), _children(), _mappings() if mapped else Counter())
 
     def beyond(self, before: Held) -> dict[str, list[str]]:
         """What is held now and was not before, by kind; empty where nothing is."""
         grown = {
             "descriptors": self.descriptors - before.descriptors,
             "threads": self.threads - before.threads,
-            "children": self.children - before.children,
             "mappings": self.mappings - before.mappings,
         }
-        return {kind: sorted(more.elements()) for kind, more in grown.items() if more}
+        found = {kind: sorted(more.elements()) for kind, more in grown.items() if more}
+        children = [str(pid) for pid in self.children if self._started_here(pid, before)]
+        return {**found, "children": children} if children else found
+
+    def _started_here(self, pid: int, before: Held) -> bool:
+        """Whether it is the test's: what a process starts that was there before, other than to be forked from, is its
+        own, and may come at any time."""
+        parent = self.children[pid]
+        if pid in before.children:
+            return False
+        return parent == os.getpid() or parent not in before.children or _forks(parent, before)
 
 
 def _descriptors() -> Counter[str]:
@@ -65,16 +76,29 @@ def _threads() -> Counter[str]:
     return Counter(f"{thread.name} ({thread.ident})" for thread in threading.enumerate())
 
 
-def _children() -> Counter[str]:
+def _children() -> dict[int, int]:
     """As psutil's, which reads of every process of the machine whose child it is."""
-    found: Counter[str] = Counter()
-    left = ["self"]
+    found: dict[int, int] = {}
+    left = [os.getpid()]
     while left:
-        for path in glob.glob(f"/proc/{left.pop()}/task/*/children"):
-            with contextlib.suppress(OSError), open(path) as children:
-                left += children.read().split()
-                found.update(left)
-    return Counter(dict.fromkeys(found, 1))
+        parent = left.pop()
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{task}/children", "rb", 0) as children:
+                    new = [int(pid) for pid in children.read().split()]
+                    found |= dict.fromkeys(new, parent)
+                    left += new
+    return found
+
+
+def _forks(pid: int, before: Held) -> bool:
+    """Whether it is a server of `multiprocessing` that was there before: what is forked from it says the same of
+    itself."""
+    if before.children.get(pid) != os.getpid():
+        return False
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
+        return b"multiprocessing.forkserver" in command.read()
+    return False
 
 
 def _mappings() -> Counter[str]:
@@ -95,12 +119,39 @@ def _told(kind: str, what: str) -> str:
         return f"{what} ({error})"
 
 
+def pytest_configure() -> None:
+    """Ctrl-C ends processes that tests start, also where whoever started the tests ignores it, as a shell does for what
+    it runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collects without the garbage collector, which would go through all that stays again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _warm() -> None:
     """Starts what lives as long as the process, so that no test is blamed for it."""
     multiprocessing.resource_tracker.ensure_running()  # the first spawned multiprocessing child would start it
     gc.collect()
     gc.freeze()  # modules and tests stay: going through them takes a third of a second each time
+
+
+_mapped = [True]
+"""Whether this process may have mappings before a test: where the last one left none, what a wider fixture makes."""
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """Look for mappings again: this fixture's may be there before the test."""
+    if fixturedef.scope != "function":
+        _mapped[0] = True
 
 
 @pytest.fixture(autouse=True)
@@ -111,15 +162,18 @@ def no_leaks(request: pytest.FixtureRequest, _warm: None) -> Iterator[None]:
         if not marker.kwargs.get("reason"):
             pytest.fail("the marker `leaks` needs a reason", pytrace=False)
         yield
+        _mapped[0] = True
         return
-    before = Held.now()
+    before = Held.now(_mapped[0])
     yield
     deadline = time.monotonic() + SETTLE_S
     pause = 0.001
-    while left := Held.now().beyond(before):
+    while left := (after := Held.now()).beyond(before):
+        _mapped[0] = True
         gc.collect()
         if time.monotonic() > deadline:
             lines = "".join(f"\n  {kind}: {_told(kind, what)}" for kind, more in left.items() for what in more)
             pytest.fail(f"left behind after the test:{lines}", pytrace=False)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
+    _mapped[0] = bool(after.mappings)

@@ -5,6 +5,7 @@ Needs to be root and to have `ip` (Debian's iproute2); `needs_namespaces` skips 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import os
@@ -47,6 +48,11 @@ def _why_not() -> str:
 needs_namespaces = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
 
 
+def mute(namespace: str, address: str, how: str = "add") -> None:
+    """Lose what is sent from the namespace to the address, until it is said again to `del` that."""
+    ip("-n", namespace, "route", how, "blackhole", f"{address}/32")
+
+
 class Host(Worker):
     """A namespace with a node in it. `cut` and `heal` are of its link, `mute_to` of one direction."""
 
@@ -61,6 +67,10 @@ class Host(Worker):
             self.__exit__(None, None, None)
             raise
 
+    def servers(self) -> int:
+        """How many servers the cluster's coordinator has, as far as this host knows: of three, any one may go."""
+        return int(self.ask())
+
     def cut(self) -> None:
         """Nothing goes in or out."""
         ip("-n", self.name, "link", "set", self.name, "down")
@@ -71,11 +81,11 @@ class Host(Worker):
 
     def mute_to(self, other: Host) -> None:
         """What this host sends to the other is lost; what that sends, comes."""
-        ip("-n", self.name, "route", "add", "blackhole", f"{other.ip}/32")
+        mute(self.name, other.ip)
 
     def speak_to(self, other: Host) -> None:
         """As before `mute_to`."""
-        ip("-n", self.name, "route", "del", "blackhole", f"{other.ip}/32")
+        mute(self.name, other.ip, how="del")
 
     def slow_down(self, rate: str) -> None:
         """Send no more than so much, as `tc` writes it: 1gbit."""
@@ -92,7 +102,22 @@ class Host(Worker):
 def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...]) -> None:
     enter(name)
     node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
-    run(node, ready=lambda: pipe.send(node.address))
+
+    def tell() -> None:
+        try:
+            pipe.recv()
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())  # type: ignore[attr-defined]
+            return
+        founding = None if node.hosts is None or node.hosts._cluster is None else node.hosts._cluster._founding
+        ensemble = None if founding is None else founding._ensemble
+        pipe.send(0 if ensemble is None else sum(server.ready for server in ensemble.servers))
+
+    def ready() -> None:
+        asyncio.get_running_loop().add_reader(pipe._pipe.fileno(), tell)  # type: ignore[attr-defined]
+        pipe.send(node.address)
+
+    run(node, ready=ready)
 
 
 @contextmanager

@@ -7,14 +7,18 @@ has no threads, so that one takes a few milliseconds.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,24 +27,34 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from dataplane import cli
 from dataplane.config import NodeConfig
 from dataplane.node.node import Node, run
 
 T = TypeVar("T")
 
-WAIT_S = 15.0  # more than anything here takes on a busy machine, and less than a test's limit
+WAIT_S = 60.0  # more than anything here takes on the busiest machine, and less than a test's limit
 MIB = 1 << 20
 
 _context = multiprocessing.get_context("forkserver")
 _PRELOADED = """
     numpy pyarrow pytest psutil encodings.idna dataplane.client.sync dataplane.cli dataplane.node.node
-    dataplane.node.hosts dataplane.cluster.leases dataplane.coordinator.etcd dataplane.cluster.static tests.processes
+    dataplane.node.hosts dataplane.cluster.ensemble dataplane.coordinator.etcd aiohttp
+    cryptography.x509 tests.processes
 """  # what a node among others imports as it starts: a fork that has none of it takes four times as long
-_context.set_forkserver_preload(_PRELOADED.split())
+PRELOADED = _PRELOADED.split()
+FROZEN = "tests.frozen"
+_context.set_forkserver_preload([*PRELOADED, FROZEN])
 
 
 def warm() -> None:
-    """Start the server that workers are forked from, so that no test is taken to have left it behind."""
+    """Start the server that workers are forked from, so that no test is taken to have left it behind.
+
+    A process has one, so a module that says otherwise as it is imported makes each fork import all by itself, which
+    takes four times as long: the suite once took half as long again for one such line.
+    """
+    preloaded = multiprocessing.forkserver._forkserver._preload_modules
+    assert preloaded == [*PRELOADED, FROZEN], f"a module has had the server of forks import something else: {preloaded}"
     multiprocessing.forkserver.ensure_running()
     with Worker(_nothing):
         pass
@@ -48,6 +62,17 @@ def warm() -> None:
 
 def _nothing(_: Connection) -> None:
     pass
+
+
+def before_requests(connection: Any, do: Callable[[Any], object]) -> None:
+    """Call `do(request)` before each request that this connection sends from now on, however it is made."""
+    ask = connection._ask
+
+    def asked(request: Any) -> Any:
+        do(request)
+        return ask(request)
+
+    connection._ask = asked
 
 
 def eventually(condition: Callable[[], T], what: str = "", timeout_s: float = WAIT_S) -> T:
@@ -67,11 +92,12 @@ def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:
 
 
 class Worker:
-    """`work(pipe, *args)` in a process of its own; `work` is a function of a module."""
+    """`work(pipe, *args)` in a process of its own; `work` is a function of a module. `context`: another server that it
+    is forked from."""
 
-    def __init__(self, work: Callable[..., None], *args: Any) -> None:
-        self._pipe, theirs = _context.Pipe()
-        self._process = _context.Process(target=_perform, args=(theirs, work, args), daemon=True)
+    def __init__(self, work: Callable[..., None], *args: Any, context: ForkServerContext = _context) -> None:
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_perform, args=(theirs, work, args), daemon=True)
         self._process.start()
         theirs.close()
         self.pid: int = self._process.pid or -1
@@ -175,3 +201,58 @@ class StandingNode(Worker):
 def _serve(pipe: Connection, path: Path, settings: dict[str, Any]) -> None:
     node = Node(NodeConfig(**settings), path)
     run(node, ready=lambda: pipe.send(node.address))
+
+
+class Command:
+    """`dataplane ARGUMENTS`, as `subprocess.Popen` would run it, but forked: a process of it by itself takes half a
+    second of a processor before it does anything. `stdout` is a pipe; what else it says is added to `log`."""
+
+    def __init__(self, *arguments: object, log: Path = Path(os.devnull)) -> None:
+        ours, theirs = _context.Pipe(duplex=False)
+        self._process = _context.Process(target=_command, args=(theirs, [*map(str, arguments)], log), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid: int = self._process.pid or -1
+        self.stdout = os.fdopen(os.dup(ours.fileno()), "rb")
+        ours.close()
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._process.exitcode
+
+    def send_signal(self, how: signal.Signals) -> None:
+        """Send it a signal; where it has ended, nothing."""
+        if self._process.exitcode is None:
+            with suppress(ProcessLookupError):  # the server of forks has seen it end, and we not yet
+                os.kill(self.pid, how)
+
+    def kill(self) -> None:
+        """End it at once. Idempotent."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Tell it to end. Idempotent."""
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """Wait until it has ended; its exit code."""
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, "the command did not end"
+        return self._process.exitcode
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+
+def _command(stdout: Connection, arguments: list[str], log: Path) -> None:
+    with log.open("a", buffering=1) as said:
+        os.dup2(stdout.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        stdout.close()
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), said
+        logging.getLogger().handlers.clear()
+        sys.exit(cli.main(arguments))

@@ -21,32 +21,34 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
     {"errors"},
-    {"config", "clock", "threads", "workers", "device"},
+    {"config", "clock", "threads", "waiting", "workers", "device"},
     {"batch", "workloads", "replication", "coordinator"},
     {"store", "stream"},
+    {"table", "history", "recording", "weights"},
     {"wire"},
     {"transport"},
     {"cluster"},
-    {"observe"},
+    {"observe", "diagnosis"},
     {"collective"},
     {"node", "client"},
     {"aio"},
     {"dataplane"},  # the public names
-    {"integrations"},
+    {"pipeline"},
+    {"integrations", "web", "testing"},
     {"cli", "__main__"},
 ]
 FLOOR = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
 #: Those of the node's wing; what lies in none of its packages is above them.
-NODE_FLOORS = [{"shards", "streams", "partitions"}, {"tables"}, {"spread"}, {"node"}]
+NODE_FLOORS = [{"shards", "streams", "partitions"}, {"tables"}, {"clustered"}, {"node"}]
 NODE_FLOOR = {room: number for number, rooms in enumerate(NODE_FLOORS) for room in rooms}
 
 #: Doors into other systems stand on the client alone.
-NARROWER = {"integrations": {"client", "batch", "errors", "config", "clock", "aio", "dataplane"}}
+NARROWER = {"integrations": {"client", "history", "batch", "errors", "config", "clock", "aio", "dataplane"}}
 
 #: A batch is a value, and so is a workload; a replica is handed its events and the time: these would let them reach out
 #: of the process.
-PURE = {"batch", "workloads", "replication"}
+PURE = {"batch", "workloads", "replication", "history", "weights"}
 #: A replica reads no clock and draws nothing either, so a run of many is a seed.
 DRAWN = {"time", "random", "secrets", "uuid", "datetime"}
 IMPURE = {"os", "socket", "asyncio", "subprocess", "mmap", "multiprocessing", "threading", "shutil", "tempfile"}
@@ -63,16 +65,28 @@ LAZY = {
     "aiohttp",
     "cryptography",
     "uvloop",
+    "prometheus_client",
+    "opentelemetry",
     "matplotlib",
+    "transformers",
+    "pytest",
 }
 
 #: What derives from classes of those, and is itself imported where it is used.
-DERIVED = {"dataplane.integrations.transfer_queue.streaming"}
+DERIVED = {
+    "dataplane.integrations.transfer_queue.streaming",
+    "dataplane.integrations.drafting.huggingface",
+    "dataplane.integrations.ray_tensors",
+    *(f"dataplane.testing.{suite}" for suite in ("coordinators", "samplers", "transports")),
+}
 
 #: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
-    for name in ("commits", "dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views")
+    for name in (
+        *("commits", "dispatch", "entries", "equal", "proto", "reading", "storage", "storing", "views"),
+        *("neo", "neo_plane", "checkpointing"),
+    )
 }
 
 #: What unpickles does what the bytes tell it to.
@@ -243,8 +257,8 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
         ("dataplane.node.shards.gate", "from dataplane.node.streams import packed"),
-        ("dataplane.node.tables.homes", "from dataplane.node.spread.wholes import Wholes"),
-        ("dataplane.node.spread.wholes", "from dataplane.node import node"),
+        ("dataplane.node.tables.tables", "from dataplane.node.clustered.streams import Streams"),
+        ("dataplane.node.clustered.streams", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),
         ("dataplane.errors", "from dataplane.config import NodeConfig"),
         ("dataplane.clock", "from .config import NodeConfig"),
@@ -260,7 +274,10 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
         ("dataplane.batch.ref", "from dataplane.batch.rows import Rows\nfrom .. import errors"),
         ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
         ("dataplane.node.node", "import dataplane.observe.metrics, os"),
-        ("dataplane.node.spread.wholes", "from dataplane.node.streams.homes import Homes\nfrom ..tables import tables"),
+        (
+            "dataplane.node.clustered.streams",
+            "from dataplane.node.streams.homes import Homes\nfrom ..tables import tables",
+        ),
         ("dataplane.integrations.verl", "from dataplane import connect"),
         ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),
     ],

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import dataplane
-from dataplane import errors
+from dataplane import errors, testing
 
 ERRORS = [
     "DataplaneError",
@@ -53,10 +53,26 @@ NAMES = [
     "Stats",
     "concat",
     "loader",
+    "packed_share",
     "dense",
     "ragged",
     "aio",
     "collective",
+]
+
+
+TESTING = [
+    "CoordinatorSuite",
+    "Failing",
+    "LocalNode",
+    "ManualClock",
+    "NodeProcess",
+    "SamplerSuite",
+    "TransportSuite",
+    "candidates",
+    "failing",
+    "node",
+    "plane",
 ]
 
 
@@ -73,6 +89,11 @@ def test_each_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = dataplane.no_such_name
+
+
+def test_the_names_for_tests() -> None:
+    assert sorted(testing.__all__) == TESTING
+    assert all(getattr(testing, name) is not None for name in TESTING)
 
 
 def test_every_error_is_public() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import processes
+from tests import etcd, processes
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers() -> None:
+def _workers() -> Iterator[None]:
     processes.warm()
+    with etcd.shared():
+        yield
 
 
 @pytest.fixture

@@ -45,18 +45,17 @@ class Event:
 
 def _may_be(ack: Event) -> bool:
     """Whether it may have been done: its answer may have been lost."""
-    return ack.done or ack.why == "PeerUnavailable"
+    return ack.done or ack.why in ("PeerUnavailable", "OutcomeUnknown")
 
 
 @dataclass(slots=True)
 class History:
-    """What all clients were told. `killed` are hosts, and `away` those that were taken for dead meanwhile."""
+    """What all clients were told. `killed` are hosts; one that was only away has lost nothing."""
 
     events: list[Event] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """What was seen to be wrong at once."""
     killed: set[int] = field(default_factory=set)
-    away: set[int] = field(default_factory=set)
     lost: list[int] = field(default_factory=list)
     """The rows that the stream told of as lost."""
 
@@ -77,11 +76,11 @@ class History:
         return [*self.wrong, *self._lost_rows(), *self._acked_twice(), *self._delivered_again(), *self._told_lost()]
 
     def survivors(self) -> set[int]:
-        """The rows that were appended and that no node died, or was taken for dead, which could have had columns."""
+        """The rows that were appended and that no node died which could have had columns."""
         appended = {row for event in self.of("append", True) for row in event.rows}
         for what in ("append", "extend"):
             for event in self.of(what):
-                if event.host in self.killed | self.away:
+                if event.host in self.killed:
                     appended.difference_update(event.rows)
         return appended
 

@@ -78,11 +78,11 @@ def _produce(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
     columns = {"id": np.array(ids), "x": values(ids)}
     told("append?", rows=ids)
     if chance.random() < 0.5:
-        stream.append(columns, timeout=10, **how)
+        stream.append(columns, timeout=60, **how)
     else:  # what is put belongs to the node, and to who frees its scope
-        ref = plane.put(columns, scope=f"process {number}", timeout=10)
+        ref = plane.put(columns, scope=f"process {number}", timeout=60)
         try:
-            stream.append(ref, timeout=10, **how)
+            stream.append(ref, timeout=60, **how)
         except dp.Backpressure:
             plane.free(ref)
             raise
@@ -96,7 +96,7 @@ def _consume(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
         role, rows=chance.choice([1, 16, 64, 300]), columns=columns, lease=lease_s, timeout=1
     ).__enter__()
     try:
-        batch = delivery.get(timeout=10)
+        batch = delivery.get(timeout=60)
     except dp.Backpressure:
         delivery.nack()
         raise
@@ -107,7 +107,7 @@ def _consume(plane: Any, stream: Any, told: Told, chance: random.Random, role: s
     if role == "actor" and not np.array_equal(batch["r"].numpy(), np.array(ids) * 0.5):
         told("wrong", role, ids)
     if role == "reward":
-        stream.extend(delivery.ref, {"r": np.array(ids) * 0.5}, timeout=10)
+        stream.extend(delivery.ref, {"r": np.array(ids) * 0.5}, timeout=60)
     if chance.random() < 0.05:
         delivery.nack()
         return
@@ -122,8 +122,8 @@ def _put(plane: Any, stream: Any, told: Told, chance: random.Random, role: str, 
     if stream.stats()["closed"]:
         raise dp.Closed("the end")
     written = np.random.default_rng(turn).integers(0, 255, chance.choice([1000, 300_000, 3_000_000]), np.uint8)
-    ref = plane.put({"x": written}, scope=f"process {number}", timeout=10)
-    view = plane.get(ref, timeout=10)["x"].numpy()
+    ref = plane.put({"x": written}, scope=f"process {number}", timeout=60)
+    view = plane.get(ref, timeout=60)["x"].numpy()
     if not np.array_equal(view, written):
         told("wrong", "put", [turn])
     if chance.random() < 0.8:
@@ -134,10 +134,10 @@ def _put(plane: Any, stream: Any, told: Told, chance: random.Random, role: str, 
 def _draft(plane: Any, stream: Any, told: Told, chance: random.Random, role: str, number: int, turn: int) -> None:
     if stream.stats()["closed"]:
         raise dp.Closed("the end")
-    with plane.draft({"x": dp.dense([200_000], "uint8")}, scope=f"process {number}", timeout=10) as draft:
+    with plane.draft({"x": dp.dense([200_000], "uint8")}, scope=f"process {number}", timeout=60) as draft:
         draft["x"][:] = turn % 251
         ref = draft.seal()
-    if not bool((plane.get(ref, timeout=10)["x"].numpy() == turn % 251).all()):
+    if not bool((plane.get(ref, timeout=60)["x"].numpy() == turn % 251).all()):
         told("wrong", "draft", [turn])
     plane.free(ref)
 

@@ -27,12 +27,15 @@ class Raw:
         """What the node passed, in order."""
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(Path(address.removeprefix("unix://"))))  # which waits where many come at once
-        self.socket.settimeout(10)
+        self.socket.settimeout(60)
         self._framer = Framer()
         self._replies: list[Any] = []
         self._id = 0
         if greet:
             self.ask(m.Hello(self.next(), m.MAJOR, m.MINOR, "raw", False))
+            for descriptor in self.descriptors:  # of a ring for its events
+                os.close(descriptor)
+            self.descriptors.clear()
 
     def next(self) -> int:
         """A number for a request."""

@@ -76,7 +76,7 @@ class Server:
 
     def value(self, key: str) -> bytes | None:
         """A value, as it is now."""
-        return asyncio.run_coroutine_threadsafe(self._coordinator.read(key), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(self._coordinator.read(key), self._loop).result(60)
 
     def __enter__(self) -> Server:
         return self

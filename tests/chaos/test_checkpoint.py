@@ -25,9 +25,10 @@ from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.block import Head
 from dataplane.stream.page import PAGE
 from dataplane.wire import messages as m
+from tests.chaos.checkpoints import rewritten, worker
 from tests.chaos.raw import Raw
 from tests.mutation import mutated
-from tests.processes import MIB, StandingNode, Worker, eventually, pattern
+from tests.processes import MIB, StandingNode, Worker, before_requests, eventually, pattern
 
 
 @pytest.fixture
@@ -126,43 +127,6 @@ def last_append() -> dict[str, Any]:
     return {"keys": [f"{row}" for row in range(48, 60)], "group": np.repeat(range(48, 51), 4)}
 
 
-def worker(pipe: Any, address: str, path: Path, what: str, step: Any, nth: int) -> None:
-    """Writes or restores a checkpoint, in small pieces; stops before the nth request of a kind, to be killed there."""
-    checkpoint.PIECE = 100 << 10
-    plane = dp.connect(address)
-    left = [nth]
-
-    def stop() -> None:
-        left[0] -= 1
-        if not left[0]:
-            pipe.send("there")
-            pipe.recv()
-
-    if step == "commit":
-        commit = CheckpointWriter.commit
-
-        def commits(self: CheckpointWriter) -> None:
-            stop()
-            commit(self)
-
-        CheckpointWriter.commit = commits  # type: ignore[method-assign]
-    else:
-        connection = plane._plane._connection
-        original = connection.request
-
-        async def request(asked: Any, *args: Any) -> Any:
-            if isinstance(asked, step):
-                stop()
-            return await original(asked, *args)
-
-        connection.request = request  # type: ignore[method-assign]
-    if what == "restore":
-        plane.restore(path)
-    else:
-        plane.stream("s").checkpoint(path)
-    pipe.send("done")
-
-
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize(("step", "nth"), [(m.ReadSnapshot, 1), (m.Pin, 1), (m.Pin, 3), ("commit", 1)])
 def test_who_is_killed_while_writing_leaves_no_file(
@@ -207,29 +171,12 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
         assert take(plane.restore(file)) == list(range(16))
 
 
-def rewritten(_: Any, address: str, path: Path) -> None:
-    """Writes the same stream in small pieces."""
-    checkpoint.PIECE = 100 << 10
-    with dp.connect(address) as plane:
-        stream = plane.restore(path)
-        stream.checkpoint(path)
-        stream.drop()
-
-
 @pytest.mark.parametrize(("what", "step"), [("checkpoint", m.ReadSnapshot), ("restore", m.Restored)])
 def test_a_node_that_dies_meanwhile(node: StandingNode, file: Path, what: str, step: type) -> None:
     written(node, file)
     with dp.connect(node.address) as plane:
         stream = fill(plane) if what == "checkpoint" else None
-        connection = plane._plane._connection
-        original = connection.request
-
-        async def request(asked: Any, *args: Any) -> Any:
-            if isinstance(asked, step):
-                node.kill()
-            return await original(asked, *args)
-
-        connection.request = request  # type: ignore[method-assign]
+        before_requests(plane._plane._connection, lambda request: node.kill() if isinstance(request, step) else None)
         with pytest.raises(dp.PeerUnavailable):
             stream.checkpoint(file.with_name("other")) if stream else plane.restore(file)
     assert os.listdir(file.parent) == ["stream.dp"]
@@ -252,21 +199,12 @@ async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: P
         stream = await plane.stream("s", ["a"])
         await stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
         before = await plane.stats()
-        connection = plane._connection
-        original = connection.request
-
-        async def request(asked: Any, *args: Any) -> Any:
-            if isinstance(asked, step):
-                task.cancel()
-            return await original(asked, *args)
-
-        connection.request = request  # type: ignore[method-assign]
+        before_requests(plane._connection, lambda request: task.cancel() if isinstance(request, step) else None)
         other = file.with_name("other")
         work = stream.checkpoint(other) if what == "checkpoint" else plane.restore(file, name="t")
         task = asyncio.create_task(work)
         with pytest.raises(asyncio.CancelledError):
             await task
-        connection.request = original  # type: ignore[method-assign]
         assert os.listdir(file.parent) == ["stream.dp"]
         after = await plane.stats()
         assert (after.shards, after.memory_used, list(after.streams)) == (before.shards, before.memory_used, ["s"])
@@ -530,7 +468,7 @@ def restoring(pipe: Any, address: str, path: Path, seed: int, count: int) -> Non
             made[at] = (made[at][0], mutated(chance, made[at][1]))
             crafted(path, made)
             try:
-                stream = plane.restore(path, name="t", timeout=5)
+                stream = plane.restore(path, name="t", timeout=60)
             except dp.DataplaneError as error:
                 found[type(error).__name__] += 1
                 continue
@@ -664,13 +602,13 @@ def test_a_stream_larger_than_memory(
         stream = plane.stream("s", ["a"])
         for start in range(0, 30, rows):
             columns = {"x": np.arange(start, start + rows), "big": pattern(start, rows * MIB // 2, rows)}
-            stream.append(columns, timeout=10)
+            stream.append(columns, timeout=60)
         assert plane.stats().spilled_bytes > 0
-        stream.checkpoint(file, timeout=5)
+        stream.checkpoint(file, timeout=60)
         assert plane.stats().pinned_bytes == 0
         node.kill()
     with StandingNode(tmp_path / "next", **how) as node, dp.connect(node.address) as plane:
-        stream = plane.restore(file, timeout=5)
+        stream = plane.restore(file, timeout=60)
         assert plane.stats().spilled_bytes > 0
         seen = []
         for _ in range(30):
@@ -696,7 +634,7 @@ def test_a_smaller_node_that_spills(tmp_path: Path, node: StandingNode, file: Pa
         StandingNode(tmp_path / "next", memory="8MiB", spill="64MiB") as small,
         dp.connect(small.address) as plane,
     ):
-        again = plane.restore(file, timeout=5)
+        again = plane.restore(file, timeout=60)
         assert [take(again, rows=1) for _ in range(12)] == [[row] for row in range(12)]
 
 
@@ -710,7 +648,7 @@ def test_no_room_to_read_what_was_spilled(tmp_path: Path, file: Path, monkeypatc
     ):
         stream = plane.stream("s", ["a"])
         for start in range(12):
-            stream.append({"x": [start], "big": pattern(start, 2 * MIB)}, timeout=10)
+            stream.append({"x": [start], "big": pattern(start, 2 * MIB)}, timeout=60)
         kept = other.put({"big": pattern(99, 6 * MIB + MIB // 2)})
         view = other.get(kept)
         with pytest.raises(dp.Backpressure):
@@ -733,7 +671,7 @@ def test_what_was_spilled_and_changed_is_not_written(
     ):
         stream = plane.stream("s", ["a"])
         for start in range(0, 12, 4):
-            stream.append({"x": np.arange(start, start + 4), "big": pattern(start, 3 * MIB, 4)}, timeout=10)
+            stream.append({"x": np.arange(start, start + 4), "big": pattern(start, 3 * MIB, 4)}, timeout=60)
         (spilled, *_) = sorted((tmp_path / "node").rglob("*.spill"))
         with spilled.open("r+b") as damaged:
             damaged.seek(1000)
@@ -788,7 +726,7 @@ def test_consumers_and_producers_go_on_meanwhile(node: StandingNode, file: Path)
         finally:
             stop.set()
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
         assert not failed
         stream.drop()
         eventually(lambda: held(plane)[:3] == (0, 0, 0), "nothing is kept")

@@ -34,7 +34,7 @@ def test_a_full_disk_makes_producers_wait_and_is_named_and_recovers(tmp_path: Pa
         for seed, ref in enumerate(refs):  # it stayed in memory
             assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
         ballast.unlink()
-        refs.append(plane.put({"x": pattern(8, MIB)}, timeout=10))
+        refs.append(plane.put({"x": pattern(8, MIB)}, timeout=60))
         assert plane.stats().spill_error == ""
         for seed, ref in enumerate(refs):
             assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
@@ -71,7 +71,7 @@ def test_a_full_disk_quota_is_named(tmp_path: Path) -> None:
         assert plane.stats().disk_used <= 4 * MIB
         plane.free(refs.pop(0))
         plane.free(refs.pop(0))
-        refs.append(plane.put({"x": pattern(99, MIB // 2)}, timeout=5))
+        refs.append(plane.put({"x": pattern(99, MIB // 2)}, timeout=60))
         assert np.array_equal(plane.get(refs[-1])["x"].numpy(), pattern(99, MIB // 2))
 
 
@@ -103,7 +103,7 @@ def test_the_quota_is_never_passed_by_many_small_shards(tmp_path: Path) -> None:
 
 def spill_all(plane: dp.Plane, budget: int) -> None:
     """Have every shard on disk alone: somebody needs all of the memory for a moment."""
-    plane.draft({"x": dp.dense((1, budget), "uint8")}, timeout=10).drop()
+    plane.draft({"x": dp.dense((1, budget), "uint8")}, timeout=60).drop()
     assert plane.stats().spilled_shards == plane.stats().shards
 
 

@@ -1,98 +1,262 @@
-"""A durable partition that is killed at random under load: nothing answered is lost, nothing acked comes again.
+"""A node whose durable stream is under load is killed at random: nothing answered is lost, nothing acked comes again.
 
 `KILLS=100 pytest tests/chaos/test_durable.py` kills more often.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
+
+import dataplane as dp
+from tests.processes import WAIT_S, Command
 
 KILLS = int(os.environ.get("KILLS", "3"))
+MIB = 1 << 20
+PRODUCERS, CONSUMERS = 2, 2
+AHEAD = 400  # rows that may be there and not acked
+SIZES = (300, 5_000, 40_000, MIB)
 
 
 @dataclass
 class History:
-    """What clients were told in all lives, and what of it did not hold."""
+    """What clients were told in all lives, and what of it did not hold. Rows are called by keys of their producers, and
+    have the hash of their bytes in them."""
 
-    rows: dict[int, str] = field(default_factory=dict)  # labels of rows whose append was answered, by offset
-    acked: set[int] = field(default_factory=set)
-    last: dict[str, int] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
+    acking: set[str] = field(default_factory=set)
+    """Rows whose ack was asked for, and is perhaps not answered."""
+    seen: set[str] = field(default_factory=set)
+    asked: dict[str, tuple[list[str], list[bytes]]] = field(default_factory=dict)
+    """By producer, what it appends until that is answered."""
     broken: list[str] = field(default_factory=list)
-    recovered: int = 0
+    lives: int = 0
+    due: int = 0
+    busy: threading.Event = field(default_factory=threading.Event)
+    """Set once so many rows as are `due` were acked."""
 
-    def told(self, what: str, *more: Any) -> None:
-        getattr(self, f"_{what}")(*more)
+    def produced(self, name: str, number: int, draw: random.Random) -> None:
+        rows = [draw.randbytes(draw.choice(SIZES)) for _ in range(draw.randint(1, 3))]
+        keys = [f"{name}.{number}.{at}:{xxhash.xxh3_64_hexdigest(row)}" for at, row in enumerate(rows)]
+        self.asked[name] = keys, rows
 
-    def _rows(self, labels: list[str], done: list[int], missing: list[int]) -> None:
-        self.recovered += 1
-        self._holds(not missing, f"rows are there whose shards {missing} are not")
-        lost = {offset: label for offset, label in self.rows.items() if labels[offset : offset + 1] != [label]}
-        self._holds(not lost, f"answered rows are lost: {lost}")
-        self._holds(self.acked <= set(done), f"acks are lost: {self.acked - set(done)}")
-        names = [label.partition(":")[0] for label in labels]
-        self._holds(len(set(names)) == len(names), "a row is there twice")
+    def leased(self, keys: list[str], rows: list[bytes]) -> None:
+        self.seen |= set(keys)
+        again = self.acked & set(keys)
+        self.holds(not again, f"rows came again after their ack: {again}")
+        wrong = [key for key, row in zip(keys, rows, strict=True) if not key.endswith(xxhash.xxh3_64_hexdigest(row))]
+        self.holds(not wrong, f"rows have other bytes than were put: {wrong}")
 
-    def _appended(self, client: str, sequence: int, offsets: list[int], labels: list[str]) -> None:
-        self.rows |= dict(zip(offsets, labels, strict=True))
-        self.last[client] = sequence
-
-    def _leased(self, offsets: list[int]) -> None:
-        again = self.acked & set(offsets)
-        self._holds(not again, f"rows came again after their ack: {again}")
-
-    def _acked(self, offsets: list[int]) -> None:
-        self.acked |= set(offsets)
-
-    def _wrong(self, shard: int) -> None:
-        self._holds(False, f"shard {shard} has other bytes than were put")
-
-    def _failed(self, why: str) -> None:
-        self._holds(False, why)
-
-    def _holds(self, holds: bool, otherwise: str) -> None:
+    def holds(self, holds: bool, otherwise: str) -> None:
         if not holds:
             self.broken.append(otherwise)
 
 
-def live(directory: Path, history: History, seconds: float, *, starting: bool) -> None:
-    """One life, killed so long after it was started, or after it had recovered."""
-    command = [sys.executable, "-m", "tests.chaos.durable_host", str(directory), json.dumps(history.last)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as host:
-        assert host.stdout is not None
-        killing = threading.Timer(seconds, host.kill)
+def node(path: Path, data: Path | None = None) -> Command:
+    where = ["--data-dir", data or path / "data", "--memory", "32MiB", "--socket", path / "s"]
+    return Command("node", *where, "--spill", "0", "--prewarm", "0")
+
+
+def produce(plane: dp.Plane, history: History, name: str, draw: random.Random) -> None:
+    stream = plane.stream("rows", ["train"], max_rows=AHEAD, durable=True)
+    number = history.lives << 20
+    while True:
+        if name not in history.asked:
+            number += 1
+            history.produced(name, number, draw)
+        keys, rows = history.asked[name]
+        if not history.seen.isdisjoint(keys):  # in an earlier life; a key is remembered for as long as its row is there
+            history.answered |= set(keys)
+            del history.asked[name]
+            continue
+        with suppress(dp.Backpressure):
+            stream.append({"x": rows}, keys=keys, timeout=60)
+            history.answered |= set(keys)
+            del history.asked[name]
+
+
+def consume(plane: dp.Plane, history: History, draw: random.Random) -> None:
+    stream = plane.stream("rows", ["train"], max_rows=AHEAD, durable=True)
+    while True:
+        with suppress(dp.NotReady):
+            delivery = stream.consume("train", rows=draw.randint(1, 8), columns=["x"], min_rows=1, timeout=1.0)
+            history.leased(list(delivery.keys), [bytes(row) for row in delivery.get()["x"]])
+            history.acking |= set(delivery.keys)
+            delivery.ack()
+            history.acked |= set(delivery.keys)
+            if len(history.acked) >= history.due:
+                history.busy.set()
+
+
+def until_gone(work: Callable[..., None], address: str, *arguments: object) -> None:
+    """Work until the node has died."""
+    with suppress(dp.PeerUnavailable, dp.OutcomeUnknown), dp.connect(address) as plane:
+        work(plane, *arguments)
+
+
+def live(path: Path, history: History, seconds: float, draw: random.Random, *, starting: bool) -> None:
+    """One life, killed so long after it was started, or after it has done some work."""
+    history.due = len(history.acked) + draw.randint(4, 40)
+    history.busy.clear()
+    with node(path) as process:
+        killing = threading.Timer(seconds, process.kill)
         if starting:
             killing.start()
-        for line in host.stdout:
-            if not line.endswith(b"\n"):
-                break
-            history.told(*json.loads(line))
-            if not starting and killing.ident is None:
+        if process.stdout.readline():
+            history.lives += 1
+            address = f"unix://{path / 's'}"
+            works: list[tuple[object, ...]] = [(produce, address, history, f"p{n}", draw) for n in range(PRODUCERS)]
+            works += [(consume, address, history, draw) for _ in range(CONSUMERS)]
+            threads = [threading.Thread(target=until_gone, args=work) for work in works]
+            for thread in threads:
+                thread.start()
+            if not starting and history.busy.wait(WAIT_S):
                 killing.start()
+            for thread in threads:
+                thread.join()
         killing.cancel()
         if killing.ident is not None:
             killing.join()
+        process.kill()
 
 
-@pytest.mark.timeout(max(120, 15 * KILLS))
+def drained(path: Path, history: History) -> set[str]:
+    """All rows that are left, in a last life."""
+    left: set[str] = set()
+    with node(path) as process:
+        try:
+            assert process.stdout.readline(), "it starts"
+            with dp.connect(f"unix://{path / 's'}") as plane:
+                stream = plane.stream("rows", ["train"], max_rows=AHEAD, durable=True)
+                stream.close()
+                with suppress(dp.Closed):
+                    while True:
+                        delivery = stream.consume("train", rows=64, columns=["x"], min_rows=1, timeout=60)
+                        history.leased(list(delivery.keys), [bytes(row) for row in delivery.get()["x"]])
+                        history.holds(left.isdisjoint(delivery.keys), "a row is there twice")
+                        left |= set(delivery.keys)
+                        delivery.ack()
+                assert stream.lost() == []
+        finally:
+            process.kill()
+    return left
+
+
+def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def loader(plane: dp.Plane) -> dp.Loader:
+        stream = plane.stream("rows", ["train"], durable=True)
+        return dp.loader(stream, "train", rows=2, columns=["id"], timeout=30.0)
+
+    state: dict[str, Any] = {}
+    for life in range(3):
+        with node(tmp_path) as process:
+            try:
+                assert process.stdout.readline()
+                with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+                    if not life:
+                        stream = plane.stream("rows", ["train"], durable=True)
+                        for version in range(6):
+                            stream.append({"id": [2 * version, 2 * version + 1]}, version=version)
+                    batches = loader(plane)
+                    if state:
+                        batches.load_state_dict(state)
+                    step = iter(batches)
+                    assert next(step)["id"].tolist() == [4 * life, 4 * life + 1]
+                    assert next(step)["id"].tolist() == [4 * life + 2, 4 * life + 3]
+                    batches.ack()
+                    state = batches.state_dict()
+                    assert (state["steps"], state["rows"], state["version"]) == (
+                        2 * life + 2,
+                        4 * life + 4,
+                        2 * life + 1,
+                    )
+                    process.kill()
+                    step.close()  # type: ignore[attr-defined]
+            finally:
+                process.kill()
+
+
+def test_a_full_disk_is_backpressure_and_room_is_made_by_acks(tmp_path: Path, small_disk: Path) -> None:
+    put: list[str] = []
+    with node(tmp_path, small_disk / "data") as process:
+        try:
+            assert process.stdout.readline()
+            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+                stream = plane.stream("rows", ["train"], durable=True)
+                with pytest.raises(dp.Backpressure) as refused:
+                    while len(put) < 8:
+                        stream.append({"x": [bytes([len(put)]) * MIB]}, keys=[f"k{len(put)}"], timeout=1.0)
+                        put.append(f"k{len(put)}")
+                assert "No space left" in refused.value.spill_error
+                assert 1 <= len(put) <= 4
+                taken = stream.consume("train", rows=1, columns=["x"], timeout=60)
+                assert bytes(taken.get()["x"][0]) == bytes(MIB)
+                taken.ack()
+                stream.append({"x": [b"\xff" * MIB]}, keys=["last"], timeout=30.0)
+                put[:1] = []
+        finally:
+            process.kill()
+    with node(tmp_path, small_disk / "data") as process:
+        try:
+            assert process.stdout.readline()
+            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+                stream = plane.stream("rows", ["train"], durable=True)
+                taken = stream.consume("train", rows=8, columns=["x"], timeout=60)
+                assert taken.keys == [*put, "last"]
+                assert [bytes(row) for row in taken.get()["x"]][-1] == b"\xff" * MIB
+        finally:
+            process.kill()
+
+
+def test_a_wrong_byte_is_corrupt_and_says_where(tmp_path: Path) -> None:
+    with node(tmp_path) as process:
+        assert process.stdout.readline()
+        with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+            stream = plane.stream("rows", ["train"], durable=True)
+            for at in range(2):
+                stream.append({"x": [bytes([at]) * MIB]}, keys=[f"k{at}"])
+            process.kill()
+    (shards,) = (tmp_path / "data" / "shards").iterdir()
+    with shards.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\x01")
+    with node(tmp_path) as process:
+        try:
+            assert process.stdout.readline()
+            with dp.connect(f"unix://{tmp_path / 's'}") as plane:
+                stream = plane.stream("rows", ["train"], durable=True)
+                first, second = (stream.consume("train", rows=1, columns=["x"], timeout=60) for _ in range(2))
+                with pytest.raises(dp.Corrupt, match=shards.name):
+                    first.get()
+                assert bytes(second.get()["x"][0]) == b"\x01" * MIB
+        finally:
+            process.kill()
+
+
+@pytest.mark.timeout(max(180, 20 * KILLS))
 def test_killed_at_random_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()
     for number in range(KILLS):
         starting = number % 5 == 3
-        live(tmp_path / "data", history, draw.uniform(0.0, 1.2 if starting else 0.5), starting=starting)
+        live(tmp_path, history, draw.uniform(0.0, 3.0 if starting else 0.2), draw, starting=starting)
         assert history.broken == []
-    live(tmp_path / "data", history, 0.2, starting=False)
+    left = drained(tmp_path, history)
     assert history.broken == []
-    assert history.recovered > KILLS / 2
-    assert len(history.rows) > 10 * KILLS, "it was under load"
-    assert len(history.acked) > 2 * KILLS
-    print(f"{KILLS} kills: {len(history.rows)} rows answered, {len(history.acked)} acked")  # noqa: T201
+    lost = history.answered - history.acking - left
+    assert not lost, f"answered rows are lost: {lost}"
+    assert history.lives > KILLS / 2
+    assert len(history.answered) > 3 * KILLS, "it was under load"
+    assert len(history.acked) > KILLS
+    print(f"{KILLS} kills: {len(history.answered)} rows answered, {len(history.acked)} acked")  # noqa: T201

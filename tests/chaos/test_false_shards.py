@@ -86,7 +86,7 @@ def reader(pipe: Any, address: str) -> None:
     with dp.connect(address) as plane:
         while (encoded := pipe.recv()) is not None:
             try:
-                look(plane.get(dp.BatchRef.decode(encoded), timeout=5))
+                look(plane.get(dp.BatchRef.decode(encoded), timeout=60))
             except dp.DataplaneError as error:
                 pipe.send(type(error).__name__)
             else:
@@ -170,7 +170,7 @@ def repeated_reader(pipe: Any, address: str) -> None:
         ref = dp.BatchRef.decode(pipe.recv())
         for _ in range(150):
             try:
-                look(plane.get(ref, timeout=5))
+                look(plane.get(ref, timeout=60))
             except dp.DataplaneError as error:
                 found[type(error).__name__] += 1
             else:

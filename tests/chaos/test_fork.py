@@ -101,7 +101,7 @@ def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: b
         assert in_child(drop_all) == int(pattern(1, MIB).sum())
         assert watcher.stats().pinned_bytes == MIB
         for seed in range(2, 6):
-            watcher.free(watcher.put({"x": pattern(seed, 8 * MIB)}, timeout=5))
+            watcher.free(watcher.put({"x": pattern(seed, 8 * MIB)}, timeout=60))
         assert np.array_equal(views[0], pattern(1, MIB))
         views.clear()
         eventually(lambda: watcher.stats().pinned_bytes == 0, "the parent's own pin drops")
@@ -174,7 +174,7 @@ def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, c
         assert watcher.stats().pinned_bytes == MIB
         assert any("child of" in holder["holder"] for holder in watcher.stats().holders)
         for seed in range(2, 6):
-            watcher.free(watcher.put({"x": pattern(seed, 15 * MIB)}, timeout=5))
+            watcher.free(watcher.put({"x": pattern(seed, 15 * MIB)}, timeout=60))
         assert ask() == (True, int(pattern(1, MIB).sum()))
         eventually(lambda: watcher.stats().clients == 1, "the child dropped its views, and so its pins")
         assert watcher.stats().memory_used == 0
@@ -191,7 +191,7 @@ def test_a_grandchild_holds_what_its_parent_inherited(node: StandingNode, child:
             def look() -> bool:
                 for seed in range(2, 6):
                     with dp.connect(node.address) as own:
-                        own.free(own.put({"x": pattern(seed, 14 * MIB)}, timeout=5))
+                        own.free(own.put({"x": pattern(seed, 14 * MIB)}, timeout=60))
                 return bool(np.array_equal(views[0], pattern(1, MIB)))
 
             return in_child(look)

@@ -49,8 +49,8 @@ class Neighbour:
         try:
             kept = self._plane.get(self._plane.put({"x": pattern(77, MIB)}))["x"].numpy()
             while not self._stop.is_set():
-                ref = self._plane.put({"x": pattern(self.rounds, MIB // 2), "t": ["a"]}, timeout=5)
-                batch = self._plane.get(ref, timeout=5)
+                ref = self._plane.put({"x": pattern(self.rounds, MIB // 2), "t": ["a"]}, timeout=60)
+                batch = self._plane.get(ref, timeout=60)
                 assert np.array_equal(batch["x"].numpy(), pattern(self.rounds, MIB // 2))
                 assert batch["t"].to_list() == ["a"]
                 del batch
@@ -68,7 +68,7 @@ class Neighbour:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self._plane.close()
         assert not self.errors
 
@@ -181,6 +181,10 @@ def random_message(chance: random.Random) -> m.Message:
     def others() -> list[m.Wanted]:
         return [(chance.randbytes(8), number(), [(numbers(), rows())]) for _ in range(chance.randrange(3))]
 
+    def chunks() -> list[m.ChunkPart]:
+        step = (chance.randbytes(8), number(), chance.randbytes(8), number())
+        return [(chance.randbytes(chance.randrange(40)), [step]) for _ in range(chance.randrange(3))]
+
     identifier = chance.choice([0, 1, 2, 3, 2**60, -5])
     return chance.choice(
         [
@@ -191,6 +195,7 @@ def random_message(chance: random.Random) -> m.Message:
             m.Put(identifier, bytes(chance.choice([0, 64, 4096, m.MAX_INLINE + 1])), layout(), "s", seconds()),
             m.Pin(identifier, numbers(), seconds()),
             m.Pin(identifier, numbers(), seconds(), others(), chance.random() < 0.5),
+            m.Pin(identifier, numbers(), seconds(), others(), True, False, True, chunks=chunks()),
             m.LiveRows(identifier, number(), number(), number(), number()),
             m.Prefetch(identifier, numbers(), others(), seconds()),
             m.Unpin(numbers()),

@@ -15,7 +15,7 @@ import pytest
 
 import dataplane as dp
 from tests.integration.test_hosts import Host, Hosts, Planes, members, together
-from tests.processes import MIB, eventually, pattern
+from tests.processes import MIB, WAIT_S, eventually, pattern
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def planes(two: Hosts) -> Iterator[Planes]:
         yield one, other
 
 
-def until_lost(plane: Any, ref: dp.BatchRef, timeout_s: float) -> set[type[Exception]]:
+def until_lost(plane: Any, ref: dp.BatchRef) -> set[type[Exception]]:
     """Read until OwnerDied is raised; what was raised before."""
     began = time.monotonic()
     before: set[type[Exception]] = set()
@@ -39,22 +39,22 @@ def until_lost(plane: Any, ref: dp.BatchRef, timeout_s: float) -> set[type[Excep
         try:
             plane.get(ref)
         except dp.OwnerDied:
-            assert time.monotonic() - began < timeout_s
             return before
         except dp.DataplaneError as error:
             before.add(type(error))
-        assert time.monotonic() - began < timeout_s, "the owner's death was not noticed"
+        assert time.monotonic() - began < WAIT_S, "the owner's death was not noticed"
 
 
 def test_unavailable_and_then_lost(two: Hosts, planes: Planes) -> None:
     one, other = planes
     node = one.stats().node
     small, large = one.put({"x": [1]}), one.put({"x": pattern(1, 2 * MIB)})
-    two[0].kill()
+    two[0].freeze()
     with pytest.raises(dp.PeerUnavailable) as caught:
         other.get(large, timeout=0.1)
     assert caught.value.address == two[0].listens
-    assert until_lost(other, large, 3.0) <= {dp.PeerUnavailable}
+    two[0].kill()
+    assert until_lost(other, large) <= {dp.PeerUnavailable}
     with pytest.raises(dp.OwnerDied) as lost:
         other.get(small)
     assert lost.value.node == node
@@ -76,7 +76,7 @@ def test_a_reader_that_waits_hears_of_the_death_as_soon_as_the_node_does(two: Ho
 
     def read() -> None:
         try:
-            other.get(ref, timeout=30)
+            other.get(ref, timeout=600)
         except dp.DataplaneError as error:
             errors.append(error)
 
@@ -84,7 +84,7 @@ def test_a_reader_that_waits_hears_of_the_death_as_soon_as_the_node_does(two: Ho
     waiting.start()
     try:
         eventually(lambda: members(other) == {other.stats().node}, "the other is no member")
-        waiting.join(1.0)
+        waiting.join(WAIT_S)
         assert not waiting.is_alive(), "it waits for who is no member any more"
         assert isinstance(errors[0], dp.OwnerDied | dp.PeerUnavailable)
     finally:
@@ -108,7 +108,7 @@ def test_killed_while_others_read(tmp_path: Path) -> None:
         def read(seed: int) -> None:
             begun.set()
             try:
-                right = np.array_equal(other.get(refs[seed], timeout=20)["x"].numpy(), pattern(seed, 8 * MIB))
+                right = np.array_equal(other.get(refs[seed], timeout=60)["x"].numpy(), pattern(seed, 8 * MIB))
                 outcomes.append("right" if right else "wrong")
             except dp.DataplaneError as error:
                 outcomes.append(type(error).__name__)
@@ -119,7 +119,7 @@ def test_killed_while_others_read(tmp_path: Path) -> None:
         begun.wait()
         host.kill()
         for thread in threads:
-            thread.join(8)
+            thread.join(60)
         assert len(outcomes) == 6
         assert set(outcomes) <= {"right", "PeerUnavailable", "OwnerDied"}
         eventually(lambda: other.stats().pinned_bytes == 0, "nothing is pinned")
@@ -141,11 +141,11 @@ def test_what_was_copied_outlives_its_owner(two: Hosts, planes: Planes) -> None:
 
 
 def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, planes: Planes) -> None:
-    one, other = planes
+    other, one = planes
     old = one.stats().node
     ref = one.put({"x": pattern(1, 2 * MIB)})
-    two[0].kill()
-    with Host(tmp_path / "again", listen=two[0].listens) as host, dp.connect(host.address) as again:
+    two[1].kill()
+    with Host(tmp_path / "again", two[0], listen=two[1].listens) as host, dp.connect(host.address) as again:
         together(again, other)
         assert again.stats().node != old
         new = again.put({"x": pattern(2, 2 * MIB)})
@@ -158,13 +158,18 @@ def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, pla
 
 
 def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> None:
-    """The same member as before: what it holds can be read again, and nothing that was offered meanwhile stays."""
+    """Away is not gone: it is the same member as before, what it holds can be read again, and nothing that was offered
+    meanwhile stays."""
     one, other = planes
     node = one.stats().node
     ref, ref_2 = one.put({"x": pattern(1, 2 * MIB)}), one.put({"x": pattern(2, 2 * MIB)})
     two[0].freeze()
     try:
-        assert until_lost(other, ref, 3.0) <= {dp.PeerUnavailable}
+        with pytest.raises(dp.PeerUnavailable):
+            other.get(ref, timeout=0.1)
+        eventually(lambda: members(other) == {other.stats().node}, "it is no member")
+        with pytest.raises(dp.PeerUnavailable):
+            other.get(ref_2, timeout=600)
     finally:
         two[0].thaw()
     together(one, other)
@@ -204,9 +209,7 @@ def test_told_to_stop_it_stops_though_the_other_is_stopped(two: Hosts, planes: P
     reading = threading.Thread(target=read_quietly, args=(other, ref))
     reading.start()
     try:
-        began = time.monotonic()
         assert two[which].kill(signal.SIGTERM) == 0
-        assert time.monotonic() - began < 2.0
     finally:
         two[1 - which].thaw()
         reading.join()

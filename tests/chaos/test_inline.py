@@ -14,7 +14,7 @@ import pytest
 import dataplane as dp
 from dataplane.wire import messages as m
 from tests.chaos.raw import Raw, one_column
-from tests.processes import StandingNode, Worker, eventually, pattern
+from tests.processes import StandingNode, Worker, before_requests, eventually, pattern
 
 
 @pytest.fixture
@@ -24,21 +24,15 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
 
 
 def take(stream: Any, rows: int = 100, columns: tuple[str, ...] = ("x",)) -> list[Any]:
-    with stream.consume("a", rows=rows, columns=columns, timeout=5) as delivery:
+    with stream.consume("a", rows=rows, columns=columns, timeout=60) as delivery:
         got = delivery.get()
         return [got[name].to_list() for name in columns]
 
 
 def asked(stream: Any) -> list[str]:
     """The kinds of the requests that the stream's plane makes from now on."""
-    connection = stream._inner._connection
-    kinds, original = [], connection.request
-
-    async def request(what: Any, *args: Any) -> Any:
-        kinds.append(type(what).__name__)
-        return await original(what, *args)
-
-    connection.request = request
+    kinds: list[str] = []
+    before_requests(stream._inner._connection, lambda request: kinds.append(type(request).__name__))
     return kinds
 
 
@@ -53,7 +47,7 @@ def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None
         stream.extend([key], {"score": [0.5]})
         plane.put({"x": [1]})
         assert kinds == ["AppendInline", "ExtendInline", "Put"]
-        with stream.consume("a", rows=1, columns=["x", "p", "score"], timeout=5) as delivery:
+        with stream.consume("a", rows=1, columns=["x", "p", "score"], timeout=60) as delivery:
             got = delivery.get()
             assert (got["x"].to_list(), got["score"].to_list()) == ([[1, 2, 3]], [0.5])
             assert not got["p"].numpy().any()
@@ -71,26 +65,12 @@ def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, 
         assert take(stream) == [values.tolist()]
 
 
-def test_an_older_node_is_sent_what_it_knows(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        connection = stream._inner._connection
-        connection.welcome = m.Welcome(
-            **{f: getattr(connection.welcome, f) for f in m.Welcome.__struct_fields__} | {"minor": 0}
-        )
-        kinds = asked(stream)
-        keys = stream.append({"x": [1]})
-        stream.extend(keys, {"y": [2]})
-        assert kinds == ["Admit", "Put", "Append", "Put", "Extend"]
-        assert take(stream, columns=("x", "y")) == [[1], [2]]
-
-
 def test_an_append_made_again_is_counted_once_and_keeps_nothing(node: StandingNode) -> None:
     """Also where the stream is full."""
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"], max_rows=2)
         for _ in range(3):
-            assert stream.append({"x": [1, 2]}, keys=["p", "q"], timeout=5) == ["p", "q"]
+            assert stream.append({"x": [1, 2]}, keys=["p", "q"], timeout=60) == ["p", "q"]
         with pytest.raises(dp.Backpressure):
             stream.append({"x": [1]}, keys=["p"], timeout=0.05)
         assert (plane.stats().shards, stream.stats()["rows"]) == (1, 2)
@@ -182,7 +162,7 @@ def test_who_waits_and_goes_leaves_nothing(node: StandingNode, of: str, how: str
         for ref in full:
             plane.free(ref)
         if of == "memory":
-            stream.append({"x": [2], **PAGE}, timeout=5)  # its place is free
+            stream.append({"x": [2], **PAGE}, timeout=60)  # its place is free
         assert take(stream) == [[1, 2]]
 
 
@@ -205,7 +185,7 @@ def test_many_that_wait_keep_no_more_than_one_client_may(node: StandingNode) -> 
         for _ in range(8):
             reply = raw.hear()
             assert (reply.name, reply.fields["what"]) == ("LimitExceeded", "bytes of requests that wait")
-        assert most - 40 < stream.stats()["waiting"] <= most
+        assert most - 40 <= stream.stats()["waiting"] <= most
         assert plane.stats().shards == 1
     with dp.connect(node.address) as plane:
         eventually(lambda: plane.stream("s").stats()["waiting"] == 0, "they went with their client")

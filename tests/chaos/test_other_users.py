@@ -71,7 +71,7 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
             pm.Describe(1, [shard]),
             pm.Offer(2, b"stranger", shard, "tcp", 5.0),
             pm.FreeParts(3, [(shard, [0], (0, 1, b""))]),
-            pm.Greet(4, 1, 0, b"stranger", "tcp://127.0.0.1:1", {}),
+            pm.FindCoordinator(4, 1, b"stranger", "tcp://127.0.0.1:1"),
         )
         with OtherUser(ASK, hosts[0].listens, *asked) as other:
             assert other.hear() == "nothing"
@@ -86,7 +86,7 @@ def test_the_same_user_is_answered(hosts: list[Host]) -> None:
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(hosts[0].listens)
-        socket.send(msgspec.msgpack.encode(pm.FindTable(1, b"somebody", "t")))
+        socket.send(msgspec.msgpack.encode(pm.LedTables(1, None)))
         assert socket.poll(10_000)
     finally:
         context.destroy(linger=0)
@@ -100,19 +100,11 @@ def test_another_user_does_not_get_behind_the_port(hosts: list[Host]) -> None:
     assert set(heard) == {"closed"}
 
 
-def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(hosts: list[Host]) -> None:
+def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(tmp_path: Path) -> None:
     with OtherUser(LISTEN) as other:
         port = other.hear()
-        context: zmq.Context[Any] = zmq.Context()
-        try:
-            socket = context.socket(zmq.DEALER)
-            socket.linger = 0
-            socket.connect(hosts[0].listens)
-            greet = pm.Greet(1, 1, 0, b"nobodys.", f"tcp://127.0.0.1:{port}", {})
-            socket.send(msgspec.msgpack.encode(greet))
+        with Host(tmp_path / "three", f"tcp://127.0.0.1:{port}"):
             assert [other.hear() for _ in range(3)] == ["closed"] * 3
-        finally:
-            context.destroy(linger=0)
 
 
 def test_strangers_that_come_and_stay_keep_no_node_from_joining(hosts: list[Host], tmp_path: Path) -> None:
@@ -136,7 +128,7 @@ def test_the_log_names_who_was_refused_once(tmp_path: Path) -> None:
     node = Node(tmp_path)
     try:
         for _ in range(3):
-            with OtherUser(ASK, node.listens, *encoded(pm.FindTable(1, b"x", "t"))) as other:
+            with OtherUser(ASK, node.listens, *encoded(pm.LedTables(1, None))) as other:
                 assert other.hear() == "nothing"
         assert re.findall(r"user (\d+) was refused", node.log()) == ["65534"]
     finally:

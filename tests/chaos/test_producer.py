@@ -46,7 +46,7 @@ def test_a_producer_killed_before_the_seal_leaves_nothing(tmp_path: Path, step: 
         stats = plane.stats()
         assert (stats.shards, stats.reserved_bytes, stats.clients) == (0, 0, 1)
         # All of the memory can be used, and nothing of what was half written shows.
-        ref = plane.put({"x": pattern(2, 15 * MIB)}, timeout=1)
+        ref = plane.put({"x": pattern(2, 15 * MIB)}, timeout=60)
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, 15 * MIB))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,17 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.cluster.placement import Placement
-from tests.integration.test_hosts import Host, members, together
+from dataplane.node.partitions.replicas import SETTINGS
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import LEASE_S, Host, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import MIB, eventually, pattern
 
+pytestmark = needs_etcd
+
 GROUPS = [f"prompt-{i}" for i in range(30)]
+AWAY_S = 1.5 * LEASE_S
+"""For which a coordinator is away: longer than the leases of members, and those of leaders."""
 
 
 class Cluster:
@@ -28,6 +36,16 @@ class Cluster:
         self.hosts = hosts
         self.planes = planes
         self.nodes = [plane.stats().node for plane in planes]
+
+    def led(self, which: int) -> set[str]:
+        """The partitions of the stream that the host's node leads and another follows, once there are any."""
+
+        def roles() -> set[str]:
+            seen = self.planes[which].members()["members"][self.nodes[which]]["leads"]
+            others = [each["follows"] for plane in self.planes for each in plane.members()["members"].values()]
+            return {key for key in seen if key.startswith("rollouts/")} & {key for each in others for key in each}
+
+        return eventually(roles, "it leads, and others follow")
 
     def kill(self, which: int) -> None:
         """The host's node dies, and the others notice."""
@@ -39,33 +57,126 @@ class Cluster:
         others = [plane for number, plane in enumerate(self.planes) if number != which]
         eventually(lambda: all(self.nodes[which] not in members(plane) for plane in others), "the dead are noticed")
 
-    def home(self, stream: str, group: str, *without: int) -> int:
-        """Which host is the home of a group."""
-        nodes = [bytes.fromhex(node) for number, node in enumerate(self.nodes) if number not in without]
-        return self.nodes.index(Placement(nodes).home(stream, group).hex())
 
-    def homed(self, stream: str, which: int) -> list[str]:
-        """The groups that have their home on this host."""
-        return [group for group in GROUPS if self.home(stream, group) == which]
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A coordinator that outlives the hosts. Those that hosts run themselves: `tests/integration/test_founding.py`."""
+    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def join(etcd: EtcdServer, names: Iterator[int] = itertools.count(1)) -> str:  # noqa: B008
+    """Of a cluster of the test's own."""
+    return f"etcd://{etcd.address}/{next(names)}"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, join: str) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        hosts: list[Host] = []
-        for number in range(3):
-            hosts.append(stack.enter_context(Host(tmp_path / str(number), *hosts[:1])))
+        hosts = [stack.enter_context(Host(tmp_path / str(number), join)) for number in range(3)]
         planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
         together(*planes)
         yield Cluster(hosts, planes)
 
 
-def test_rows_go_on_at_other_homes_when_theirs_dies(cluster: Cluster) -> None:
+class Flow:
+    """Rows that are appended on each host and acked on each, one after the other, until told to end."""
+
+    def __init__(self, planes: list[Any]) -> None:
+        streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+        self.appended = [0 for _ in planes]
+        self.acked: list[int] = []
+        self.slowest_s = 0.0
+        self._producing = self._consuming = True
+        self._threads = ThreadPoolExecutor(2 * len(planes))
+        self._producers = [self._threads.submit(self._produce, *each) for each in enumerate(streams)]
+        self._consumers = [self._threads.submit(self._consume, stream) for stream in streams]
+
+    def _produce(self, which: int, stream: Any) -> None:
+        while self._producing:
+            began = time.monotonic()
+            first = which + len(self.appended) * self.appended[which]
+            stream.append({"id": np.array([first])}, timeout=60)
+            self.appended[which] += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+    def _consume(self, stream: Any) -> None:
+        while self._consuming:
+            with (
+                suppress(dp.NotReady, dp.LeaseExpired),
+                stream.consume("actor", rows=16, columns=["id"], timeout=0.5, lease=LEASE_S) as delivery,
+            ):
+                found = [int(i) for i in delivery.get()["id"].to_list()]
+                delivery.ack()
+                self.acked += found
+
+    def goes_on(self) -> None:
+        """Wait until each host has appended more, and somebody has acked more."""
+        appended, acked = [*self.appended], len(self.acked)
+        eventually(
+            lambda: (
+                all(now > was for now, was in zip(self.appended, appended, strict=True)) and len(self.acked) > acked
+            ),
+            "rows flow",
+        )
+
+    def end(self) -> list[int]:
+        """End it once all is acked; what was."""
+        self._producing = False
+        for each in self._producers:
+            each.result()
+        eventually(lambda: len(self.acked) >= sum(self.appended), "all is acked")
+        self._consuming = False
+        for each in self._consumers:
+            each.result()
+        self._threads.shutdown()
+        return self.acked
+
+
+def led(planes: list[Any]) -> dict[str, set[str]]:
+    """What each node says that it leads."""
+    return {plane.stats().node: {*plane.members()["members"][plane.stats().node]["leads"]} for plane in planes}
+
+
+@pytest.mark.parametrize("how", ["away", "wiped"])
+def test_rows_flow_while_the_coordinator_is_away_and_when_it_was_wiped(tmp_path: Path, how: str) -> None:
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdServer(tmp_path))
+        join = f"etcd://{etcd.address}/flow"
+        hosts = [stack.enter_context(Host(tmp_path / str(number), join)) for number in range(3)]
+        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        flow = Flow(planes)
+        cluster = Cluster(hosts, planes)
+        before = {cluster.nodes[number]: cluster.led(number) for number in range(3)}
+        etcd.stop()
+        eventually(lambda: not any(plane.members()["coordination"]["answers"] for plane in planes), "it is missed")
+        flow.slowest_s = 0.0
+        until_s = time.monotonic() + AWAY_S
+        while time.monotonic() < until_s:
+            flow.goes_on()
+        if how == "wiped":
+            etcd.wipe()
+        etcd.start()
+        eventually(lambda: all(plane.members()["coordination"]["answers"] for plane in planes), "it answers")
+        flow.goes_on()
+        eventually(lambda: etcd.count("/dataplane/flow/values/partitions/") >= 3, "it knows the partitions")
+        assert flow.slowest_s < SETTINGS.lease_s, "no row waits for it"
+        assert led(planes) == before, "nobody takes another's place"
+        together(*planes)
+        rows = sum(flow.appended)
+        acked = flow.end()
+        assert sorted(acked) == sorted(3 * row + which for which in range(3) for row in range(flow.appended[which]))
+        print(f"{how}: {rows} rows, the slowest append {flow.slowest_s:.3f} s")  # noqa: T201
+
+
+def test_rows_go_on_where_others_lead_when_a_leader_dies(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS, version=7, tags={"n": list(range(30))})
-    assert cluster.homed("rollouts", 2), "some rows have their home there"
+    assert cluster.led(2)
     cluster.kill(2)
-    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
         got = [int(i) for i in delivery.get()["id"].to_list()]
         assert sorted(got) == list(range(30))
         assert delivery.groups == [GROUPS[i] for i in got]
@@ -75,14 +186,32 @@ def test_rows_go_on_at_other_homes_when_theirs_dies(cluster: Cluster) -> None:
     eventually(lambda: nothing_kept(cluster.planes[0]), "what was acked is freed")
 
 
+def test_the_second_of_two_goes_on_when_the_first_dies_that_ran_the_only_server(tmp_path: Path) -> None:
+    """What the coordinator knew dies with a leader of each kind of partition."""
+    with ExitStack() as stack:
+        first = stack.enter_context(Host(tmp_path / "0"))
+        hosts = [first, stack.enter_context(Host(tmp_path / "1", first))]
+        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        cluster = Cluster(hosts, planes)
+        streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+        streams[1].append(ids(30), group=GROUPS)
+        assert len(cluster.led(0) | cluster.led(1)) == 2
+        first.kill()
+        streams[1].append(ids(30, 30), group=GROUPS, timeout=60)
+        streams[1].close()
+        assert sorted(drained(streams[1], "actor", ["id"])) == list(range(60))
+        assert streams[1].lost() == []
+
+
 def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
     acked: set[int] = set()
     while len(acked) < 5:
-        with streams[1].consume("actor", rows=5, columns=["id"], timeout=10) as delivery:
+        with streams[1].consume("actor", rows=5, columns=["id"], timeout=60) as delivery:
             acked.update(int(i) for i in delivery.get()["id"].to_list())
-    held = streams[1].consume("actor", rows=30, min_rows=30 - len(acked), columns=["id"], timeout=10).__enter__()
+    held = streams[1].consume("actor", rows=30, min_rows=30 - len(acked), columns=["id"], timeout=60).__enter__()
     cluster.kill(2)
     with pytest.raises(dp.LeaseExpired):
         held.ack()  # some of them go to others
@@ -94,27 +223,26 @@ def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) ->
 
 
 def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Cluster) -> None:
-    """The home that has the others lets go of them: who is told that his work does not count leaves no row undone."""
+    """The partition that has the others lets go of them: who is told that his work does not count leaves no row undone.
+    Rows without a group are in the partition of the host where they are appended."""
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
-    here, there = cluster.homed("rollouts", 1), cluster.homed("rollouts", 2)
-    streams[0].append(ids(len(here)), group=here)
-    streams[2].append(ids(len(there), 100), group=there)
-    rows = len(here) + len(there)
-    held = streams[1].consume("actor", rows=rows, min_rows=rows, columns=["id"], timeout=10).__enter__()
+    streams[0].append(ids(12))
+    streams[2].append(ids(12, 100))
+    held = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__()
     cluster.kill(0)
     with pytest.raises(dp.LeaseExpired):
         held.ack()
     streams[1].close()
-    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 100 + len(there)))
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 112))
 
 
-def test_columns_that_came_from_a_third_host_survive_the_home(cluster: Cluster) -> None:
+def test_columns_that_came_from_a_third_host_survive_the_leader(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
-    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
         streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
     cluster.kill(2)
-    with streams[0].consume("actor", rows=30, min_rows=30, columns=["id", "reward"], timeout=10) as delivery:
+    with streams[0].consume("actor", rows=30, min_rows=30, columns=["id", "reward"], timeout=60) as delivery:
         batch = delivery.get()
         assert sorted(batch["id"].to_list()) == list(range(30))
         assert (batch["reward"].numpy() == batch["id"].numpy() * 2.0).all()
@@ -122,18 +250,43 @@ def test_columns_that_came_from_a_third_host_survive_the_home(cluster: Cluster) 
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "what was acked is freed on both")
 
 
+def test_what_a_task_had_acked_is_not_lost_to_it(cluster: Cluster) -> None:
+    streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
+    streams[2].append(ids(6), keys=list("abcdef"))
+    eventually(lambda: streams[0].stats()["rows"] == 6, "they are there")
+    with streams[0].consume("actor", rows=4, min_rows=4, columns=["id"], timeout=60) as delivery:
+        used = set(map(str, delivery.keys))
+    cluster.kill(2)
+    told: list[Any] = []
+
+    def all_told() -> bool:
+        told.extend(streams[0].lost("actor"))
+        return len(told) >= 2
+
+    eventually(all_told, "those that it had not")
+    assert {row.key for row in told} == set("abcdef") - used
+    assert streams[0].lost() == [], "the others are told to nobody"
+    with pytest.raises(dp.Misuse, match="has no task 'critic': it has reward, actor"):
+        streams[0].lost("critic")
+
+
 def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
-    gone = sorted(set(GROUPS) - set(cluster.homed("rollouts", 2)))  # of the others nobody knows any more
     cluster.kill(2)
-    told = [*streams[0].lost(), *streams[1].lost()]
-    assert sorted(str(row.group) for row in told) == gone
+    told: list[Any] = []
+
+    def all_told() -> bool:
+        told.extend([*streams[0].lost(), *streams[1].lost()])
+        return len(told) >= 30
+
+    eventually(all_told, "each of them is told, also those that the dead host led")
+    assert sorted(str(row.group) for row in told) == sorted(GROUPS)
     assert {row.version for row in told} == {4}
     assert streams[0].lost() == []
-    streams[0].append(ids(len(gone)), group=gone)
+    streams[0].append(ids(30), group=GROUPS)
     streams[0].close()
-    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(len(gone)))
+    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(30))
 
 
 def test_a_stream_with_limits_goes_on_when_any_host_dies(cluster: Cluster) -> None:
@@ -144,30 +297,31 @@ def test_a_stream_with_limits_goes_on_when_any_host_dies(cluster: Cluster) -> No
         cluster.kill(victim)
         with pytest.raises(dp.Backpressure):
             streams[1].append(ids(30, 30), group=GROUPS, timeout=0.3)
-        streams[1].append(ids(10, 30), group=GROUPS[:10], timeout=10)
-        with streams[0].consume("actor", rows=40, min_rows=40, columns=["id"], timeout=10) as delivery:
+        streams[1].append(ids(10, 30), group=GROUPS[:10], timeout=60)
+        with streams[0].consume("actor", rows=40, min_rows=40, columns=["id"], timeout=60) as delivery:
             assert sorted(delivery.get()["id"].to_list()) == list(range(40))
-        streams[1].append(ids(30), group=GROUPS, timeout=10)
+        streams[1].append(ids(30), group=GROUPS, timeout=60)
 
 
-def test_a_consumer_that_waits_when_a_home_dies_is_given_what_survives(cluster: Cluster) -> None:
+def test_a_consumer_that_waits_when_a_leader_dies_is_given_what_survives(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
-    held = streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10).__enter__()
+    held = streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60).__enter__()
     assert len(held) == 30
     os.kill(cluster.hosts[2].pid, signal.SIGKILL)  # its client holds all rows, and cannot give them back
-    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=15) as delivery:
+    with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
         assert sorted(delivery.get()["id"].to_list()) == list(range(30))
 
 
-def test_who_was_stopped_and_taken_for_dead_has_nothing_to_say(cluster: Cluster) -> None:
+def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
-    with streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as held:
+    with streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60, lease=2.0) as held:
         os.kill(cluster.hosts[2].pid, signal.SIGSTOP)
-        cluster.unseen(2)
-        with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+        with streams[1].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
             assert sorted(delivery.get()["id"].to_list()) == list(range(30))
+            here = cluster.planes[:2]  # it is no member at last: where it goes on sooner, that may come at any time
+            eventually(lambda: [len(members(plane)) for plane in here] == [2, 2], "the stopped one is no member")
             os.kill(cluster.hosts[2].pid, signal.SIGCONT)
             together(*cluster.planes)
             with pytest.raises(dp.LeaseExpired):
@@ -178,17 +332,17 @@ def test_who_was_stopped_and_taken_for_dead_has_nothing_to_say(cluster: Cluster)
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 130))
 
 
-def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path, join: str) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
-    with Host(tmp_path / "late", cluster.hosts[0]) as late, dp.connect(late.address) as plane:
+    with Host(tmp_path / "late", join) as late, dp.connect(late.address) as plane:
         together(*cluster.planes, plane)
         stream = plane.stream("rollouts")
         streams[1].append(ids(30, 30), group=GROUPS)
         streams[0].close()
         seen: list[int] = []
         with stream.consume(
-            "actor", rows=60, min_rows=60, columns=["id"], sampler=dp.CompleteGroups(2), timeout=10
+            "actor", rows=60, min_rows=60, columns=["id"], sampler=dp.CompleteGroups(2), timeout=60
         ) as delivery:
             seen += [int(i) for i in delivery.get()["id"].to_list()]
     assert sorted(seen) == list(range(60))
@@ -233,9 +387,9 @@ def test_what_is_freed_is_freed_on_both(cluster: Cluster) -> None:
 def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], replicas=2) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=5)
-    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+    with streams[1].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
         streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
-    with streams[0].consume("actor", rows=6, columns=["id"], timeout=10) as delivery:
+    with streams[0].consume("actor", rows=6, columns=["id"], timeout=60) as delivery:
         done = {int(i) for i in delivery.get()["id"].to_list()}
     cluster.kill(2)
     assert streams[0].lost() == []
@@ -243,7 +397,7 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     seen: list[int] = []
     while True:
         try:
-            with streams[0].consume("actor", rows=30, columns=["id", "reward"], timeout=10) as delivery:
+            with streams[0].consume("actor", rows=30, columns=["id", "reward"], timeout=60) as delivery:
                 batch = delivery.get()
                 seen += [int(i) for i in batch["id"].to_list()]
                 assert (batch["reward"].numpy() == batch["id"].numpy() * 2.0).all()
@@ -256,7 +410,7 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
 
 
 def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(cluster: Cluster) -> None:
-    """A new home has rows that died with the old one on their second host, together with rows of that host's own."""
+    """A new leader has rows that died with the old one on their second host, together with rows of that host's own."""
     streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in cluster.planes]
     for number in (1, 2, 0):
         for part in range(4):
@@ -268,11 +422,11 @@ def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(
     assert sorted(found) == list(range(360))
 
 
-def test_rows_that_lack_what_died_with_their_home_are_told_and_keep_nobody(cluster: Cluster) -> None:
-    """A column that was brought on the home's own host is known to nobody else but by what was said of the ack."""
+def test_rows_that_lack_what_died_with_a_leader_are_told_and_keep_nobody(cluster: Cluster) -> None:
+    """Of a column that was brought on the leader's own host nobody else has anything but what its follower knows."""
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
-    with streams[2].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10) as delivery:
+    with streams[2].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60) as delivery:
         streams[2].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 2.0})
     cluster.kill(2)
     streams[0].close()
@@ -286,49 +440,22 @@ def test_columns_that_were_replaced_from_another_host_are_freed(cluster: Cluster
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
     for number in (1, 2):
-        delivery = streams[number].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=10).__enter__()
+        delivery = streams[number].consume("reward", rows=30, min_rows=30, columns=["id"], timeout=60).__enter__()
         streams[number].extend(delivery.ref, {"reward": np.full(30, float(number))})
         delivery.nack() if number == 1 else delivery.ack()
-    with streams[0].consume("actor", rows=30, min_rows=30, columns=["reward"], timeout=10) as delivery:
+    with streams[0].consume("actor", rows=30, min_rows=30, columns=["reward"], timeout=60) as delivery:
         assert delivery.get()["reward"].to_list() == [2.0] * 30
     eventually(lambda: all(map(nothing_kept, cluster.planes)), "also what nobody needs since it was replaced")
 
 
-def test_only_rows_whose_columns_died_are_lost_of_those_that_moved_together(cluster: Cluster, tmp_path: Path) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
-    for number, stream in enumerate(streams):
-        stream.append(ids(30, 30 * number), group=GROUPS)
-    with Host(tmp_path / "late", cluster.hosts[0]) as late, dp.connect(late.address) as plane:
-        together(*cluster.planes, plane)
-        stream = plane.stream("rollouts")
-        moved = [group for group in GROUPS if home_of(group, [*cluster.nodes, plane.stats().node])]
-        assert moved, "some rows have their home there"
-        eventually(lambda: here(plane) == 3 * len(moved), "they have moved")
-        os.kill(cluster.hosts[2].pid, signal.SIGKILL)
-        cluster.unseen(2)
-        eventually(lambda: len(members(plane)) == 3, "the new one notices it too")
-        streams[0].close()
-        assert sorted(drained(stream, "actor", ["id"])) == list(range(60))
-
-
-def home_of(group: str, nodes: list[str]) -> bool:
-    """Whether the last of these is the home of a group."""
-    return Placement(bytes.fromhex(node) for node in nodes).home("rollouts", group).hex() == nodes[-1]
-
-
-def here(plane: Any) -> int:
-    """How many rows have their home on the plane's own host."""
-    return int(plane.stats().streams["rollouts"]["rows"])
-
-
-def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path, join: str) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB - 64 * 1024))
     full: dict[str, Any] = {"memory": "8MiB", "spill": "64MiB", "spill_dir": small_disk}
     with (
-        Host(tmp_path / "0") as one,
-        Host(tmp_path / "1", one) as two,
-        Host(tmp_path / "2", one, **full) as three,
+        Host(tmp_path / "0", join) as one,
+        Host(tmp_path / "1", join) as two,
+        Host(tmp_path / "2", join, **full) as three,
         dp.connect(one.address) as a,
         dp.connect(two.address) as b,
         dp.connect(three.address) as c,
@@ -342,16 +469,16 @@ def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Pat
                 sent += 1
         assert "No space left" in caught.value.spill_error
         for number in range(10, 14):
-            streams[0].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=5)
-        with streams[1].consume("actor", rows=2, min_rows=2, columns=["x"], timeout=10):
+            streams[0].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=60)
+        with streams[1].consume("actor", rows=2, min_rows=2, columns=["x"], timeout=60):
             pass  # what is freed is room
         ballast.unlink()
         for number in range(sent, 10):
-            streams[2].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=10)
+            streams[2].append({"x": pattern(number, MIB)[None]}, group=[GROUPS[number]], timeout=60)
         streams[0].close()
         left = 12
         for _ in range(left):
-            with streams[1].consume("actor", rows=1, columns=["x"], timeout=10) as delivery:
+            with streams[1].consume("actor", rows=1, columns=["x"], timeout=60) as delivery:
                 number = GROUPS.index(str(delivery.groups[0]))
                 assert np.array_equal(delivery.get()["x"].numpy()[0], pattern(number, MIB))
         assert streams[1].stats()["rows"] == 0

@@ -67,7 +67,7 @@ def test_a_stopped_producers_admission_goes_to_others_and_its_append_is_refused(
         with pytest.raises(dp.Backpressure, match="max_rows"):
             stream.append({"x": [3, 4]}, timeout=0)
         worker.freeze()
-        stream.append({"x": [3, 4]}, timeout=10)
+        stream.append({"x": [3, 4]}, timeout=60)
         worker.thaw()
         assert worker.ask() == "LeaseExpired"
         assert stream.stats()["appended"] == 2
@@ -97,7 +97,7 @@ def test_who_is_admitted_after_it_fell_silent_keeps_nobody_out(node: StandingNod
         assert take(stream) == [1]
         reply = raw.hear()
         assert isinstance(reply, m.Admitted)
-        stream.append({"x": [2]}, timeout=10)
+        stream.append({"x": [2]}, timeout=60)
         ref = plane.put({"x": [9]})
         refused = raw.ask(append(raw, stream, reply.ticket, ref))
         assert (type(refused), refused.name) == (m.Failure, "LeaseExpired")
@@ -156,7 +156,7 @@ def test_what_was_brought_by_who_was_killed_before_its_ack_is_brought_again(
             assert worker.hear() == keys
             worker.kill()
         eventually(lambda: plane.stats().clients == 1, "the node noticed")
-        with stream.consume("score", rows=3, columns=["x"], timeout=5, **who) as delivery:
+        with stream.consume("score", rows=3, columns=["x"], timeout=60, **who) as delivery:
             assert delivery.keys == keys
             stream.extend(delivery.ref, {"y": [10 * x for x in values(delivery)]})
         assert stream.stats()["task"]["score"]["dead"] == 0
@@ -186,7 +186,7 @@ def test_what_a_process_stopped_past_its_lease_computed_does_not_count(node: Sta
         stream.append({"x": [1]})
         assert worker.hear() == "held"
         worker.freeze()
-        rightful = stream.consume("score", rows=1, columns=["x"], timeout=5)
+        rightful = stream.consume("score", rows=1, columns=["x"], timeout=60)
         worker.thaw()
         assert worker.ask() == "LeaseExpired"
         stream.extend(rightful.ref, {"y": [222]})

@@ -35,7 +35,6 @@ STEPS = [
 """What is written, which call fails, how and of what, and what is told."""
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(compiler() is None, reason="there is no C compiler")
 async def test_a_disk_that_fails(tmp_path: Path) -> None:
     rule = Rule(tmp_path / "rule")

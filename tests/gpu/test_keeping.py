@@ -104,3 +104,36 @@ def test_what_is_kept_lands_when_the_plane_is_closed_and_is_lost_with_the_proces
                 return False
 
             eventually(gone, "the node noticed")
+
+
+def test_what_nobody_mapped_is_given_back_to_the_device(node: StandingNode) -> None:
+    """torch counts who is to map what it shared, and would wait for the first for good."""
+    with dp.connect(node.address) as plane:
+        before = torch.cuda.memory_allocated()
+        for seed in range(3):
+            plane.free(plane.put({"x": columns(seed)["x"]}, device="keep"))
+        eventually(lambda: not plane._plane._keeper.used, "the node said that nobody needs it")
+        assert torch.cuda.memory_allocated() <= before
+
+
+def hold(pipe: Any, address: str) -> None:
+    """Maps what it is told to, and holds it until it is told something else."""
+    with dp.connect(address) as plane:
+        ref = pipe.recv()
+        batch = plane.get(ref, device="cuda")
+        tensor = batch["x"].torch()
+        pipe.send(True)
+        pipe.recv()
+        pipe.send(bool(same(batch, 4)))
+        del batch, tensor
+
+
+def test_what_is_mapped_outlives_the_plane_that_kept_it(node: StandingNode) -> None:
+    with dp.connect(node.address) as keeping, Worker(hold, node.address) as consumer:
+        consumer.say(keeping.put(columns(4), device="keep"))
+        assert consumer.hear(60)
+        keeping.close()
+        others = [torch.zeros(ROWS << 17, device="cuda") for _ in range(8)]  # which may not take its place
+        consumer.say(None)
+        assert consumer.hear(60)
+        del others

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import dataplane as dp
-from tests import processes
+from tests import etcd, processes, torches
 from tests.integration.faces import FACES
 from tests.processes import StandingNode
 
@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _workers() -> None:
+def _workers() -> Iterator[None]:
     processes.warm()
+    with etcd.shared():
+        yield
+
+
+@pytest.fixture(scope="session")
+def with_torch() -> None:
+    """Ranks can be started."""
+    torches.warm()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def consume(pipe: Any, address: str) -> None:
             ref, seed = told
             batch = None
             try:
-                batch = plane.get(ref, timeout=10)
+                batch = plane.get(ref, timeout=60)
                 pipe.send(same(batch, seed))
             except dp.DataplaneError as error:
                 pipe.send(type(error).__name__)

@@ -18,6 +18,7 @@ from typing import Any
 import dataplane as dp
 from dataplane.collective.link import Link
 from tests.processes import MIB, Worker
+from tests.torches import torches
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str) -> None:
 
 
 def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: dict[str, Any]) -> Outcome:
+    import torch
+
+    for name in options.pop("lacks", ()):  # as an older torch does
+        delattr(torch, name)
     counting, began = Counting(plane), time.monotonic()
     value: Any = None
     error = None
@@ -118,12 +123,12 @@ class Ranks:
     def __init__(self, size: int, directory: Path, address: str | Sequence[str]) -> None:
         store = str(directory / f"store-{time.monotonic_ns()}")
         addresses = [address] * size if isinstance(address, str) else address
-        self.workers = [Worker(live, rank, size, store, addresses[rank]) for rank in range(size)]
+        self.workers = [Worker(live, rank, size, store, addresses[rank], context=torches) for rank in range(size)]
 
     def __enter__(self) -> Ranks:
         try:
             for worker in self.workers:
-                worker.hear(60)  # the import of torch takes seconds on a busy machine
+                worker.hear(60)
         except BaseException:
             self.__exit__(None, None, None)
             raise

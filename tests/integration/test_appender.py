@@ -25,7 +25,7 @@ def row(x: int) -> dict[str, Any]:
 
 
 def drained(stream: Any, rows: int) -> list[tuple[int, list[int], str]]:
-    with stream.consume("t", rows=rows, min_rows=rows, columns=["x", "ids", "answer"], timeout=10) as delivery:
+    with stream.consume("t", rows=rows, min_rows=rows, columns=["x", "ids", "answer"], timeout=60) as delivery:
         batch = delivery.get()
         return list(zip(*[batch[name].to_list() for name in ("x", "ids", "answer")], strict=True))
 
@@ -206,7 +206,7 @@ async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
             await asyncio.sleep(0)
             cancelled.cancel()  # who waits, and not the row
             assert len(await sent) == 1
-        async with stream.consume("t", rows=161, min_rows=161, columns=["x"], timeout=10) as delivery:
+        async with stream.consume("t", rows=161, min_rows=161, columns=["x"], timeout=60) as delivery:
             assert sorted((await delivery.get())["x"].to_list()) == list(range(161))
             assert set(delivery.keys) >= {key for each in keys for key in each}
 
@@ -224,7 +224,7 @@ async def test_appends_that_are_under_way_go_together_and_one_that_is_cancelled_
         assert isinstance((await asyncio.gather(waiting[0], return_exceptions=True))[0], asyncio.CancelledError)
         came: list[tuple[int, int, Any]] = []
         while len(came) < 9:
-            async with stream.consume("t", rows=4, columns=["x"], timeout=10) as delivery:
+            async with stream.consume("t", rows=4, columns=["x"], timeout=60) as delivery:
                 found = (await delivery.get())["x"].to_list()
                 came += list(zip(found, delivery.versions, delivery.groups, strict=True))
         ended = await asyncio.gather(*waiting, return_exceptions=True)

@@ -12,12 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import dataplane as dp
 from tests.integration.ranks import Outcome, Ranks
 from tests.processes import MIB, StandingNode, eventually
 
+pytestmark = pytest.mark.usefixtures("with_torch")
+
 SIZE = 4
-pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,29 @@ def test_ranks_that_ask_for_the_same_rows_get_them_by_one_read(plane: dp.Plane, 
     assert sum(outcome.read_bytes for outcome in outcomes) == first.nbytes + second.nbytes
 
 
+def test_rows_that_ranks_ask_for_in_part_alike_are_read_once(plane: dp.Plane, ranks: Ranks) -> None:
+    columns = rows(40, 6)
+    ref = plane.put({"dense": columns["dense"], "ids": columns["ids"]})
+    both = dp.concat([ref, plane.put({"dense": columns["dense"], "ids": columns["ids"]})])
+    cases: list[tuple[list[Any], list[int], Any]] = [
+        ([ref[:25], ref[20:40], ref[:25], ref[[39, 3, 3, 21]]], [1, 0, 0, 0], ref),
+        ([ref[:10], ref[10:20], ref[20:30], ref[30:40]], [1, 1, 1, 1], ref),  # apart: each reads its own
+        ([ref.select("dense"), ref, ref[:0], ref[5:6]], [2, 0, 1, 0], ref),
+        ([both[30:60], both[:5], both[55:], both[:35]], [1, 0, 0, 0], both[:60]),
+    ]
+    cases[3][0][2] = both[55:60]
+    for asked, reads, once in cases:
+        outcomes = ranks.call("get", asked)
+        assert values(outcomes) == [plane.get(each).to_dict() for each in asked]
+        assert [outcome.reads for outcome in outcomes] == reads
+        assert sum(outcome.read_bytes for outcome in outcomes) == sum(part.nbytes for part, _ in once.distinct())
+    freed = plane.put({"x": list(range(9))})
+    plane.free(freed[4:5])
+    raised = errors(ranks.call("get", [freed[:3], freed[2:5], freed[7:], freed[8:]]))
+    assert [type(error) for error in raised] == [dp.Freed] * SIZE
+    assert values(ranks.call("get", [freed[:3], freed[2:4], freed[7:], freed[8:]]))[1] == {"x": [2, 3]}
+
+
 def test_an_error_of_the_source_is_raised_on_all_ranks_and_the_next_call_goes_on(plane: dp.Plane, ranks: Ranks) -> None:
     ref, other = plane.put(rows(5)), plane.put(rows(6))
     plane.free(ref)
@@ -148,6 +174,21 @@ def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(
     assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
 
 
+def test_a_rank_whose_torch_lacks_a_dtype_says_so_on_all_where_tensors_are_asked_for(
+    plane: dp.Plane, ranks: Ranks
+) -> None:
+    ref = plane.put({"scale": torch.ones((4, 8), dtype=torch.float8_e8m0fnu), "ids": [[1], [], [2, 3], [4]]})
+    for source in (0, 2):
+        given = [ref if rank == source else None for rank in range(SIZE)]
+        ranks.begin("broadcast", given, [2], device="cpu", lacks=["float8_e8m0fnu"] if not source else [])
+        ranks.begin("broadcast", given, [0, 1, 3], device="cpu")
+        for rank, error in enumerate(errors(ranks.hear())):
+            assert isinstance(error, dp.SchemaMismatch)
+            assert "torch here has no float8_e8m0fnu" in str(error)
+            assert str(error).startswith("rank 2: ") == (rank != 2)
+    assert values(ranks.call("broadcast", [ref, *[None] * 3])) == [plane.get(ref).to_dict()] * SIZE
+
+
 @pytest.mark.parametrize("face", ["plane.get", "aio.get"])
 def test_a_get_by_a_group_through_the_plane(plane: dp.Plane, ranks: Ranks, face: str) -> None:
     refs = [plane.put(rows(7, seed)) for seed in (1, 2)]
@@ -172,8 +213,8 @@ def test_a_rank_that_does_not_come_is_named_in_time_and_may_come_to_the_next(pla
     for error in errors(outcomes):
         assert isinstance(error, dp.PeerUnavailable)
         assert error.address == "rank 2"
-    assert max(outcome.took_s for outcome in outcomes) <= 2
-    assert values(ranks.call("get", [ref] * SIZE, timeout=20)) == [plane.get(ref).to_dict()] * SIZE
+    assert max(outcome.took_s for outcome in outcomes) < 30  # of 60 where it is not said
+    assert values(ranks.call("get", [ref] * SIZE, timeout=60)) == [plane.get(ref).to_dict()] * SIZE
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -186,8 +227,9 @@ def test_a_rank_that_goes_in_the_middle_ends_it_on_all_others(
         begun = plane.stats().pinned_bytes
         some.workers[2].freeze()
         others = [0, 1, 3]
-        timeout = 20.0 if how == "killed" else 2.0
-        some.begin("broadcast", [ref, None, None, None], timeout=timeout)
+        for rank in range(SIZE):  # the source waits for rank 2, and the others for the source: it is to give up first
+            timeout = 2.0 if how == "stopped" and rank == 0 else 160.0
+            some.begin("broadcast", [ref, None, None, None], [rank], timeout=timeout)
         if how == "killed":  # once the source has read, it waits for this rank
             eventually(lambda: plane.stats().pinned_bytes > begun, "the source reads")
             some.workers[2].kill(signal.SIGKILL)
@@ -195,5 +237,5 @@ def test_a_rank_that_goes_in_the_middle_ends_it_on_all_others(
         for error in errors(outcomes):
             assert isinstance(error, dp.PeerUnavailable)
             assert "rank 2" in str(error)
-        assert max(outcome.took_s for outcome in outcomes) <= (10 if how == "killed" else timeout + 1)
+        assert max(outcome.took_s for outcome in outcomes) < 40
     plane.free(ref)

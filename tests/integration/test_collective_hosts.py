@@ -13,12 +13,12 @@ pytest.importorskip("torch")
 import dataplane as dp
 from tests.integration.ranks import Outcome, Ranks
 from tests.integration.test_hosts import Host, together
-from tests.processes import MIB
+
+pytestmark = pytest.mark.usefixtures("with_torch")
 
 SIZE = 4
 HOST = (0, 0, 1, 1)  # of each rank
 CONTROL = 64 << 10  # bytes at most that ranks say beside the payload
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +87,19 @@ def test_what_all_ask_for_is_read_once_a_host(planes: tuple[Any, Any], hosts: li
     assert once(came[1], ref.nbytes)
 
 
-def test_rows_that_several_ask_for_in_part_come_to_a_host_once(
+def test_rows_that_several_ask_for_in_part_come_to_a_host_once_and_are_read_once(
     planes: tuple[Any, Any], hosts: list[Host], ranks: Ranks
 ) -> None:
-    """Each rank reads them where they are then, in the memory of its host."""
     first, _ = planes
     rows = {"x": columns(4)["x"]}
     ref = first.put(rows)
     before = hosts[1].facts()["fetched"]
-    crossed(ranks.call("get", [ref[:8], ref[8:16], ref[:40], ref[20:60]], device="meta"))
+    outcomes = ranks.call("get", [ref[:8], ref[8:16], ref[:40], ref[20:60]])
+    sent = crossed(outcomes)
+    row = rows["x"][0].nbytes
+    assert [outcome.read_bytes for outcome in outcomes] == [8 * row, 8 * row, 60 * row, 0]
+    assert sorted(sent) == [(2, 3)]
+    assert once(sent[2, 3], 40 * row)
     assert hosts[1].facts()["fetched"] - before <= rows["x"].nbytes + CONTROL  # of 80 rows that were asked for
 
 
@@ -107,17 +111,3 @@ def test_a_scatter_sends_each_rank_its_own(planes: tuple[Any, Any], ranks: Ranks
     for (_, to), n in sent.items():
         own = slice(to * 64 // SIZE, (to + 1) * 64 // SIZE)
         assert once(n, rows["x"][own].nbytes + sum(row.nbytes for row in rows["ids"][own]))
-
-
-def test_what_a_process_of_one_host_keeps_is_read_on_another(planes: tuple[Any, Any]) -> None:
-    """By way of the arena of its host."""
-    import torch
-
-    first, second = planes
-    values = torch.arange(MIB, dtype=torch.int32).view(8, -1)
-    ref = first.put({"x": values}, device="keep")
-    assert torch.equal(second.get(ref)["x"].torch(), values)
-    assert torch.equal(first.get(ref)["x"].torch(), values)
-    second.free(ref)
-    with pytest.raises(dp.Freed):
-        first.get(ref)

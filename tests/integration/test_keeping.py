@@ -19,8 +19,6 @@ import dataplane as dp
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
 from tests.processes import MIB, StandingNode, Worker, eventually
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def columns(seed: int = 0) -> dict[str, Any]:
     values = torch.arange(ROWS * 2 * ITEMS, dtype=torch.float32).view(ROWS, -1) + seed
@@ -94,6 +92,22 @@ def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
         plane.free(ref)
         plane.free(other)
         assert not plane.stats().pinned_bytes
+
+
+def leave(pipe: Any, address: str) -> None:
+    """Keeps something, says what, and ends without closing its plane."""
+    plane = dp.connect(address)
+    globals()["left"] = plane
+    pipe.send(plane.put(columns(5), device="keep"))
+
+
+def test_what_is_kept_lands_when_its_process_ends_cleanly(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        with Worker(leave, node.address) as producer:
+            ref = producer.hear()
+            producer.join()
+        assert same(plane.get(ref), 5)
+        assert plane.stats().memory_used > MIB
 
 
 def test_streams_and_scopes_take_what_is_kept(node: StandingNode) -> None:

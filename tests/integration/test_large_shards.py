@@ -38,7 +38,6 @@ def random_rows() -> Any:
     return np.unique(np.random.default_rng(0).integers(0, ROWS, 300_000))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("freed", [one_row, every_second, random_rows])
 def test_of_a_shard_of_20_million_rows_all_is_readable_but_what_was_freed(
     plane: dp.Plane, freed: Callable[[], Any]
@@ -67,7 +66,6 @@ def test_of_a_shard_of_20_million_rows_all_is_readable_but_what_was_freed(
     assert plane.stats().shards == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_shard_of_20_million_rows_is_readable_on_another_host_but_for_what_was_freed(tmp_path: Path) -> None:
     large = {"memory": "64MiB"}
     with (

@@ -82,10 +82,14 @@ def test_one_get_of_what_a_hundred_clients_put(tmp_path: Path) -> None:
 
 
 def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:
-    """Many small puts of many columns with long names: refused as a limit, and what is smaller goes on."""
+    """Small puts of many columns with long names, no two of which lie alike: refused as a limit, and fewer are read;
+    of those that lie alike, many more are."""
     with StandingNode(tmp_path, memory="128MiB") as node, dp.connect(node.address) as plane:
-        columns = {f"{i} a column whose name says all that there is to be said about it": [i] for i in range(100)}
-        refs = [plane.put(columns | {"row": [row]}) for row in range(300)]
+        names = [f"{i} a column whose name says all that there is to be said about it" for i in range(100)]
+        alike = [plane.put({name: ["x"] for name in names} | {"row": [row]}) for row in range(300)]
+        assert plane.get(dp.concat(alike))["row"].numpy().tolist() == list(range(300))
+        plane.free(dp.concat(alike))
+        refs = [plane.put({name: ["x" * row] for name in names} | {"row": [row]}) for row in range(300)]
         with pytest.raises(dp.LimitExceeded, match="fewer"):
             plane.get(dp.concat(refs))
         assert plane.stats().pinned_bytes == 0

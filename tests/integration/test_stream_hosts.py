@@ -21,7 +21,7 @@ def drained(stream: Any, task: str, columns: list[str], rows: int = 64) -> list[
     found: list[int] = []
     while True:
         try:
-            with stream.consume(task, rows=rows, columns=columns, timeout=10) as delivery:
+            with stream.consume(task, rows=rows, columns=columns, timeout=60) as delivery:
                 found += [int(i) for i in delivery.get()["id"].to_list()]
         except dp.Closed:
             return found
@@ -51,7 +51,7 @@ def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[
 def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS, version=3, tags={"domain": [str(i % 3) for i in range(24)]})
-    delivery = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10).__enter__()
+    delivery = streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__()
     got = [int(i) for i in delivery.get()["id"].to_list()]
     assert sorted(got) == list(range(24))
     assert delivery.groups == [GROUPS[i] for i in got]
@@ -69,10 +69,10 @@ def test_a_delivery_of_several_homes_is_one(planes: list[Any]) -> None:
 def test_what_one_host_computes_reaches_the_next_task_on_another(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS)
-    with streams[1].consume("reward", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+    with streams[1].consume("reward", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 0.5})
     streams[0].close()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id", "reward"], timeout=10) as delivery:
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id", "reward"], timeout=60) as delivery:
         batch = delivery.get()
         assert (batch["reward"].numpy() == batch["id"].numpy() * 0.5).all()
         del batch
@@ -84,22 +84,22 @@ def test_a_consumer_that_waits_is_given_rows_that_come_elsewhere(planes: list[An
     found: list[int] = []
 
     def wait() -> None:
-        with streams[0].consume("actor", rows=48, min_rows=48, columns=["id"], timeout=20) as delivery:
+        with streams[0].consume("actor", rows=48, min_rows=48, columns=["id"], timeout=60) as delivery:
             found.extend(int(i) for i in delivery.get()["id"].to_list())
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     streams[1].append(ids(24), group=GROUPS)
     streams[2].append(ids(24, 24), group=GROUPS)
-    waiting.join(20)
+    waiting.join(60)
     assert sorted(found) == list(range(48))
 
 
 def test_rows_given_back_are_delivered_again_anywhere(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS)
-    streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10).__enter__().nack()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+    streams[1].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60).__enter__().nack()
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         assert sorted(delivery.get()["id"].to_list()) == list(range(24))
 
 
@@ -110,7 +110,7 @@ def test_groups_are_complete_wherever_their_rows_come_from(planes: list[Any]) ->
     seen: list[str] = []
     for _ in range(6):
         with streams[0].consume(
-            "actor", rows=12, min_rows=12, columns=["id"], sampler=dp.CompleteGroups(3), timeout=10
+            "actor", rows=12, min_rows=12, columns=["id"], sampler=dp.CompleteGroups(3), timeout=60
         ) as delivery:
             assert all(delivery.groups.count(group) == 3 for group in delivery.groups)
             seen += [str(group) for group in delivery.groups[::3]]
@@ -152,7 +152,7 @@ def test_a_stream_made_with_other_settings_elsewhere_is_refused(planes: list[Any
 def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS)
-    with streams[1].consume("actor", rows=24, columns=["id"], timeout=10):
+    with streams[1].consume("actor", rows=24, columns=["id"], timeout=60):
         pass
     streams[1].drop()
     for stream in streams:
@@ -161,7 +161,7 @@ def test_a_dropped_stream_is_dropped_everywhere_and_its_name_free(planes: list[A
     assert all(map(nothing_kept, planes))
     again = [plane.stream("rollouts", tasks=["critic"]) for plane in planes]
     again[0].append(ids(24), group=GROUPS)
-    with again[2].consume("critic", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+    with again[2].consume("critic", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         assert len(delivery) == 24
 
 
@@ -197,7 +197,7 @@ def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any])
     how: dict[str, Any] = {"rows": 24, "min_rows": 24, "columns": ["id"], "member": "dp0", "replicas": 2, "timeout": 10}
     first, second = (streams[rank].consume("actor", replica=rank, lease=0.5, **how).__enter__() for rank in (0, 1))
     first.ack()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         assert len(delivery) == 24
         with pytest.raises(dp.LeaseExpired):
             second.ack()
@@ -220,13 +220,13 @@ class Odd:
 def test_a_sampler_of_ones_own_chooses_among_the_rows_of_all_homes(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS, tags={"n": list(range(24))})
-    with streams[1].consume("actor", rows=4, min_rows=4, columns=["id"], sampler=Odd(), timeout=10) as delivery:
+    with streams[1].consume("actor", rows=4, min_rows=4, columns=["id"], sampler=Odd(), timeout=60) as delivery:
         assert delivery.get()["id"].to_list() == [23, 21, 19, 17]
         assert delivery.tags["n"] == [23, 21, 19, 17]
     figures = streams[1].stats()["task"]["actor"]
     assert (figures["acked"], figures["expired"]) == (4, 5)
     with streams[2].consume(
-        "actor", rows=8, min_rows=5, columns=["id"], sampler=Odd(), member="m", replica=0, replicas=1, timeout=10
+        "actor", rows=8, min_rows=5, columns=["id"], sampler=Odd(), member="m", replica=0, replicas=1, timeout=60
     ) as delivery:
         assert sorted(delivery.get()["id"].to_list()) == [1, 3, 7, 9, 11, 13]
 
@@ -236,14 +236,14 @@ def test_a_sampler_of_ones_own_waits_for_rows_of_other_hosts(planes: list[Any]) 
     found: list[int] = []
 
     def wait() -> None:
-        with streams[0].consume("actor", rows=2, min_rows=2, columns=["id"], sampler=Odd(), timeout=20) as delivery:
+        with streams[0].consume("actor", rows=2, min_rows=2, columns=["id"], sampler=Odd(), timeout=60) as delivery:
             found.extend(int(i) for i in delivery.get()["id"].to_list())
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     streams[1].append(ids(3), group=GROUPS[:3], tags={"n": [2, 4, 6]})
     streams[2].append(ids(2, 3), group=GROUPS[3:5], tags={"n": [7, 9]})
-    waiting.join(20)
+    waiting.join(60)
     assert found == [4, 3]
     with pytest.raises(dp.NotReady):
         streams[0].consume("actor", rows=1, columns=["id"], sampler=Odd(), timeout=0.2).__enter__()
@@ -253,14 +253,14 @@ def test_what_one_stream_delivers_is_appended_to_another_from_a_third_host(plane
     raw = [plane.stream("raw", tasks=["filter"]) for plane in planes]
     good = [plane.stream("good", tasks=["actor"]) for plane in planes]
     raw[0].append(ids(24), group=GROUPS)
-    with raw[1].consume("filter", rows=24, min_rows=24, columns=["id"], timeout=10) as delivery:
+    with raw[1].consume("filter", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
         good[1].append(delivery.ref[::2], group=[str(group) for group in delivery.groups[::2]])
         kept = sorted(int(i) for i in delivery.get()["id"].to_list()[::2])
         more = planes[2].put({"label": np.arange(12.0)})
-        with good[0].consume("actor", rows=12, min_rows=12, columns=["id"], timeout=10) as other:
+        with good[0].consume("actor", rows=12, min_rows=12, columns=["id"], timeout=60) as other:
             good[1].extend(other.ref, more)
             other.nack()
-    with good[2].consume("actor", rows=12, min_rows=12, columns=["id", "label"], timeout=10) as delivery:
+    with good[2].consume("actor", rows=12, min_rows=12, columns=["id", "label"], timeout=60) as delivery:
         batch = delivery.get()
         assert sorted(batch["id"].to_list()) == kept
         assert sorted(batch["label"].to_list()) == list(range(12))
@@ -272,9 +272,9 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
     for number, stream in enumerate(streams):
         stream.append(ids(24, 24 * number), group=GROUPS, version=number, tags={"n": list(range(24))})
-    with streams[1].consume("reward", rows=72, min_rows=72, columns=["id"], timeout=10) as delivery:
+    with streams[1].consume("reward", rows=72, min_rows=72, columns=["id"], timeout=60) as delivery:
         streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 3.0})
-    with streams[2].consume("actor", rows=12, columns=["id"], timeout=10) as delivery:
+    with streams[2].consume("actor", rows=12, columns=["id"], timeout=60) as delivery:
         done = {int(i) for i in delivery.get()["id"].to_list()}
     streams[0].checkpoint(tmp_path / "stream")
     streams[0].drop()
@@ -283,7 +283,7 @@ def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any]
         planes[1].restore(tmp_path / "stream")
     left = 72 - len(done)
     with restored.consume(
-        "actor", rows=72, min_rows=left, columns=["id", "reward"], sampler=dp.Fifo(), timeout=10
+        "actor", rows=72, min_rows=left, columns=["id", "reward"], sampler=dp.Fifo(), timeout=60
     ) as delivery:
         batch = delivery.get()
         got = [int(i) for i in batch["id"].to_list()]
@@ -305,7 +305,7 @@ def test_a_checkpoint_reads_what_was_there_while_tasks_go_on(planes: list[Any], 
     going_on.start()
     streams[2].checkpoint(tmp_path / "stream")
     streams[0].close()
-    going_on.join(20)
+    going_on.join(60)
     streams[0].drop()
     restored = planes[0].restore(tmp_path / "stream", name="again")
     restored.close()
@@ -318,7 +318,7 @@ def test_the_next_delivery_is_fetched_while_this_one_is_worked_on(planes: list[A
     for first in (0, 8):
         streams[0].append({"x": np.full((8, 100_000), first, np.float32)})
     streams[0].close()
-    for number, delivery in enumerate(streams[1].deliveries("actor", rows=8, columns=["x"], timeout=10)):
+    for number, delivery in enumerate(streams[1].deliveries("actor", rows=8, columns=["x"], timeout=60)):
         del delivery  # nothing of it is read, nor of the next
         eventually(lambda: planes[1].stats().fetched_bytes >= 2 * 8 * 400_000, "both have come")
         assert number < 2

@@ -26,7 +26,6 @@ def anonymous(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
-@pytest.mark.timeout(60)
 async def test_many_streams_of_a_row_cost_little_and_nothing_when_they_are_dropped(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         warm = await plane.stream("warm", tasks=["reward", "actor"])

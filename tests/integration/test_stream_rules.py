@@ -142,7 +142,7 @@ def test_an_append_made_again_on_a_full_stream_is_answered_at_once(plane: dp.Pla
     for again in (stream, other.stream("s")):
         assert again.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"]
     assert (plane.stats().memory_used, stream.stats()["appended"]) == (held, 2)
-    waiting = Call(lambda: other.stream("s").append(columns, keys=["a", "c"], timeout=10))
+    waiting = Call(lambda: other.stream("s").append(columns, keys=["a", "c"], timeout=60))
     eventually(lambda: stream.stats()["waiting"] == 1, "another append waits")
     assert stream.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"], "whoever waits"
     assert take(stream) == [0, 1]
@@ -264,7 +264,7 @@ def test_what_a_closed_connection_brought_and_did_not_ack_is_brought_again(node:
         theirs.extend(delivery.ref, {"y": [0, 0]})
         with pytest.raises(dp.Misuse, match="already"):
             theirs.extend(delivery.ref[:1], {"y": [7]})
-    with stream.consume("score", rows=2, columns=["x"], timeout=5) as delivery:
+    with stream.consume("score", rows=2, columns=["x"], timeout=60) as delivery:
         stream.extend(delivery.ref[::-1], {"y": [20, 10]})
     with stream.consume("use", rows=2, columns=["x", "y"], timeout=0) as delivery:
         assert delivery.get()["y"].to_list() == [10, 20]
@@ -275,7 +275,7 @@ def test_who_was_superseded_brings_nothing(plane: dp.Plane, other: dp.Plane) -> 
     stream, theirs = plane.stream("s", ["score", "use"]), other.stream("s")
     stream.append({"x": [1]})
     late = stream.consume("score", rows=1, columns=["x"], lease=0.05)
-    rightful = theirs.consume("score", rows=1, columns=["x"], timeout=5)
+    rightful = theirs.consume("score", rows=1, columns=["x"], timeout=60)
     shards = plane.stats().shards
     with pytest.raises(dp.LeaseExpired):
         stream.extend(late.ref, {"y": [111]})
@@ -335,9 +335,9 @@ def test_a_replica_waits_for_what_another_with_a_sampler_of_its_own_takes(
     waits = {"sampler": sampler, "min_rows": 1} if isinstance(sampler, Nothing) else {"sampler": sampler, "rows": 4}
     if not isinstance(sampler, Nothing):
         waits["min_rows"] = 4
-    second = Call(lambda: theirs.consume("a", **ranks[1] | waits, timeout=10))
+    second = Call(lambda: theirs.consume("a", **ranks[1] | waits, timeout=60))
     if isinstance(sampler, Nothing):
-        assert sampler.asked.wait(10)
+        assert sampler.asked.wait(60)
     else:
         eventually(lambda: task(stream)["waiting"] == 1, "the second waits")
     first = stream.consume("a", **ranks[0], sampler=First())
@@ -456,8 +456,8 @@ def test_at_the_end_a_sampler_of_ones_own_waits_for_rows_that_others_may_give_ba
             asked.asked.set()
             return First().choose(candidates, want)
 
-    waiting = Call(lambda: take(theirs, rows=3, min_rows=3, sampler=Both(), timeout=10))
-    assert asked.asked.wait(10)
+    waiting = Call(lambda: take(theirs, rows=3, min_rows=3, sampler=Both(), timeout=60))
+    assert asked.asked.wait(60)
     held.nack()
     assert waiting.result() == [1, 2, 3]
 
@@ -469,10 +469,10 @@ async def test_groups_within_a_balanced_delivery_are_given_up_as_time_passes(nod
         balanced = dp.TokenBalanced("ids", 2, within=dp.CompleteGroups(4, timeout=0.1))
 
         async def consume() -> Any:
-            return await stream.consume("a", rows=4, columns=["ids"], sampler=balanced, timeout=20)
+            return await stream.consume("a", rows=4, columns=["ids"], sampler=balanced, timeout=60)
 
         waiting = asyncio.create_task(consume())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await stream.stats())["task"]["a"]["expired"] < 3:
                 await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -492,7 +492,7 @@ def test_a_sampler_of_ones_own_that_judges_by_age_is_asked_again(plane: dp.Plane
 
     stream, old = plane.stream("s", ["a"]), Old()
     stream.append({"x": [1]})
-    assert take(stream, sampler=old, timeout=10) == [1]
+    assert take(stream, sampler=old, timeout=60) == [1]
     with pytest.raises(dp.NotReady):
         take(stream, sampler=old, timeout=0.05)
 
@@ -610,7 +610,7 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
             except asyncio.CancelledError:
                 pass
             await several.aclose()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await stream.stats())["task"]["a"]["leased"]:
                 await asyncio.sleep(0.002)
         figures = (await stream.stats())["task"]["a"]

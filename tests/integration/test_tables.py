@@ -299,7 +299,7 @@ def test_who_waits_is_told_when_enough_rows_are_ready(node: StandingNode, plane:
 
     def wait() -> None:
         with dp.connect(node.address) as other:
-            found.append(other.table("t").ready(["x", "y"], task="train", least=2, timeout=15).tolist())
+            found.append(other.table("t").ready(["x", "y"], task="train", least=2, timeout=60).tolist())
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -307,7 +307,7 @@ def test_who_waits_is_told_when_enough_rows_are_ready(node: StandingNode, plane:
     table.write(["a", "b"], {"x": np.arange(2)})
     table.write(["b"], {"y": np.arange(1)})
     table.write(["c"], {"y": np.arange(1), "x": np.arange(1)})
-    waiting.join(15)
+    waiting.join(60)
     assert found == [[1, 2]]
     with pytest.raises(dp.NotReady, match="fewer than 3 rows of table 't'"):
         table.ready(["x", "y"], least=3, timeout=0.05)
@@ -371,13 +371,13 @@ def test_a_rank_that_waits_is_told_of_the_claim(node: StandingNode, plane: Any) 
 
     def wait() -> None:
         with dp.connect(node.address) as other:
-            found.append(other.table("t").ready(["x"], task="train", claim="s", least=3, timeout=15).tolist())
+            found.append(other.table("t").ready(["x"], task="train", claim="s", least=3, timeout=60).tolist())
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     eventually(lambda: plane.stats().clients == 2)
     assert table.take("train", [1], claim="s").tolist() == [1]
-    waiting.join(15)
+    waiting.join(60)
     assert found == [[1]]
     table.drop()
 
@@ -512,7 +512,7 @@ def test_a_full_node_makes_writers_wait(plane: Any) -> None:
         table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=0.1)
     assert table.look().keys == ["k0", "k1", "k2"]
     table.clear(["k0"])
-    table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=10)
+    table.write(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
     assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
     table.drop()
 
@@ -553,7 +553,7 @@ def test_a_waiting_writer_gets_the_memory_of_rows_that_are_cleared(plane: Any) -
         table.write([f"{number}.{i}" for i in range(10)], {"x": pattern(number, 10 * MIB, 10)})
     for number in range(3):
         table.clear([f"{number}.{i}" for i in range(1, 10)])
-    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=5)
+    table.write([f"9.{i}" for i in range(20)], {"x": pattern(9, 20 * MIB, 20)}, timeout=60)
     for number in (0, 1, 2, 9):
         got = plane.get(table.read([f"{number}.0"]))["x"].numpy()
         assert (got[0] == pattern(number, (20 if number == 9 else 10) * MIB, 20 if number == 9 else 10)[0]).all()

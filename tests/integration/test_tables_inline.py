@@ -64,18 +64,6 @@ def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, 
         assert (plane.get(table.read([str(i) for i in range(8)]))["x"].numpy() == values.reshape(8, -1)).all()
 
 
-def test_an_older_node_is_sent_what_it_knows(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        table = plane.table("t")
-        connection = table._inner._connection
-        connection.welcome = m.Welcome(
-            **{name: getattr(connection.welcome, name) for name in m.Welcome.__struct_fields__} | {"minor": 1}
-        )
-        kinds = asked(table)
-        table.write(["a"], {"x": [1]})
-        assert kinds == ["Put", "WriteRows"]
-
-
 def test_a_small_write_waits_for_memory_and_leaves_nothing_where_there_is_none(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, ThreadPoolExecutor(1) as pool:
         table = plane.table("t")
@@ -85,9 +73,9 @@ def test_a_small_write_waits_for_memory_and_leaves_nothing_where_there_is_none(n
             table.write(["a"], {"x": small}, timeout=0.1)
         assert plane.stats().memory_used == full
         assert len(table.look()) == 0
-        writing = pool.submit(table.write, ["a"], {"x": small}, timeout=20)
+        writing = pool.submit(table.write, ["a"], {"x": small}, timeout=60)
         plane.free(held)
-        assert writing.result(20).tolist() == [0]
+        assert writing.result(60).tolist() == [0]
         assert (plane.get(table.read(["a"]))["x"].numpy() == small).all()
 
 

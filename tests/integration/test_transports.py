@@ -122,7 +122,7 @@ def test_a_node_whose_transport_is_not_installed_says_what_to_install(tmp_path: 
     arguments = ["node", "--memory", "16MiB", "--spill", "0", "--socket", str(tmp_path / "s")]
     arguments += ["--listen", "tcp://127.0.0.1:0", "--transports", f"tcp,{name}"]
     script = f"{hide}; from dataplane.cli import main; sys.exit(main({arguments!r}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert f"pip install rollout-dataplane[{name}]" in done.stderr
     assert "Traceback" not in done.stderr

@@ -43,7 +43,7 @@ def overwrite(plane: dp.Plane) -> None:
     """Put over all memory that is free, several times."""
     room = plane.stats().memory_budget - plane.stats().memory_used
     for seed in range(90, 94):
-        plane.free(plane.put({"x": pattern(seed, room)}, timeout=5))
+        plane.free(plane.put({"x": pattern(seed, room)}, timeout=60))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,7 +129,7 @@ async def test_closing_with_messages_on_the_way_keeps_the_views(node: StandingNo
             await other.free(ref)
         room = (await other.stats()).memory_budget - (await other.stats()).memory_used
         for seed in range(4):
-            await other.free(await other.put({"x": pattern(seed, room)}, timeout=5))
+            await other.free(await other.put({"x": pattern(seed, room)}, timeout=60))
         assert np.array_equal(views[0], pattern(2, SIZE))
 
 
@@ -196,7 +196,7 @@ def test_a_draft_open_when_its_plane_is_closed_writes_nowhere(node: StandingNode
         array[:] = 1
         plane.close()
         eventually(lambda: other.stats().memory_used == 0, "its memory is back")
-        ref = other.put({"x": pattern(2, 8 * SIZE)}, timeout=5)
+        ref = other.put({"x": pattern(2, 8 * SIZE)}, timeout=60)
         array[:] = 0xBAD
         assert np.array_equal(other.get(ref)["x"].numpy(), pattern(2, 8 * SIZE))
         draft.drop()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from dataplane import errors
+from dataplane.coordinator.base import Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Freed, Rejected, SchemaMismatch, describe, revive
 
 
@@ -82,3 +83,9 @@ def test_an_error_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
 
 def test_an_error_s_name_gives_no_other_class() -> None:
     assert type(revive("SystemExit", "", {})) is Rejected
+
+
+def test_an_error_of_another_module_is_told_as_the_nearest_that_the_other_side_knows() -> None:
+    again = revive(*describe(Unavailable("the coordinator is away")))
+    assert type(again) is errors.Retryable
+    assert str(again) == "the coordinator is away"

@@ -17,35 +17,71 @@ LEAKS = {
 }
 
 
+WIDE = """
+@pytest.fixture(scope="module", autouse=True)
+def wide():
+    {made}
+    yield kept
+"""
+
+
 @pytest.fixture(autouse=True)
 def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture needs none, and to import them takes longer than all else here."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def run(pytester: pytest.Pytester, body: str, marker: str = "") -> pytest.RunResult:
+def made(body: str, marker: str = "") -> str:
+    """A module with a test that does so, and keeps what it `kept`, and a test behind it."""
+    test = f"{marker}\ndef test_it():\n    {body}\n    held.append(kept)\n"
+    return f"import pytest\nheld = []\n\n{test}\n\ndef test_next():\n    pass\n"
+
+
+def run(pytester: pytest.Pytester, **modules: str) -> pytest.RunResult:
     conftest = (Path(__file__).parents[1] / "conftest.py").read_text()
     pytester.makeconftest(conftest.replace("SETTLE_S = 5.0", "SETTLE_S = 0.2"))
     pytester.makeini("[pytest]\nmarkers = leaks(reason): exempt\n")
-    test = f"{marker}\ndef test_it():\n    {body}\n    held.append(kept)\n"
-    pytester.makepyfile(f"import pytest\nheld = []\n\n{test}\n\ndef test_next():\n    pass\n")
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    pytester.makepyfile(**{f"test_{name}": text for name, text in modules.items()})
+    return pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider")
 
 
-@pytest.mark.parametrize("kind", LEAKS)
-def test_what_a_test_leaves_behind_fails_it(pytester: pytest.Pytester, kind: str) -> None:
-    result = run(pytester, LEAKS[kind])
-    result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(["left behind after the test:", f"  {kind}: *"])
+def test_what_a_test_leaves_behind_fails_it_unless_it_is_exempt_for_a_reason(pytester: pytest.Pytester) -> None:
+    leaks = {kind: made(body) for kind, body in LEAKS.items()}
+    exempt = made(LEAKS["descriptors"], "@pytest.mark.leaks(reason='on purpose')")
+    unreasoned = made(LEAKS["descriptors"], "@pytest.mark.leaks")
+    before = made("kept = 1", WIDE.format(made=LEAKS["mappings"]))
+    result = run(pytester, clean=made("kept = 1"), before=before, exempt=exempt, unreasoned=unreasoned, **leaks)
+    result.assert_outcomes(passed=2 + 2 + 2 + 1 + 2 * len(leaks), errors=1 + len(leaks))
+    for kind in LEAKS:
+        result.stdout.fnmatch_lines_random([f"test_{kind}.py::test_it PASSED *", f"test_{kind}.py::test_it ERROR *"])
+        result.stdout.fnmatch_lines(["*ERROR at teardown of test_it*", "left behind after the test:", f"  {kind}: *"])
+    result.stdout.fnmatch_lines(["test_unreasoned.py::test_it ERROR *"])
 
 
-def test_a_clean_test_passes(pytester: pytest.Pytester) -> None:
-    run(pytester, "kept = 1").assert_outcomes(passed=2)
+STOOD = """
+import pathlib, subprocess
+stood = subprocess.Popen(['sh', '-c', 'read x; sleep 2; true'], stdin=subprocess.PIPE)
+children = pathlib.Path(f'/proc/{stood.pid}/task/{stood.pid}/children')
+"""
 
 
-def test_an_exempt_test_passes(pytester: pytest.Pytester) -> None:
-    run(pytester, LEAKS["descriptors"], "@pytest.mark.leaks(reason='on purpose')").assert_outcomes(passed=2)
+def test_what_a_process_starts_that_was_there_before_is_its_own(pytester: pytest.Pytester) -> None:
+    """As a node does, that runs an etcd when it finds that one is missing."""
+    body = "stood.stdin.write(b'x\\n'); stood.stdin.flush()"
+    waits = f"{body}\n    while not (kept := children.read_text()):\n        pass"
+    run(pytester, stood=made(waits, STOOD)).assert_outcomes(passed=2)
 
 
-def test_an_exemption_without_a_reason_fails(pytester: pytest.Pytester) -> None:
-    run(pytester, LEAKS["descriptors"], "@pytest.mark.leaks").assert_outcomes(errors=1, passed=1)
+FORKED = """
+import multiprocessing, time
+context = multiprocessing.get_context('forkserver')
+first = context.Process(target=time.sleep, args=(0,))
+first.start()
+first.join()
+"""
+
+
+def test_what_is_forked_from_a_server_that_was_there_before_is_the_tests(pytester: pytest.Pytester) -> None:
+    body = "kept = context.Process(target=time.sleep, args=(3,), daemon=True); kept.start()"
+    result = run(pytester, forked=made(body, FORKED))
+    result.stdout.fnmatch_lines(["left behind after the test:", "  children: *"])

@@ -38,7 +38,7 @@ class Slow:
     def wait(self) -> None:
         done, self._done = self._done, None
         if done is not None:
-            done.result(10)
+            done.result(60)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_more_threads_than_buffers_copy_at_once(device: ThreadPoolExecutor) -> N
     targets = [np.zeros(len(source), np.uint8) for source in sources]
     with ThreadPoolExecutor(8) as copying:
         for each in [copying.submit(staging.copy, *both) for both in zip(targets, sources, strict=True)]:
-            each.result(10)
+            each.result(60)
     assert all(np.array_equal(*both) for both in zip(targets, sources, strict=True))
 
 

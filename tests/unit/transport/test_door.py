@@ -53,7 +53,7 @@ async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(monkeypatch: pyt
     try:
         refuses = Refuses(monkeypatch, accepts=1, watches=2)
         host, _, port = tested.address.rpartition(":")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(bytes(HEAD))
             assert await reader.read() == bytes(HEAD)

@@ -49,7 +49,7 @@ def test_an_end_before_the_last_word_leaves_the_reader_without_it(
     with pytest.raises(EOFError):
         offered.confirm(stream)
     offered.leave(stream)
-    ending.join(5)
+    ending.join(60)
     assert not ending.is_alive()
 
 
@@ -76,6 +76,6 @@ def test_who_does_not_leave_is_cut_off(offered: Offered, pair: tuple[socket.sock
     serving = threading.Thread(target=serve)
     serving.start()
     offered.end(0.01)
-    serving.join(5)
+    serving.join(60)
     assert reader.recv(1) == b""
     assert not offered.take(stream, [(0, 100)])

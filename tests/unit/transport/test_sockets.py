@@ -35,8 +35,8 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         near = socket.create_connection(listening.getsockname())
         far, _ = listening.accept()
-    near.settimeout(10)
-    far.settimeout(10)
+    near.settimeout(60)
+    far.settimeout(60)
     with near, far:
         yield near, far
 

@@ -1,0 +1,296 @@
+"""Durable streams over three hosts, all of whose processes are killed at once, etcd's too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import dataplane as dp
+from dataplane.observe.members import members_text
+from tests.etcd import EtcdServer, needs_etcd
+from tests.processes import WAIT_S, Command, eventually
+
+pytestmark = needs_etcd
+
+T = TypeVar("T")
+
+NODES = 3
+SLOW_S = 60.0
+
+
+def started(path: Path, number: int, join: str, *, keeps: bool = True) -> Command:
+    command = ["node", "--memory", "32MiB", "--spill", "0", "--prewarm", "0"]
+    command += ["--socket", str(path / f"s{number}"), "--listen", "tcp://127.0.0.1:0", "--join", join]
+    if keeps:
+        command += ["--data-dir", str(path / f"data{number}")]
+    return Command(*command, log=path / f"log{number}")
+
+
+@contextmanager
+def hosts(
+    path: Path, etcd: EtcdServer, count: int = NODES, processes: list[Command] | None = None
+) -> Iterator[list[dp.Plane]]:
+    """All of them, until all are killed at once. `processes`: where they are added."""
+    processes = [] if processes is None else processes
+    try:
+        processes += [started(path, number, f"etcd://{etcd.address}/durable") for number in range(count)]
+        with ExitStack() as stack:
+            planes = []
+            for number, process in enumerate(processes):
+                assert process.stdout.readline(), (path / f"log{number}").read_text()
+                planes.append(dp.connect(f"unix://{path / f's{number}'}"))
+                stack.callback(planes[-1].close)
+            eventually(lambda: all(len(plane.members()["members"]) == count for plane in planes), "they meet", SLOW_S)
+            yield planes
+            for process in processes:
+                process.kill()
+    finally:
+        for process in processes:
+            process.kill()
+            with process:
+                pass
+
+
+@contextmanager
+def one_more(path: Path, etcd: EtcdServer, number: int) -> Iterator[dp.Plane]:
+    """A node that comes later than the others."""
+    with started(path, number, f"etcd://{etcd.address}/durable") as process:
+        try:
+            assert process.stdout.readline()
+            with dp.connect(f"unix://{path / f's{number}'}") as plane:
+                yield plane
+        finally:
+            process.kill()
+
+
+def opened(plane: dp.Plane) -> dp.Stream:
+    return plane.stream("rows", ["train"], durable=True)
+
+
+def take(stream: dp.Stream, most: int) -> dict[str, bytes]:
+    delivery = stream.consume("train", rows=most, columns=["x"], min_rows=1, timeout=SLOW_S)
+    found = dict(zip(delivery.keys, (bytes(row) for row in delivery.get()["x"]), strict=True))
+    delivery.ack()
+    return found
+
+
+def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
+    put: dict[str, bytes] = {}
+    acked: dict[str, bytes] = {}
+    with EtcdServer(tmp_path) as etcd:
+        for life in range(3):
+            with hosts(tmp_path, etcd) as planes:
+                streams = [opened(plane) for plane in planes]
+                for number, stream in enumerate(streams):
+                    for at in range(4):
+                        rows = {f"{life}.{number}.{at}.{n}": bytes([life, number, at, n]) * 20_000 for n in range(3)}
+                        stream.append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
+                        put |= rows
+                for _ in range(3):
+                    taken = take(streams[life], 4)
+                    assert not acked.keys() & taken.keys(), "a row came again after its ack"
+                    acked |= taken
+            etcd.stop()
+            etcd.start()
+        with hosts(tmp_path, etcd) as planes:
+            stream = opened(planes[0])
+            stream.close()
+            with suppress(dp.Closed):
+                while True:
+                    taken = take(stream, 64)
+                    assert not acked.keys() & taken.keys(), "a row came again after its ack"
+                    acked |= taken
+            assert acked == put
+            assert stream.lost() == []
+
+
+def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> None:
+    processes: list[Command] = []
+    with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, processes=processes) as planes:
+        streams = [opened(plane) for plane in planes]
+        put: dict[str, bytes] = {}
+        for number, stream in enumerate(streams):
+            rows = {f"{number}.{at}": bytes([number, at]) * 20_000 for at in range(8)}
+            stream.append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
+            put |= rows
+        processes[2].kill()
+        eventually(lambda: len(planes[0].members()["members"]) == NODES - 1, "the others notice", SLOW_S)
+        streams[0].append({"x": [b"meanwhile"]}, keys=["meanwhile"], timeout=SLOW_S)
+        with started(tmp_path, 2, f"etcd://{etcd.address}/durable") as process:
+            try:
+                eventually(lambda: len(planes[0].members()["members"]) == NODES, "it is back", SLOW_S)
+                streams[0].close()
+                found: dict[str, bytes] = {}
+                with suppress(dp.Closed):
+                    while True:
+                        taken = take(streams[0], 64)
+                        assert not found.keys() & taken.keys()
+                        found |= taken
+                assert found == {**put, "meanwhile": b"meanwhile"}
+                assert streams[0].lost() == []
+            finally:
+                process.kill()
+
+
+def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(tmp_path: Path) -> None:
+    with EtcdServer(tmp_path) as etcd:
+        put: dict[str, bytes] = {}
+        with hosts(tmp_path, etcd, 2) as planes:
+            for number, plane in enumerate(planes):
+                stream = plane.stream("rows", ["train"], durable=True, replicas=2)
+                for at in range(4):
+                    rows = {f"{number}.{at}.{n}": bytes([number, at, n]) * 20_000 for n in range(3)}
+                    stream.append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
+                    put |= rows
+            acked = take(stream, 4)
+        shutil.rmtree(tmp_path / "data0")
+        with hosts(tmp_path, etcd, 2) as planes:
+            stream = planes[1].stream("rows")
+            found = acked
+            stream.close()
+            with suppress(dp.Closed):
+                while True:
+                    taken = take(stream, 64)
+                    assert not found.keys() & taken.keys()
+                    found |= taken
+            assert found == put
+            assert stream.lost() == []
+            stream.drop()
+            eventually(lambda: planes[1].stats().shards == 0, "nothing is left of them", SLOW_S)
+
+
+def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
+    with EtcdServer(tmp_path) as etcd:
+        there: dict[str, bytes] = {}
+        for life in range(2):
+            with hosts(tmp_path, etcd) as planes:
+                for number, plane in enumerate(planes):
+                    table = plane.table("state", durable=True)
+                    rows = {f"{number}.{n}": bytes([life, number, n]) * 20_000 for n in range(4)}
+                    patiently(table.write, list(rows), {"x": list(rows.values())}, tags=[{"life": life}] * len(rows))
+                    there |= rows
+                    table.clear([f"{number}.0"])
+                    del there[f"{number}.0"]
+                    assert table.take("train", table.numbers([f"{number}.1"]), claim=f"{life}.{number}") is not None
+                    table.untake("train", table.numbers([f"{number}.1"]))
+                    assert table.take("train", table.numbers([f"{number}.2"]), claim=f"{number}") is not None
+                if not life:
+                    table.write(["gone"], {"x": [b"gone"]})
+                    table.clear(["gone"])
+                assert planes[0].tables()["state"]["rows"] == len(there)
+            etcd.stop()
+            etcd.start()
+        with hosts(tmp_path, etcd) as planes:
+            table = planes[1].table("state")
+            rows = planes[1].get(table.read(sorted(there), ["x"]))["x"]
+            assert {key: bytes(row) for key, row in zip(sorted(there), rows, strict=True)} == there
+            assert sorted(table.look().keys) == sorted(there)
+            assert table.look().tags == [{"life": 1}] * len(there)
+            assert table.taken("train", table.numbers(["0.2", "1.2", "2.2", "0.1"])).tolist() == [
+                True,
+                True,
+                True,
+                False,
+            ]
+
+
+def test_the_coordinator_is_wiped_while_all_nodes_are_down(tmp_path: Path) -> None:
+    put: dict[str, bytes] = {}
+    with EtcdServer(tmp_path) as etcd:
+        with hosts(tmp_path, etcd) as planes:
+            for number, plane in enumerate(planes):
+                rows = {f"{number}.{at}": bytes([number, at]) * 20_000 for at in range(6)}
+                opened(plane).append({"x": list(rows.values())}, keys=list(rows), timeout=SLOW_S)
+                table = plane.table(f"state {number}", durable=True)
+                patiently(table.write, list(rows), {"x": list(rows.values())})
+                put |= rows
+            acked = take(opened(planes[1]), 5)
+            eventually(lambda: followed(planes), "each partition is on two nodes", SLOW_S)
+        etcd.stop()
+        etcd.wipe()
+        etcd.start()
+        with hosts(tmp_path, etcd, 2) as planes:
+            eventually(lambda: planes[0].members()["waits"], "partitions of the third wait for it", SLOW_S)
+            assert "waits for node" in members_text(planes[0].members())
+            with one_more(tmp_path, etcd, 2) as third:
+                eventually(lambda: not planes[0].members()["waits"], "all are found", SLOW_S)
+                for number, plane in enumerate((*planes, third)):
+                    table = plane.table(f"state {number}", durable=True)
+                    keys = sorted(key for key in put if key.startswith(f"{number}."))
+                    found = plane.get(patiently(table.read, keys, ["x"]))["x"]
+                    assert [bytes(row) for row in found] == [put[key] for key in keys]
+                stream = planes[0].stream("rows")
+                stream.append({"x": [b"later"]}, keys=["later"], timeout=SLOW_S)
+                stream.close()
+                with suppress(dp.Closed):
+                    while True:
+                        taken = take(stream, 64)
+                        assert not acked.keys() & taken.keys(), "a row came again after its ack"
+                        acked |= taken
+                assert acked == {**put, "later": b"later"}
+                assert stream.lost() == []
+
+
+@pytest.mark.parametrize("down", [1, 2])  # of two, partitions may have had all replicas there
+def test_what_was_dropped_while_hosts_were_away_is_gone_though_the_coordinator_is_wiped(
+    tmp_path: Path, down: int
+) -> None:
+    processes: list[Command] = []
+    with EtcdServer(tmp_path) as etcd:
+        with hosts(tmp_path, etcd, processes=processes) as planes:
+            for number, plane in enumerate(planes):
+                stream = plane.stream("dropped", ["train"], durable=True)
+                stream.append({"x": [bytes([number]) * 20_000] * 4}, timeout=SLOW_S)
+            opened(planes[0]).append({"x": [b"kept"]}, keys=["kept"], timeout=SLOW_S)
+            for process in processes[NODES - down :]:
+                process.kill()
+            eventually(lambda: len(planes[0].members()["members"]) == NODES - down, "the others notice", SLOW_S)
+            planes[0].stream("dropped").drop()
+            if down == 1:
+                eventually(lambda: planes[1].stats().shards <= 1, "the other has heard it", SLOW_S)
+        etcd.stop()
+        etcd.wipe()
+        etcd.start()
+        with hosts(tmp_path, etcd) as planes:
+            eventually(lambda: not any(plane.members()["waits"] for plane in planes), "nothing is waited for", SLOW_S)
+            for plane in planes:
+                eventually(lambda: plane.stats().shards <= 1, "it keeps nothing of what was dropped", SLOW_S)  # noqa: B023
+            with pytest.raises(dp.Misuse):
+                planes[2].stream("dropped")
+            assert take(opened(planes[2]), 4) == {"kept": b"kept"}
+
+
+def followed(planes: list[dp.Plane]) -> bool:
+    """Whether each partition that is led has a follower."""
+    nodes = [node for plane in planes for node in plane.members()["members"].values()]
+    led, follows = ({name for node in nodes for name in node[what]} for what in ("leads", "follows"))
+    return led <= follows
+
+
+def patiently(ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """What is asked of a table, once its leader is there; to ask it again does no harm."""
+    found: list[T] = []
+
+    def answered() -> bool:
+        with suppress(dp.PeerUnavailable, dp.OutcomeUnknown):
+            found.append(ask(*arguments, **named))
+        return bool(found)
+
+    eventually(answered, "the table is there", SLOW_S)
+    return found[0]
+
+
+def test_a_host_without_a_data_directory_is_no_place_for_it(tmp_path: Path) -> None:
+    with EtcdServer(tmp_path) as etcd, started(tmp_path, 0, f"etcd://{etcd.address}/durable", keeps=False) as process:
+        try:
+            assert process.stdout.readline()
+            with dp.connect(f"unix://{tmp_path / 's0'}") as plane, pytest.raises(dp.Misuse, match="--data-dir"):
+                opened(plane)
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)

@@ -1,0 +1,229 @@
+"""A node whose durable table is under load is killed at random: what was answered is as it was answered.
+
+`KILLS=100 pytest tests/chaos/test_durable_tables.py` kills more often.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import xxhash
+
+import dataplane as dp
+from tests.chaos.test_durable import KILLS, MIB, node
+from tests.processes import eventually
+
+WRITERS, TAKERS = 2, 2
+NAMES = 40  # of rows that a writer writes again and again
+SIZES = (300, 5_000, 40_000, MIB)
+TASK = "train"
+TIMEOUT_S = 60.0
+
+
+@dataclass
+class Writer:
+    """What one writer was answered: the digest of each of its rows. What was not answered is asked again as it was."""
+
+    name: str
+    draw: random.Random
+    worked: threading.Event
+    there: dict[str, str] = field(default_factory=dict)
+    asked: tuple[list[str], list[bytes] | None] | None = None
+    answered: int = 0
+
+    def next(self) -> tuple[list[str], list[bytes] | None]:
+        """Rows to be written or, without values, cleared."""
+        if self.draw.random() < 0.2 and self.there:
+            return self.draw.sample(sorted(self.there), min(3, len(self.there))), None
+        names = self.draw.sample(range(NAMES), self.draw.randint(1, 4))
+        return [f"{self.name}.{name}" for name in names], [self.draw.randbytes(self.draw.choice(SIZES)) for _ in names]
+
+    def work(self, plane: dp.Plane) -> None:
+        table = plane.table("rows", durable=True)
+        while True:
+            self.asked = self.asked or self.next()
+            keys, rows = self.asked
+            if rows is None:
+                table.clear(keys)
+                for key in keys:
+                    self.there.pop(key, None)
+            else:
+                tags = [{"sum": xxhash.xxh3_64_hexdigest(row)} for row in rows]
+                table.write(keys, {"x": rows}, tags=tags)
+                self.there.update({key: tag["sum"] for key, tag in zip(keys, tags, strict=True)})
+            self.answered += 1
+            self.asked = None
+            self.worked.set()
+
+
+@dataclass
+class Taker:
+    """What one taker was given, by claim; and it makes the rows that it takes. Those of its last claim may be taken
+    without an answer."""
+
+    name: str
+    draw: random.Random
+    given: dict[str, list[int]] = field(default_factory=dict)
+
+    def work(self, plane: dp.Plane) -> None:
+        table = plane.table("taken", durable=True)
+        while True:
+            number = len(self.given)
+            table.write([f"{self.name}.{number}.{at}" for at in range(3)], tags=[{"at": at} for at in range(3)])
+            claim = f"{self.name}.{number}"
+            ready = table.ready([], task=TASK, claim=claim, timeout=1.0)
+            taken = table.take(TASK, ready[: self.draw.randint(1, 3)], claim=claim)
+            if taken is not None:
+                self.given[claim] = taken.tolist()
+
+
+def until_killed(work: Callable[[dp.Plane], None], address: str) -> None:
+    with suppress(dp.PeerUnavailable, dp.OutcomeUnknown, dp.NotReady), dp.connect(address) as plane:
+        work(plane)
+
+
+def live(
+    path: Path, works: list[Callable[[dp.Plane], None]], worked: threading.Event, seconds: float, *, starting: bool
+) -> bool:
+    """One life, killed so long after it was started, or after it had answered something; whether it had started."""
+    worked.clear()
+    with node(path) as process:
+        killing = threading.Timer(seconds, process.kill)
+        if starting:
+            killing.start()
+        started = bool(process.stdout.readline())
+        if started:
+            threads = [threading.Thread(target=until_killed, args=(work, f"unix://{path / 's'}")) for work in works]
+            for thread in threads:
+                thread.start()
+            if not starting and worked.wait(TIMEOUT_S):
+                killing.start()
+            for thread in threads:
+                thread.join()
+        killing.cancel()
+        if killing.ident is not None:
+            killing.join()
+        process.kill()
+    return started
+
+
+@contextmanager
+def living(path: Path) -> Iterator[dp.Plane]:
+    """A node and a client of it, until the node is killed."""
+    with node(path) as process:
+        try:
+            assert process.stdout.readline(), "it starts"
+            with dp.connect(f"unix://{path / 's'}") as plane:
+                yield plane
+        finally:
+            process.kill()
+
+
+def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
+    """In a last life: rows, their columns and tags, what was taken, and under which claim."""
+    with living(path) as plane:
+        table = plane.table("rows")
+        seen = table.look(columns=["x"])
+        tags = dict(zip(seen.keys, seen.tags, strict=True))
+        for writer in writers:
+            unsettled = set(writer.asked[0]) if writer.asked else set()
+            found = {key for key in seen.keys if key.startswith(f"{writer.name}.")}
+            assert found - unsettled == writer.there.keys() - unsettled
+            for key in sorted(found):
+                (row,) = plane.get(table.read([key], ["x"]))["x"]
+                assert tags[key]["sum"] == xxhash.xxh3_64_hexdigest(row), key
+                if key not in unsettled:
+                    assert tags[key]["sum"] == writer.there[key], key
+        taken, given = plane.table("taken"), [rows for taker in takers for rows in taker.given.values()]
+        numbers = [number for rows in given for number in rows]
+        assert len(set(numbers)) == len(numbers), "a row was given twice"
+        assert taken.taken(TASK, sorted(numbers)).all()
+        for taker in takers:
+            for claim, rows in taker.given.items():
+                found_rows = taken.claimed(TASK, claim)
+                assert found_rows is not None, claim
+                assert found_rows.tolist() == rows
+
+
+def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
+    with living(tmp_path) as plane:
+        table = plane.table("state", durable=True)
+        assert table.write(["a", "b", "c"], {"x": [b"a" * MIB, b"b", b"c"]}, tags=[{"n": n} for n in range(3)]).tolist()
+        table.write(["a"], {"x": [b"A"], "y": [1.5]})
+        assert table.take("train", [0], give=[0, 2], claim="step-0") is not None
+        table.clear(["b"])
+        plane.table("process").write(["z"], {"x": [b"1"]})
+    for life in range(2):
+        with living(tmp_path) as plane:
+            table = plane.table("state")
+            seen = table.look(columns=["x", "y"])
+            assert (seen.keys, seen.tags) == (["a", "c"], [{"n": 0}, {"n": 2}])
+            assert seen.have.tolist() == [[True, True], [True, False]]
+            assert [bytes(row) for row in plane.get(table.read(["a", "c"], ["x"]))["x"]] == [b"A", b"c"]
+            assert table.taken("train").tolist() == [True, False]
+            claimed = table.claimed("train", "step-0")
+            assert claimed is not None
+            assert claimed.tolist() == [0, 2]
+            assert table.write([f"new {life}"]).tolist() == [3 + life]
+            table.clear([f"new {life}"])
+            assert plane.table("process").look().keys == []
+            assert plane.tables()["state"]["rows"] == 2
+            if life:
+                table.drop()
+                eventually(lambda: plane.stats().shards == 0, "nothing is left of it")
+    with living(tmp_path) as plane:
+        assert plane.stats().shards == 0
+        assert plane.table("state").look().keys == []
+        assert plane.table("state", durable=True).write(["a"]).tolist() == [5], "numbers go on"
+
+
+def test_rows_that_others_own_too_are_there(tmp_path: Path) -> None:
+    with living(tmp_path) as plane:
+        put = plane.put({"x": [b"a" * MIB, b"b" * MIB, b"c"]})
+        plane.stream("rows", ["train"], durable=True).append(plane.retain(put), keys=["a", "b", "c"])
+        plane.table("state", durable=True).write(["a", "b", "c"], plane.retain(put))
+        plane.free(put)
+    with living(tmp_path) as plane:
+        table = plane.table("state")
+        with plane.stream("rows", ["train"], durable=True).consume("train", rows=3, columns=["x"]) as delivery:
+            assert [row[:1] for row in delivery.get()["x"]] == [b"a", b"b", b"c"]
+        assert [row[:1] for row in plane.get(table.read(["b", "c"], ["x"]))["x"]] == [b"b", b"c"]
+        table.drop()
+        eventually(lambda: plane.stats().shards == 0, "it goes with the last owner")
+
+
+def test_a_name_is_one_table(tmp_path: Path) -> None:
+    with living(tmp_path) as plane:
+        plane.table("process").write(["a"], tags=[{"n": 1}])
+        with pytest.raises(dp.Misuse, match="drop it first"):
+            plane.table("process", durable=True).write(["b"])
+        plane.table("process").drop()
+        plane.table("process", durable=True).write(["b"])
+        assert plane.table("process").look().keys == ["b"], "it is the durable one for who does not say"
+    with living(tmp_path) as plane:
+        assert plane.table("process").look().keys == ["b"]
+    with dp.connect() as plane, pytest.raises(dp.Misuse, match="--data-dir"):
+        plane.table("state", durable=True).write(["a"])
+
+
+@pytest.mark.timeout(max(180, 20 * KILLS))
+def test_killed_at_random_under_load(tmp_path: Path) -> None:
+    draw, worked = random.Random(), threading.Event()
+    writers = [Writer(f"w{n}", random.Random(draw.random()), worked) for n in range(WRITERS)]
+    takers = [Taker(f"t{n}", random.Random(draw.random())) for n in range(TAKERS)]
+    works = [each.work for each in (*writers, *takers)]
+    lives = 0
+    for number in range(KILLS):
+        starting = number % 5 == 3
+        lives += live(tmp_path, works, worked, draw.uniform(0.0, 3.0 if starting else 1.5), starting=starting)
+    check(tmp_path, writers, takers)
+    assert lives > KILLS / 2
+    answered = sum(writer.answered for writer in writers), sum(len(taker.given) for taker in takers)
+    assert answered[0] > KILLS / 2, "it was under load"
+    print(f"{KILLS} kills: {answered[0]} writes and {answered[1]} claims answered")  # noqa: T201

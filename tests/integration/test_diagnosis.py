@@ -1,0 +1,120 @@
+"""Running jobs of real processes, and what is said of them. The whole matrix is `bench.diagnosis`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from bench.diagnosing import roles
+from bench.diagnosing.cells import FAULTS, USUAL, Cell, lines_of
+from dataplane import cli
+from dataplane.diagnosis.diagnosis import diagnosed
+from dataplane.diagnosis.graph import Run, between
+from dataplane.diagnosis.recorder import recorder
+from tests.integration.test_hosts import Host, together
+from tests.processes import StandingNode, Worker, eventually
+
+LOOK_S = 3.0
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandingNode]:
+    with StandingNode(tmp_path, memory="64MiB", spill=0) as node:
+        yield node
+
+
+def work(pipe: Any, role: str, address: str, job: dict[str, Any], worker: int) -> None:
+    try:
+        getattr(roles, role)(address, job, worker)
+    except dp.Closed:  # the job is over
+        pass
+
+
+def reported(plane: dp.Plane, role: str) -> bool:
+    """Whether a process has reported that consumes by this function."""
+    places = [
+        place
+        for process in between({"nodes": []}, plane.graphs(), 1e9).processes
+        for place in process.places
+        if place.function == role and place.count > 2
+    ]
+    return bool(places)
+
+
+def grpo(node: StandingNode, fault: str, seen: Path) -> Run:
+    """A short job with the fault."""
+    job = USUAL["grpo"] | {"seed": 1, "workers": 2} | FAULTS[fault].job
+    job["reward_s"] *= job["reward_x"]
+    with dp.connect(node.address) as plane, ExitStack() as stack:
+        stream = plane.stream("rollouts", tasks=["reward", "actor"], max_lag=8)
+        for role, count in (("train", 1), ("reward", 1), ("roll_out", 2)):
+            for worker in range(count):
+                stack.enter_context(Worker(work, role, node.address, job, worker))
+        eventually(lambda: reported(plane, "train"), "a step was reported")
+        command = ["diagnose", node.address, "--seconds", str(LOOK_S), "--out", str(seen), "--json"]
+        assert cli.main(command) == 0
+        stream.drop()
+    return Run.load(seen)
+
+
+@pytest.mark.parametrize("fault", ["reward", "lock"])
+def test_the_line_that_is_slow_is_named_first(
+    node: StandingNode, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = grpo(node, fault, tmp_path / "run")
+    found = diagnosed(run)
+    cell = Cell("grpo", FAULTS[fault], 1, found, run, 0.0)
+    assert cell.named, cell.first
+    assert cell.line, cell.first
+    cause = json.loads(capsys.readouterr().out)["causes"][0]
+    assert cause["line"] in lines_of(fault)
+    assert cause["chain"][0]["kind"] == "rows"
+    assert cause["seconds"] > 0.01
+
+
+def test_a_node_that_nobody_uses_is_told_so(node: StandingNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["diagnose", node.address, "--seconds", "0.5"]) == 1
+    assert "no process consumes" in capsys.readouterr().err
+
+
+def test_a_call_that_waits_counts_once(node: StandingNode) -> None:
+    """Also where the caller hands what it waits for to the loop."""
+    with Worker(calls_that_wait, node.address) as one:  # the places of a process are bounded
+        graph = one.hear()
+    mine = [place for place in graph["places"] if place[1] == __file__ and place[4] == "append"]
+    assert [place[6] for place in mine] == [1, 1]
+
+
+def calls_that_wait(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane, dp.connect(address) as other:
+        stream = plane.stream("s", tasks=["t"], max_rows=1)
+        stream.append({"x": [1]})
+        late = threading.Timer(0.2, lambda: other.stream("s").consume("t", rows=1, columns=["x"]).ack())
+        late.start()
+        stream.append({"x": [2]})
+        late.join()
+        pipe.send(recorder.told())
+
+
+def test_nodes_tell_whose_partitions_rows_go_to_and_how_long_they_queued(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        one = stack.enter_context(Host(tmp_path / "0"))
+        two = stack.enter_context(Host(tmp_path / "1", one))
+        with dp.connect(one.address) as here, dp.connect(two.address) as there:
+            together(here, there)
+            streams = [plane.stream("s", tasks=["t"]) for plane in (here, there)]
+            before = here.graphs()
+            for stream in streams * 3:
+                stream.append({"x": [1, 2]}, group="all")
+            eventually(lambda: len(there.graphs()["nodes"][0]["clients"]) == 1, "a client has reported")
+            nodes = between(before, there.graphs(), 1.0).nodes
+    assert set(nodes) == {each["node"] for each in before["nodes"]}
+    assert sorted(node.rows.get("s", 0) for node in nodes.values()) == [0, 12]
+    assert all(node.ran_s > 0 for node in nodes.values())

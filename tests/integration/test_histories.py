@@ -1,0 +1,298 @@
+"""Histories, end to end: recorded, bounded, read in place, by several processes, over hosts and on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.history import HistoPipe
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import Host, together
+from tests.processes import MIB, StandingNode, Worker, eventually
+
+
+@pytest.fixture
+def plane(node: StandingNode) -> Any:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+def tokens_of(history: Any, key: str) -> list[list[int]]:
+    return [each.tokens.tolist() for each in history.responses(key)]
+
+
+def test_responses_are_there_by_prompt_the_oldest_epoch_first(plane: Any) -> None:
+    history = plane.history("h")
+    assert history.responses("p") == []
+    assert history.known(["p", "q"]) == [[], []]
+    history.add("p", [4, 5], epoch=2, reward=0.5)
+    history.add("p", np.array([1, 2, 3]), epoch=1)
+    history.add("p", [], epoch=3)
+    history.add("q", [9], epoch=1, reward=float("nan"))
+    assert tokens_of(history, "p") == [[1, 2, 3], [4, 5]]
+    assert [(each.epoch, each.reward) for each in history.responses("p")] == [(1, None), (2, 0.5)]
+    [[one], [], two] = history.known(["q", "absent", "p"])
+    assert (one.length, one.reward, [each.length for each in two]) == (1, None, [3, 2])
+    history.drop()
+    assert plane.stats().shards == 0
+
+
+def test_the_oldest_epoch_and_the_least_reward_go_first(plane: Any) -> None:
+    history = plane.history("h", keep=2, samples=2)
+    for epoch in (1, 2):
+        for sample in (0, 1):
+            history.add("p", [epoch, sample], epoch=epoch, reward=sample)
+    history.add("p", [3, 3], epoch=3)
+    assert tokens_of(history, "p") == [[2, 0], [2, 1], [3, 3]]  # of the newest two epochs
+    history.add("p", [3, 4], epoch=3)
+    history.add("p", [3, 5], epoch=3)
+    assert tokens_of(history, "p") == [[2, 1], [3, 3], [3, 4], [3, 5]]
+    history.drop()
+    assert plane.stats().shards == 0
+
+
+def test_rows_are_recorded_by_reference(plane: Any) -> None:
+    history = plane.history("h")
+    responses = [np.arange(20_000 + row, dtype=np.int32) for row in range(4)]
+    ref = plane.put({"response_ids": responses, "key": ["a", "b", "a", "a"], "reward": np.arange(4.0)})
+    before = plane.stats().put_bytes
+    history.record(ref, epoch=7, reward="reward")
+    assert plane.stats().put_bytes - before < 20_000  # no tokens
+    plane.free(ref)
+    assert sorted(map(len, tokens_of(history, "a"))) == [20_000, 20_002, 20_003]
+    assert [each.reward for each in history.responses("b")] == [1.0]
+    history.record(plane.put({"t": [[1, 2], [3]]}), tokens="t", key=["c", "d"], epoch=[1, 2])  # int64: copied
+    assert (tokens_of(history, "c"), tokens_of(history, "d")) == ([[1, 2]], [[3]])
+    history.drop()
+
+
+def test_what_is_no_response_is_refused_and_leaves_nothing(plane: Any) -> None:
+    history = plane.history("h")
+    for bad in ([0.5], [[1]], ["a"], [1 << 40]):
+        with pytest.raises(dp.SchemaMismatch):
+            history.add("p", bad)
+    for arguments in ({"reward": "x"}, {"epoch": "x"}):
+        with pytest.raises(dp.Misuse):
+            history.add("p", [1], **arguments)
+    ref = plane.put({"response_ids": [[1], [2]]})
+    with pytest.raises(dp.Misuse, match="1 keys"):
+        history.record(ref, key=["a"])
+    plane.free(ref)
+    for settings in ({"keep": 0}, {"samples": 0}, {"dtype": "float32"}, {"keep": 100, "samples": 100}):
+        with pytest.raises(dp.Misuse):
+            plane.history("h", **settings)
+    assert plane.stats().shards == 0
+
+
+def test_a_history_is_bounded(plane: Any) -> None:
+    history = plane.history("h", max_bytes="1MiB", samples=4)
+    for epoch in range(4):
+        for step in range(8):
+            keys = [f"p{step}-{row}" for row in range(16)]
+            ref = plane.put({"key": keys, "response_ids": [np.full(2048, row, np.int32) for row in range(16)]})
+            history.record(ref, epoch=epoch, reward=[float(row) for row in range(16)])
+            plane.free(ref)
+    held = history.known([f"p{step}-{row}" for step in range(8) for row in range(16)])
+    assert sum(each.length for several in held for each in several) * 4 <= MIB * 1.2
+    oldest = [min((each.epoch for each in several), default=9) for several in held]
+    assert sum(epoch < 2 for epoch in oldest) == 0  # the older epochs went
+    assert plane.stats().memory_used < 3 * MIB
+    history.drop()
+    assert plane.stats().shards == 0
+
+
+def test_a_stream_is_followed_until_it_closes(plane: Any) -> None:
+    stream = plane.stream("rollouts", tasks=["history", "train"])
+    history = plane.history("h")
+    for version in (1, 2):
+        columns = {"response_ids": [np.arange(3, dtype=np.int32) + version] * 2, "reward": np.array([0.0, 1.0])}
+        stream.append(columns, group=["a", "b"], version=version)
+    stream.close()
+    assert history.follow(stream, reward="reward") == 4
+    assert tokens_of(history, "a") == [[1, 2, 3], [2, 3, 4]]
+    assert [each.reward for each in history.responses("b")] == [1.0, 1.0]
+
+
+def drafts(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        drafter = plane.history("h").drafter("p")
+        drafter.accept([3, 4])
+        pipe.send(drafter.propose(4))
+
+
+def test_other_processes_draft_from_it(plane: Any, node: StandingNode) -> None:
+    plane.history("h").add("p", [1, 2, 3, 4, 5, 6, 7, 8])
+    drafter = plane.history("h").drafter("p")
+    assert drafter.propose(4) == [1, 2, 3, 4]
+    assert plane.history("h").drafter("q").propose() == []
+    with Worker(drafts, node.address) as worker:
+        assert worker.hear() == [5, 6, 7, 8]
+
+
+def adds(pipe: Any, address: str, first: int) -> None:
+    with dp.connect(address) as plane:
+        history = plane.history("h", keep=2, samples=4)
+        pipe.send("ready")
+        for number in range(first, first + 20):
+            history.add("p", [number] * 5, epoch=number // 10, reward=number)
+            history.add(f"p{number}", [number])
+        pipe.send("done")
+
+
+def test_several_processes_record_one_prompt(plane: Any, node: StandingNode) -> None:
+    history = plane.history("h", keep=2, samples=4)
+    with Worker(adds, node.address, 0) as one, Worker(adds, node.address, 100) as other:
+        assert [worker.hear() for worker in (one, other, one, other)] == ["ready", "ready", "done", "done"]
+    held = history.responses("p")
+    assert 1 <= len(held) <= 8
+    assert all(len(set(each.tokens.tolist())) == 1 and len(each.tokens) == 5 for each in held)
+    assert [tokens_of(history, f"p{number}") for number in (0, 19, 100, 119)] == [[[0]], [[19]], [[100]], [[119]]]
+    history.drop()
+    assert plane.stats().shards == 0
+
+
+def test_a_recorder_that_is_killed_leaves_nothing_but_responses(plane: Any, node: StandingNode) -> None:
+    with Worker(adds, node.address, 0) as worker:
+        assert worker.hear() == "ready"
+        worker.kill()
+    history = plane.history("h", keep=2, samples=4)
+    history.add("p", [7])
+    assert [7] in tokens_of(history, "p")
+    history.drop()
+    eventually(lambda: plane.stats().shards == 0, "what was under way is freed")
+
+
+def test_tags_that_are_no_responses_are_passed_over(plane: Any) -> None:
+    history = plane.history("h")
+    history.add("p", [1, 2])
+    for bad in (7, [1], ["x", 2, None, 4], [1, -2, None, 4], {"a": 1}):
+        plane.table("history/h").write(["p"], tags=[{"r5": bad, "r6": bad, "other": 1}])
+        assert tokens_of(history, "p") == [[1, 2]]
+    plane.table("history/h").write(["p"], tags=[{"r5": [1, 2, None, 4]}])  # of tokens that are not there
+    assert tokens_of(history, "p") == [[1, 2]]
+
+
+def test_both_faces_are_one(node: StandingNode) -> None:
+    async def run() -> list[int]:
+        async with dp.aio.connect(node.address) as plane:
+            history = plane.history("h")
+            await asyncio.gather(*(history.add(f"p{n}", [1, 2, 3], epoch=1) for n in range(8)))
+            return [len(await history.responses(f"p{n}")) for n in range(8)]
+
+    assert asyncio.run(run()) == [1] * 8
+
+
+def test_lengths_and_a_schedule_come_from_it(plane: Any) -> None:
+    history = plane.history("h")
+    keys = [f"p{n}" for n in range(32)]
+    for epoch in (1, 2):
+        ref = plane.put({"key": keys, "response_ids": [np.zeros(10 * (n + 1), np.int32) for n in range(32)]})
+        history.record(ref, epoch=epoch)
+        plane.free(ref)
+    lengths = history.lengths([*keys, "unknown"])
+    assert (np.diff(lengths.tokens[:32]) > 0).all()
+    assert lengths.known.tolist() == [2] * 32 + [0]
+    schedule = history.schedule(keys, 4, samples=2)
+    assert sorted(np.concatenate(schedule.workers).tolist()) == list(range(32))
+    assert schedule.bubbles < 0.1
+    history.drop()
+
+
+def test_a_durable_history_is_there_again(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0, data_dir=tmp_path / "data")
+    with dp.connect(config=config) as plane:
+        plane.history("h", durable=True).add("p", [1, 2, 3], epoch=5, reward=1.0)
+    with dp.connect(config=config) as plane:
+        [response] = plane.history("h").responses("p")
+        assert (response.tokens.tolist(), response.epoch, response.reward) == ([1, 2, 3], 5, 1.0)
+
+
+@needs_etcd
+def test_hosts_share_a_history_and_outlive_one_of_them(tmp_path: Path) -> None:
+    with (
+        EtcdServer(tmp_path) as etcd,
+        Host(tmp_path / "0", f"etcd://{etcd.address}/h") as one,
+        Host(tmp_path / "1", f"etcd://{etcd.address}/h") as two,
+        dp.connect(one.address) as first,
+        dp.connect(two.address) as second,
+    ):
+        together(first, second)
+        first.history("h").add("p", [1, 2, 3, 4], epoch=1)
+        second.history("h").add("p", [5, 6, 7, 8], epoch=2)
+        assert tokens_of(second.history("h"), "p") == [[1, 2, 3, 4], [5, 6, 7, 8]]
+        before = second.stats()
+        for _ in range(3):
+            second.history("h").drafter("p")
+        assert second.stats().put_bytes == before.put_bytes  # the copy of the host serves all
+        first.history("h").add("q", [1], epoch=1)
+        second.history("h").add("q", [2], epoch=2)
+        first.close()
+        one.kill()
+        assert tokens_of(second.history("h"), "q") == [[2]]  # the other was on the dead host alone
+
+
+def test_rollout_workers_pull_prompts_by_predicted_length(plane: Any) -> None:
+    history = plane.history("h")
+    for number in (*range(6), *range(6)):
+        history.add(f"p{number}", np.zeros(10 * (number + 1), np.int32), epoch=0)
+    prompts = plane.stream("prompts", tasks=["rollout"])
+    for step in (0, 1, 2):
+        keys = [f"p{number}" for number in range(6)]
+        predicted = history.lengths(keys).tokens.round().tolist()
+        prompts.append({"key": keys}, version=step, tags={"predicted_tokens": predicted})
+    taken = []
+    for _ in range(3):
+        with prompts.consume("rollout", rows=4, columns=["key"], sampler=HistoPipe(max_lag=1)) as delivery:
+            taken += [
+                (version, int(key[1:]))
+                for version, key in zip(delivery.versions, delivery.get()["key"].to_list(), strict=True)
+            ]
+    assert taken == [(0, n) for n in (5, 4, 3, 2, 1, 0)] + [(1, n) for n in range(6)]
+    prompts.drop()
+    history.drop()
+
+
+def test_a_stream_is_recorded_in_its_history_beside_who_opened_it(plane: Any) -> None:
+    history = plane.history("h")
+    stream = plane.stream("rollouts", ["actor"], history=history.following(reward="reward"))
+    assert list(stream.settings.tasks) == ["actor", "history"]
+    for epoch in (1, 2):
+        stream.append({"response_ids": [np.int32([epoch, 2]), np.int32([epoch])]}, group=["p", "q"], version=epoch)
+        with stream.consume("actor", rows=2, min_rows=2, columns=["response_ids"]) as delivery:
+            stream.extend(delivery.ref, {"reward": [0.5, 1.0]})
+    stream.close()
+    stream.follower.wait(60)
+    assert stream.follower.rows == 4
+    assert tokens_of(history, "p") == [[1, 2], [2, 2]]
+    assert [(each.epoch, each.reward) for each in history.responses("q")] == [(1, 1.0), (2, 1.0)]
+    with pytest.raises(dp.Misuse, match="a stream's history"):
+        plane.stream("other", ["actor"], history="h")
+
+
+def test_rows_that_a_closed_plane_left_are_recorded_by_the_next(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        plane.stream("rollouts", ["history"]).append({"response_ids": [[1], [2]]}, group="p")
+        follower = plane.stream("rollouts", history=plane.history("h")).follower
+        eventually(lambda: follower.rows == 2, "it records")
+    assert not follower.running
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["history"])
+        stream.append({"response_ids": [[3]]}, group="p")
+        stream.close()
+        plane.stream("rollouts", history=plane.history("h")).follower.wait(60)
+        assert sorted(tokens_of(plane.history("h"), "p")) == [[1], [2], [3]]
+
+
+async def test_an_asynchronous_plane_is_followed_too(node: StandingNode) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        history = plane.history("h")
+        stream = await plane.stream("rollouts", ["actor"], history=history)
+        await stream.append({"response_ids": [[1]]}, group="p")
+        await stream.close()
+        await asyncio.to_thread(stream.follower.wait, 60)
+        assert [each.tokens.tolist() for each in await history.responses("p")] == [[1]]

@@ -1,0 +1,273 @@
+"""`/metrics` of real nodes, and a real Prometheus that scrapes them and answers every query of the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane import cli
+from dataplane.client.observing import snapshot
+from dataplane.observe.snapshot import Snapshot
+from tests.integration.test_hosts import Host, together
+from tests.optional import needs
+from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.tools import tool
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ANY = "127.0.0.1:0"
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def scraped(plane: Any) -> dict[tuple[str, ...], float]:
+    """The values of a plane's node, by name and labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = read(f"http://{plane.stats().metrics}/metrics")
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items())))
+            assert key not in found, "no series is there twice"
+            found[key] = sample.value
+    return found
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Any]:
+    with StandingNode(tmp_path, metrics=ANY) as node, dp.connect(node.address) as plane:
+        yield plane
+
+
+@needs("prometheus_client")
+def test_what_was_done_is_counted(plane: Any) -> None:
+    ref = plane.put({"x": pattern(1, MIB)})
+    plane.get(ref)
+    stream = plane.stream("rollouts", tasks=["reward", "actor"])
+    stream.append({"x": [1, 2, 3]}, group="g")
+    with stream.consume("actor", rows=2, columns=["x"]):
+        pass
+    with pytest.raises(ZeroDivisionError), stream.consume("reward", rows=3, columns=["x"]):
+        raise ZeroDivisionError
+    with stream.consume("reward", rows=3, columns=["x"]):
+        pass
+    found = scraped(plane)
+    assert found["dataplane_put_bytes_total",] >= MIB
+    assert found["dataplane_rows_appended_total",] == 3
+    assert found["dataplane_rows_acked_total",] == 5
+    assert found["dataplane_rows_redelivered_total",] == 3
+    assert found["dataplane_task_lag_rows", "stream=rollouts", "task=actor"] == 1
+    assert found["dataplane_task_redelivered_rows_total", "stream=rollouts", "task=reward"] == 3
+    assert found["dataplane_stream_rows", "stream=rollouts"] == 1
+    assert found["dataplane_stream_oldest_row_age_seconds", "stream=rollouts"] > 0
+    for name in ("put", "get", "append", "consume_wait", "ack"):
+        assert found[f"dataplane_{name}_seconds_count",] >= 1
+        assert found[f"dataplane_{name}_seconds_sum",] > 0
+        assert found[f"dataplane_{name}_seconds_bucket", "le=+Inf"] == found[f"dataplane_{name}_seconds_count",]
+    stream.drop()
+    after = scraped(plane)
+    assert after["dataplane_rows_acked_total",] == 5
+    assert not any("stream=rollouts" in key for key in after)
+
+
+@needs("prometheus_client")
+def test_names_follow_the_conventions(plane: Any) -> None:
+    plane.stream("s", tasks=["t"]).append({"x": [1]})
+    for key in scraped(plane):
+        assert re.fullmatch(r"dataplane_[a-z_]+", key[0]), key
+        labels = {each.partition("=")[0] for each in key[1:]}
+        assert labels <= {"stream", "task", "role", "direction", "le", "node", "version"}, key
+
+
+@needs("prometheus_client")
+def test_a_client_that_died_is_still_counted(plane: Any, tmp_path: Path) -> None:
+    import os
+
+    address, child = plane.address, os.fork()
+    if not child:
+        other = dp.connect(address)
+        for _ in range(20):
+            other.put({"x": [1]})
+        os._exit(0)
+    os.waitpid(child, 0)
+    eventually(lambda: plane.stats().clients == 1, "the client has gone")
+    assert scraped(plane)["dataplane_put_seconds_count",] == 20
+
+
+@needs("prometheus_client")
+def test_hostile_names_neither_break_the_text_nor_grow_it(plane: Any) -> None:
+    for name in ('a"b\n\\c{}', "\u2028 ☃", "(others)", "x" * 200, "x" * 200 + "y", " "):
+        plane.stream(name, tasks=["t" * 150, '"']).append({"x": [1]})
+    text = read(f"http://{plane.stats().metrics}/metrics")
+    found = scraped(plane)
+    assert found["dataplane_streams",] == 6
+    assert sum(value for key, value in found.items() if key[0] == "dataplane_stream_rows") == 6
+    assert max(map(len, text.splitlines())) < 400
+
+
+@needs("prometheus_client")
+def test_a_thousand_streams_make_a_bounded_number_of_series(plane: Any) -> None:
+    for number in range(300):
+        plane.stream(f"s{number}", tasks=["a", "b", "c"]).append({"x": [1]})
+    text = read(f"http://{plane.stats().metrics}/metrics")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) < 2000
+    assert len(text) < 200_000
+
+
+@needs("prometheus_client")
+def test_nothing_but_metrics_is_served_and_garbage_is_refused(plane: Any) -> None:
+    host, port = plane.stats().metrics.split(":")
+    import socket
+
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(b"\x00\xff garbage\r\n\r\n")
+        raw.recv(1000)
+    request = urllib.request.Request(f"http://{host}:{port}/metrics", method="POST", data=b"x")
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=10)
+    assert scraped(plane)["dataplane_clients",] == 1
+
+
+@needs("prometheus_client")
+def test_the_command_serves_them_and_says_where(tmp_path: Path) -> None:
+    import sys
+
+    command = [sys.executable, "-m", "dataplane.cli", "node", "--socket", tmp_path / "n.sock", "--memory", "8MiB"]
+    command += ["--spill", "0", "--metrics", ANY]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = next(line for line in process.stderr if "metrics" in line)
+            assert "dataplane_memory_budget_bytes" in read(said.split()[-1])
+        finally:
+            process.terminate()
+            process.stderr.close()
+
+
+@pytest.mark.parametrize("where", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
+def test_a_place_that_is_none_is_a_mistake(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["node", "--metrics", where])
+    assert "HOST:PORT" in capsys.readouterr().err
+
+
+class Prometheus:
+    """A real one that scrapes these addresses, by the configuration of `deploy/`."""
+
+    def __init__(self, directory: Path, targets: list[str]) -> None:
+        program = tool("prometheus")
+        config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+        config = re.sub(r"targets: \[.*\]", f"targets: {json.dumps(targets)}", config).replace(": 5s", ": 1s")
+        (directory / "prometheus.yml").write_text(config)
+        for name in ("rules.yml", "alerts.yml"):
+            text = (DEPLOY / "prometheus" / name).read_text()
+            (directory / name).write_text(text.replace("interval: 5s", "interval: 1s"))
+        files = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+        self._log = (directory / "log").open("w")
+        command = [program, *files, "--web.listen-address=127.0.0.1:0", "--log.level=warn"]
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        listening = eventually(self._listening, "Prometheus listens")
+        self._url = f"http://127.0.0.1:{listening}"
+
+    def _listening(self) -> int:
+        assert self._process.poll() is None, Path(self._log.name).read_text()
+        found = psutil.Process(self._process.pid).net_connections("tcp")
+        return next((each.laddr.port for each in found if each.status == psutil.CONN_LISTEN), 0)
+
+    def query(self, text: str) -> list[float]:
+        """The values of a query now. Raises where Prometheus takes it for none."""
+        answer = json.loads(read(f"{self._url}/api/v1/query?{urllib.parse.urlencode({'query': text})}"))
+        assert answer["status"] == "success", answer
+        return [float(each["value"][1]) for each in answer["data"]["result"]]
+
+    def __enter__(self) -> Prometheus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def queries() -> list[tuple[str, str]]:
+    """Those of the dashboard, with their panels."""
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "dataplane.json").read_text())
+    return [(panel["title"], each["expr"]) for panel in dashboard["panels"] for each in panel.get("targets", ())]
+
+
+@needs("prometheus_client")
+def test_a_real_prometheus_scrapes_the_nodes_and_every_query_of_the_dashboard_has_data(tmp_path: Path) -> None:
+    tool("prometheus")
+    options: dict[str, Any] = {"metrics": ANY, "memory": "4MiB", "spill": "64MiB"}
+    with (
+        Host(tmp_path / "0", **options) as one,
+        Host(tmp_path / "1", one, **options) as two,
+        dp.connect(one.address) as here,
+        dp.connect(two.address) as there,
+    ):
+        together(here, there)
+        stream = here.stream("rollouts", tasks=["actor", "reward"])
+        targets = [plane.stats().metrics for plane in (here, there)]
+        with Prometheus(tmp_path, targets) as prometheus:
+
+            def work() -> None:
+                refs = [here.put({"x": pattern(seed, MIB)}) for seed in range(8)]
+                for seed, ref in enumerate(refs):  # some of them are on disk
+                    assert np.array_equal(here.get(ref)["x"].numpy(), pattern(seed, MIB))
+                assert np.array_equal(there.get(refs[7])["x"].numpy(), pattern(7, MIB))
+                for ref in refs:
+                    here.free(ref)
+                stream.append({"x": [1, 2]})
+                with stream.consume("actor", rows=2, columns=["x"], timeout=30):
+                    pass
+
+            left = queries()
+
+            def answered() -> bool:
+                work()
+                left[:] = [each for each in left if not any(map(math.isfinite, prometheus.query(each[1])))]
+                return not left
+
+            eventually(answered, "every query has data")
+            assert prometheus.query('sum(up{job="dataplane"})') == [2]
+            assert prometheus.query("sum(dataplane_members)") == [4]
+            assert sum(prometheus.query('dataplane_partitions{role="leader"}')) >= 1
+            assert sum(prometheus.query("dataplane_spill_seconds_count")) >= 1
+            assert sum(prometheus.query("dataplane_fetch_seconds_count")) >= 1
+
+
+def test_a_failover_is_counted_by_the_node_that_took_over(tmp_path: Path) -> None:
+    async def figures(address: str) -> Snapshot:
+        async with dp.aio.connect(address) as plane:
+            return await snapshot(plane)
+
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two, Host(tmp_path / "2", one) as three:
+        with dp.connect(one.address) as a, dp.connect(two.address) as b, dp.connect(three.address) as c:
+            together(a, b, c)
+            c.stream("s", tasks=["t"]).append({"x": [1]})
+
+        def all_of(*hosts: Host) -> list[Snapshot]:
+            return [asyncio.run(figures(host.address)) for host in hosts]
+
+        eventually(lambda: sum(each.followed for each in all_of(one, two, three)) == 3, "each partition has a follower")
+        assert [(each.failovers, each.members) for each in all_of(one, two)] == [(0, 3)] * 2
+        three.kill()
+        eventually(lambda: sum(each.failovers for each in all_of(one, two)) >= 1, "it took over")

@@ -1,0 +1,286 @@
+"""Recordings: rows of a stream as they are done, each once, whatever becomes of the recorder; and a stream of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dataplane as dp
+from dataplane import cli
+from dataplane.client.recorder import Recording
+from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
+from dataplane.recording import Reader
+from tests.integration.recorders import records
+from tests.processes import StandingNode, Worker, eventually
+
+WAIT_S = 60.0
+
+
+def fill(stream: Any, steps: int, rows: int = 8, first: int = 0) -> None:
+    """Steps of rows, each a policy version and a group."""
+    for step in range(first, first + steps):
+        stream.append(
+            {"ids": [np.arange(step, step + row) for row in range(rows)], "x": torch.full((rows, 3), step).bfloat16()},
+            group=f"g{step}",
+            version=step,
+            tags={"domain": ["math"] * rows},
+        )
+
+
+def rewarded(stream: Any, rows: int) -> None:
+    """The task `actor` does so many rows, and brings their reward."""
+    done = 0
+    while done < rows:
+        with stream.consume("actor", rows=rows - done, columns=["ids"], timeout=WAIT_S) as delivery:
+            stream.extend(delivery.ref, {"reward": np.array(delivery.versions, np.float32)})
+            done += len(delivery)
+
+
+def recorded(path: Path) -> list[tuple[str, Any, int]]:
+    """The key, group and version of each row."""
+    found = [each.names for each in Reader(path).rows()]
+    return [row for names in found for row in zip(names.keys, names.groups, names.versions, strict=True)]
+
+
+def test_rows_are_recorded_once_they_are_done_and_make_a_stream_again(plane: Any, tmp_path: Path, empty: None) -> None:
+    stream = plane.stream("rollouts", ["actor", "record"])
+    recording: Recording = stream.record(tmp_path / "r")
+    fill(stream, 3)
+    rewarded(stream, 24)
+    stream.close()
+    recording.wait(WAIT_S)
+    assert recording.statistics().rows == 24
+    assert Reader(tmp_path / "r").manifest.complete
+    with pytest.raises(Misuse, match="already"):
+        plane.replay(tmp_path / "r")
+    stream.drop()
+
+    again = plane.replay(tmp_path / "r")
+    assert again.name == "rollouts"
+    assert list(again.settings.tasks) == ["actor"]
+    seen = []
+    for delivery in again.deliveries("actor", rows=8, columns=["ids", "x", "reward"], sampler=dp.CompleteGroups(8)):
+        (version,) = set(delivery.versions)
+        batch = delivery.get()
+        assert delivery.groups == [f"g{version}"] * 8
+        assert delivery.tags == {"domain": ["math"] * 8}
+        assert [row.tolist() for row in batch["ids"].numpy()] == [list(range(version, version + n)) for n in range(8)]
+        assert batch["x"].torch().equal(torch.full((8, 3), version).bfloat16())
+        assert batch["reward"].torch().tolist() == [version] * 8
+        seen += delivery.keys
+        del batch
+    assert seen == [key.removeprefix("~") for key, _, _ in recorded(tmp_path / "r")]
+    again.replay.wait(WAIT_S)
+    assert again.replay.rows == 24
+    again.drop()
+
+
+def test_a_step_is_replayed_by_its_version(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    fill(stream, 5)
+    with stream.record(tmp_path / "r", ["ids", "x"]):
+        pass  # what is ready is recorded when it is left
+    again = plane.replay(tmp_path / "r", "step", ["debug"], versions=3, columns=["x"])
+    (delivery,) = again.deliveries("debug", rows=100, min_rows=8, columns=["x"])
+    assert delivery.versions == [3] * 8
+    assert again.replay.rows == 8
+    with pytest.raises(Misuse, match="no column 'reward'"):
+        plane.replay(tmp_path / "r", "other", columns=["reward"])
+
+
+def test_a_recording_goes_on_where_it_was_closed(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    for first in (0, 2):
+        fill(stream, 2, first=first)
+        with stream.record(tmp_path / "r", ["ids"]) as recording:
+            pass
+        assert recording.statistics().rows == 8 * (first + 2)
+        assert not Reader(tmp_path / "r").manifest.complete
+    assert [version for _, _, version in recorded(tmp_path / "r")] == [row // 8 for row in range(32)]
+    assert len(set(recorded(tmp_path / "r"))) == 32
+    with pytest.raises(Misuse, match="is a recording of ids"):
+        stream.record(tmp_path / "r", ["x"]).wait(WAIT_S)
+
+
+def test_two_recorders_do_not_write_one_directory(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    fill(stream, 1)
+    with stream.record(tmp_path / "r", ["ids"]) as first:
+        eventually(lambda: first.statistics().rows == 8, "it records")
+        with pytest.raises(Misuse, match="another process records"):
+            stream.record(tmp_path / "r", ["ids"]).wait(WAIT_S)
+
+
+def test_rows_of_which_some_have_a_group_are_replayed(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    for group in (None, "a", 7, None):
+        stream.append({"x": [1, 2]}, group=group)
+    with stream.record(tmp_path / "r"):
+        pass
+    again = plane.replay(tmp_path / "r", "again")
+    found = [group for each in again.deliveries("record", rows=3, columns=["x"]) for group in each.groups]
+    assert found == [None, None, "a", "a", 7, 7, None, None]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"task": "nobody"}, "with a task 'nobody'"),
+        ({"on_full": "panic"}, "on_full"),
+        ({"compression": "rar"}, "compression"),
+        ({"columns": []}, "one column or more"),
+        ({"columns": ["__key__"]}, "of its own"),
+        ({"rows": 0}, "a row or more"),
+        ({"max_file_bytes": "many"}, "so many bytes"),
+    ],
+)
+def test_a_recorder_that_makes_no_sense_is_refused(plane: Any, tmp_path: Path, how: Any, message: str) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    with pytest.raises(Misuse, match=message):
+        stream.record(tmp_path / "r", **how)
+
+
+def test_what_is_no_recording_is_refused(plane: Any, tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="no recording"):
+        plane.replay(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"stream": 1}')
+    with pytest.raises(dp.Corrupt, match="no manifest"):
+        plane.replay(tmp_path)
+
+
+def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    fill(stream, 4)
+    with stream.record(tmp_path / "r", ["ids"]):
+        pass
+    (path,) = (tmp_path / "r" / "rows").iterdir()
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    again = plane.replay(tmp_path / "r", "again", ["actor"])
+    with pytest.raises(Closed):
+        again.consume("actor", rows=1, columns=["ids"], timeout=WAIT_S)
+    with pytest.raises(dp.Corrupt, match="damaged"):
+        again.replay.wait(WAIT_S)
+
+
+# A recorder that is killed
+
+
+@pytest.mark.leaks(reason="killed processes leave their sockets to the node for a moment")
+def test_each_row_is_recorded_once_though_the_recorder_is_killed_again_and_again(
+    node: StandingNode, tmp_path: Path
+) -> None:
+    steps, kills = 20, 4
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["record"])
+        for number in range(kills):
+            worker = Worker(records, node.address, tmp_path / "r", 3)
+            worker.hear()
+            fill(stream, steps // kills, first=number * (steps // kills))
+            left = 8 * (steps // kills) // (number + 1)
+            eventually(lambda most=left: stream.stats()["task"]["record"]["pending"] <= most, "it records")
+            worker.kill()
+        stream.close()
+        worker = Worker(records, node.address, tmp_path / "r", 3)
+        worker.hear()
+        assert worker.hear() == 8 * kills * (steps // kills)
+        worker.join()
+    found = recorded(tmp_path / "r")
+    assert len(found) == len(set(found)) == 8 * kills * (steps // kills)
+    assert {version for _, _, version in found} == set(range(kills * (steps // kills)))
+    assert list((tmp_path / "r" / "_open").iterdir()) == [tmp_path / "r" / "_open" / "lock"]
+
+
+def test_rows_that_come_again_are_recorded_once(node: StandingNode, tmp_path: Path, monkeypatch: Any) -> None:
+    """Their lease ran out while they were written, so the ack was refused."""
+    from dataplane.client import recorder
+
+    acks: list[int] = []
+
+    async def refused(self: Any) -> None:
+        acks.append(len(self))
+        if len(acks) == 1:
+            await self.nack()
+            raise LeaseExpired("as if it had run out")
+        await self._settle(done=True)
+
+    monkeypatch.setattr(recorder.Delivery, "ack", refused)
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["record"])
+        fill(stream, 1)
+        stream.close()
+        recording = stream.record(tmp_path / "r", ["ids"])
+        recording.wait(WAIT_S)
+        assert (recording.statistics().rows, recording.statistics().repeated) == (8, 8)
+    assert len(recorded(tmp_path / "r")) == 8
+
+
+def test_a_torn_part_is_left_out(node: StandingNode, tmp_path: Path) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["record"])
+        worker = Worker(records, node.address, tmp_path / "r", 8)
+        worker.hear()
+        stream.append({"ids": [1], "x": [1]})
+        eventually(lambda: stream.stats()["rows"] == 0, "it is recorded")
+        worker.kill()
+        torn = tmp_path / "r" / "_open" / "part-00000001"
+        torn.write_bytes((tmp_path / "r" / "_open" / "part-00000000").read_bytes()[:-8])
+        (tmp_path / "r" / "_open" / ".abc.tmp").write_bytes(b"half")
+        assert len(recorded(tmp_path / "r")) == 1
+        stream.append({"ids": [2], "x": [2]})
+        stream.close()
+        stream.record(tmp_path / "r", ["ids", "x"]).wait(WAIT_S)
+    assert len(recorded(tmp_path / "r")) == 2
+
+
+def test_a_plane_that_is_closed_ends_its_recorder(node: StandingNode, tmp_path: Path) -> None:
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["record"])
+        recording = stream.record(tmp_path / "r", ["ids"])
+        with pytest.raises(NotReady):
+            recording.wait(0.01)
+        fill(stream, 1)
+    assert not recording.running
+    assert recording.statistics().rows == 8
+
+
+# The command
+
+
+def test_the_commands_record_check_and_replay(node: StandingNode, tmp_path: Path, capsys: Any) -> None:
+    path = str(tmp_path / "r")
+    with dp.connect(node.address) as plane:
+        stream = plane.stream("rollouts", ["actor", "record"])
+        fill(stream, 3)
+        rewarded(stream, 24)
+        stream.close()
+        assert cli.main(["record", path, node.address, "--stream", "rollouts"]) == 0
+        stream.drop()
+        assert cli.main(["replay", path, "--check"]) == 0
+        assert "24 rows of stream rollouts, versions 0 to 2" in capsys.readouterr().out
+        assert cli.main(["replay", path, "--check", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["rows"], shown["versions"], shown["complete"]) == (24, [0, 2], True)
+        assert sorted(shown["columns"]) == ["ids", "reward", "x"]
+        chosen = ["--stream", "again", "--tasks", "debug", "--versions", "1-2"]
+        assert cli.main(["replay", path, node.address, *chosen]) == 0
+        again = plane.stream("again")
+        found = [version for each in again.deliveries("debug", rows=8, columns=["x"]) for version in each.versions]
+        assert found == [1] * 8 + [2] * 8
+
+
+def test_the_command_refuses_what_is_no_recording(tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["replay", str(tmp_path), "--check"]) == 1
+    assert "no recording" in capsys.readouterr().err
+    trace = tmp_path / "trace.json"
+    trace.write_text("{}")
+    for arguments, said in (([str(trace)], "bench.replay"), ([str(tmp_path), "--versions", "x"], "not 'x'")):
+        with pytest.raises(SystemExit):
+            cli.main(["replay", *arguments])
+        assert said in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""`dataplane trace`: the last seconds of every process of a cluster, as Perfetto opens them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataplane as dp
+from dataplane import cli
+from dataplane.client.observing import collect, snapshot
+from dataplane.observe.ring import RING_BYTES
+from dataplane.observe.trace import Trace
+from tests.integration.test_hosts import Host, together
+from tests.processes import StandingNode, Worker, eventually
+from tests.tools import tool
+
+
+def traced(address: str, out: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[dict[str, Any]]:
+    """The events of the document that the command writes."""
+    assert cli.main(["trace", "--seconds", "60", "--out", str(out), *more, address]) == 0
+    assert "ui.perfetto.dev" in capsys.readouterr().out
+    found: list[dict[str, Any]] = json.loads(out.read_text())["traceEvents"]
+    check(found)
+    return found
+
+
+def check(events: list[dict[str, Any]]) -> None:
+    """What the format asks for: "Trace Event Format", Google. Slices of a lane are within or after each other, and each
+    end of a flow is within a slice."""
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        assert event["ph"] in "MXisf"
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert min(event["ts"], event["dur"]) >= 0
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for lane in slices.values():
+        inside: list[float] = []
+        for began, ended in sorted(lane, key=lambda each: (each[0], -each[1])):
+            while inside and inside[-1] <= began + 1e-3:
+                inside.pop()
+            assert not inside or ended <= inside[-1] + 1e-3
+            inside.append(ended)
+    ends: dict[int, list[str]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            ends.setdefault(event["id"], []).append(event["ph"])
+            lane = slices[event["pid"], event["tid"]]
+            assert any(began - 1e-3 <= event["ts"] <= ended + 1e-3 for began, ended in lane)
+    assert all(each == ["s", "f"] for each in ends.values())
+
+
+def produce(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts", tasks=["actor"])
+        for n in range(5):
+            stream.append({"x": [n, n]})
+        pipe.send(None)
+        pipe.recv()
+
+
+def consume(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        with plane.stream("rollouts").consume("actor", rows=10, min_rows=10, columns=["x"], timeout=60):
+            pass
+        pipe.send(None)
+        pipe.recv()
+
+
+def names(events: list[dict[str, Any]]) -> dict[int, str]:
+    return {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+
+
+def arrows(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """From which slice to which, by what they are of."""
+    slices = [each for each in events if each["ph"] == "X"]
+
+    def within(event: dict[str, Any]) -> str:
+        found = [
+            each
+            for each in slices
+            if (each["pid"], each["tid"]) == (event["pid"], event["tid"])
+            and each["ts"] - 1e-3 <= event["ts"] <= each["ts"] + each["dur"] + 1e-3
+        ]
+        return str(min(found, key=lambda each: each["dur"])["name"])
+
+    starts = {each["id"]: within(each) for each in events if each["ph"] == "s"}
+    return [(starts[each["id"]], within(each)) for each in events if each["ph"] == "f"]
+
+
+def test_rows_are_followed_from_the_append_to_the_ack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
+        one.hear()
+        with Worker(consume, node.address) as other:
+            other.hear()
+            events = traced(node.address, tmp_path / "step.json", capsys)
+            said = names(events)
+            assert any(f"pid {one.pid}" in name for name in said.values())
+            assert any(f"pid {other.pid}" in name for name in said.values())
+            assert sorted(arrows(events)) == [("append", "consume")] * 5 + [("consume", "ack")]
+            other.say()
+        one.say()
+
+
+def test_a_client_that_was_killed_leaves_its_last_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
+        one.hear()
+        one.kill(signal.SIGKILL)
+        with dp.connect(node.address) as plane:
+            eventually(lambda: plane.stats().clients == 1, "it has gone")
+        events = traced(node.address, tmp_path / "t.json", capsys)
+        (process,) = [pid for pid, name in names(events).items() if f"pid {one.pid}" in name]
+        assert names(events)[process].endswith("ended)") or "ended" in names(events)[process]
+        assert sum(each["name"] == "append" and each["pid"] == process for each in events) == 5
+
+
+def test_processes_of_all_hosts_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(Host(tmp_path / "0"))
+        two = stack.enter_context(Host(tmp_path / "1", one))
+        with dp.connect(one.address) as here, dp.connect(two.address) as there:
+            together(here, there)
+            with Worker(produce, one.address) as producer:
+                producer.hear()
+                with Worker(consume, two.address) as consumer:
+                    consumer.hear()
+                    events = traced(two.address, tmp_path / "t.json", capsys)
+                    consumer.say()
+                producer.say()
+            nodes = {name.split()[1] for name in names(events).values() if name.startswith("node ")}
+            assert nodes == {here.stats().node, there.stats().node}
+            found = arrows(events)
+            assert ("append", "consume") in found
+            assert ("consume", "ack") in found
+            # On one machine clocks agree: what was asked for after the other's end begins after it.
+            last = max(each["ts"] for each in events if each["name"] == "append")
+            acked = max(each["ts"] for each in events if each["name"] == "ack")
+            assert acked > last
+
+
+def test_a_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two:
+        with dp.connect(one.address) as here, dp.connect(two.address) as there:
+            together(here, there)
+            other = there.stats().node
+        two.freeze()
+
+        async def ask() -> Trace:
+            async with dp.aio.connect(one.address) as plane:
+                return await collect(plane, 5)
+
+        try:
+            trace = asyncio.run(ask())
+        finally:
+            two.thaw()
+        assert list(trace.missing) in ([other], [])
+        if not trace.missing:  # it was taken for dead by then
+            assert all(process.node != other for process in trace.processes)
+
+
+def test_threads_have_lanes_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandingNode(tmp_path) as node, Worker(threads, node.address) as one:
+        one.hear()
+        events = traced(node.address, tmp_path / "t.json", capsys)
+        lanes = {each["args"]["name"].split()[0] for each in events if each["name"] == "thread_name"}
+        assert {"rollout", "trainer"} <= lanes
+        one.say()
+
+
+def threads(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        for name in ("rollout", "trainer"):
+            thread = threading.Thread(target=lambda: [plane.put({"x": [1]}) for _ in range(3)], name=name)
+            thread.start()
+            thread.join()
+        pipe.send(None)
+        pipe.recv()
+
+
+def test_calls_of_one_loop_that_overlap_are_beside_each_other(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, Worker(together_in_a_loop, node.address) as one:
+        one.hear()
+
+        async def ask() -> Trace:
+            async with dp.aio.connect(node.address) as plane:
+                return await collect(plane, 60)
+
+        events = list(asyncio.run(ask()).chrome())
+        check(events)
+        consumes = [each for each in events if each["name"] == "consume"]
+        assert len({each["tid"] for each in consumes}) == len(consumes) == 4
+        one.say()
+
+
+def together_in_a_loop(pipe: Any, address: str) -> None:
+    async def work() -> None:
+        async with dp.aio.connect(address) as plane:
+            stream = await plane.stream("s", tasks=["t"])
+
+            async def one() -> None:
+                async with stream.consume("t", rows=1, columns=["x"], timeout=60):
+                    pass
+
+            waiting = [asyncio.ensure_future(one()) for _ in range(4)]
+            while (await stream.stats())["task"]["t"]["waiting"] < 4:
+                await asyncio.sleep(0.01)
+            await stream.append({"x": [1, 2, 3, 4]})
+            await asyncio.gather(*waiting)
+            pipe.send(None)
+            await asyncio.to_thread(pipe.recv)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+def test_seconds_that_are_none(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandingNode(tmp_path) as node, pytest.raises(SystemExit):
+        cli.main(["trace", f"--seconds={seconds}", "--out", str(tmp_path / "t.json"), node.address])
+    assert "seconds" in capsys.readouterr().err
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_observing_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATAPLANE_OBSERVE", "0")
+
+    async def work(address: str) -> None:
+        async with dp.aio.connect(address) as plane:
+            await plane.put({"x": [1]})
+            assert plane.connection.events is None
+            assert (await snapshot(plane)).latencies["put"].count == 0
+
+    command = ["node", "--socket", str(tmp_path / "n.sock"), "--memory", "8MiB", "--spill", "0"]
+    import sys
+
+    with subprocess.Popen([sys.executable, "-m", "dataplane.cli", *command], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().decode().strip().removeprefix("DATAPLANE_ADDRESS=")
+        asyncio.run(work(address))
+        process.terminate()
+
+
+def test_a_client_that_writes_garbage_spoils_nothing_but_its_own(tmp_path: Path) -> None:
+    async def work(address: str) -> None:
+        async with dp.aio.connect(address) as bad, dp.aio.connect(address) as good:
+            recorder = bad.connection.events
+            assert recorder is not None
+            recorder.memory[:] = os.urandom(RING_BYTES)
+            for _ in range(10):
+                await good.put({"x": [1]})
+            assert (await snapshot(good)).latencies["put"].count >= 10
+            json.dumps(list((await collect(good, 60)).chrome()))
+
+    with StandingNode(tmp_path) as node:
+        asyncio.run(work(node.address))
+
+
+def test_perfettos_own_reader_opens_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader = tool("trace_processor_shell")
+    with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
+        one.hear()
+        traced(node.address, tmp_path / "t.json", capsys)
+        one.say()
+    query = "select count(*) from slice where name = 'append'"
+    (tmp_path / "q.sql").write_text(query)
+    done = subprocess.run([reader, "-q", tmp_path / "q.sql", tmp_path / "t.json"], capture_output=True, text=True)
+    assert "5" in done.stdout.split(), done.stdout + done.stderr

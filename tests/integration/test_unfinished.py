@@ -1,0 +1,293 @@
+"""Rows in progress, end to end: begun, brought piece by piece, taken up by others, finished or given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from tests.integration.test_hosts import Host
+from tests.processes import StandingNode, Worker, eventually
+
+BOTH = pytest.mark.parametrize("node", ["alone", "clustered"], indirect=True)
+"""A node that keeps streams by itself, and one whose streams have partitions."""
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    make = Host if getattr(request, "param", "") == "clustered" else StandingNode
+    with make(tmp_path / "node", memory="32MiB") as node:
+        yield node
+
+
+@pytest.fixture
+def plane(node: Any) -> Iterator[Any]:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+@pytest.fixture
+def stream(plane: Any) -> Iterator[Any]:
+    """A stream that leaves nothing behind once all rows are done."""
+    yield plane.stream("rollouts", tasks=["actor"])
+    eventually(lambda: plane.stats().shards == 0, "nothing is left in the node")
+
+
+def free_row(stream: Any) -> Any:
+    """A row that somebody has left."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        found.append(stream.resume())
+        return found[-1] is not None
+
+    eventually(look, "the row is free")
+    return found[-1]
+
+
+def taken(stream: Any, *columns: str, rows: int = 1) -> dict[str, list[Any]]:
+    """Rows that are ready, once there are so many, by column; acked."""
+    with stream.consume("actor", rows=rows, min_rows=rows, columns=columns, timeout=30) as delivery:
+        batch = delivery.get()
+        return {name: batch[name].to_list() for name in columns}
+
+
+def test_ragged_columns_are_joined_and_of_others_the_last_counts(stream: Any) -> None:
+    row = stream.begin("r", columns={"prompt": ["a"], "prompt_ids": [[7, 8]]}, tags={"domain": "math"})
+    row.append({"response_ids": [[1, 2]], "logprobs": [np.array([[0.5], [1.5]], np.float32)]}, version=3)
+    row.append({"response_ids": [[]], "score": np.array([1.0]), "prompt": ["b"]}, version=4)
+    row.append({"response_ids": [[3]], "score": np.array([2.0]), "why": ["stop"]}, version=4)
+    row.finish()
+    names = ("prompt", "prompt_ids", "response_ids", "logprobs", "score", "why", "version_spans")
+    assert taken(stream, *names) == {
+        "prompt": ["b"],
+        "prompt_ids": [[7, 8]],
+        "response_ids": [[1, 2, 3]],
+        "logprobs": [[[0.5], [1.5]]],
+        "score": [2.0],
+        "why": ["stop"],
+        "version_spans": [[[0, 2, 3], [2, 3, 4]]],
+    }
+
+
+@BOTH
+def test_no_task_is_given_a_row_before_it_is_finished(stream: Any) -> None:
+    with stream.begin("r", group="g") as row:
+        stream.append({"response_ids": [[5]]}, group="g")
+        row.append({"response_ids": [[1]]})
+        assert stream.stats()["rows"] == 2
+        with pytest.raises(dp.NotReady):
+            stream.consume("actor", rows=2, columns=["response_ids"], sampler=dp.CompleteGroups(2), timeout=0.05)
+        with pytest.raises(dp.Misuse, match="in progress"):
+            stream.extend(["r"], {"reward": np.zeros(1)})
+        stream.close()
+        assert taken(stream, "response_ids") == {"response_ids": [[5]]}
+    assert taken(stream, "response_ids") == {"response_ids": [[1]]}
+    with pytest.raises(dp.Closed):
+        stream.consume("actor", rows=1, columns=["response_ids"], timeout=5)
+
+
+@pytest.mark.parametrize(("share", "version"), [(0.0, 1), (0.2, 1), (0.25, 2), (0.75, 5)])
+def test_the_version_counts_a_share_of_stale_tokens(stream: Any, share: float, version: int) -> None:
+    row = stream.begin()
+    for made, length in ((1, 1), (2, 2), (5, 1)):
+        row.append({"response_ids": [np.arange(length)]}, version=made)
+    row.finish(stale_share=share)
+    with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
+        assert delivery.versions == [version]
+
+
+def test_max_lag_does_not_wait_for_what_nobody_can_be_given(plane: Any) -> None:
+    stream = plane.stream("lagging", tasks=["actor"], max_lag=1)
+    row = stream.begin("slow", version=0)
+    row.append({"response_ids": [[1]]})
+    for version in range(5):
+        stream.append({"response_ids": [[2]]}, version=version, timeout=5)
+        assert taken(stream, "response_ids") == {"response_ids": [[2]]}
+    row.finish()
+    with pytest.raises(dp.Backpressure):
+        stream.append({"response_ids": [[2]]}, version=5, timeout=0.05)
+    assert taken(stream, "response_ids") == {"response_ids": [[1]]}
+
+
+@BOTH
+def test_who_lost_a_row_brings_nothing_more(stream: Any) -> None:
+    first = stream.begin("r", lease=30)
+    first.append({"response_ids": [[1]]})
+    with pytest.raises(dp.LeaseExpired, match="heard lately"):
+        stream.resume("r")
+    assert stream.resume() is None
+    first.release()
+    (listed,) = stream.unfinished()
+    assert (listed.key, listed.free, listed.pieces, listed.tokens) == ("r", True, 1, 1)
+    second = stream.resume("r")
+    for refused in (
+        lambda: first.append({"response_ids": [[2]]}),
+        first.finish,
+        first.renew,
+        first.abandon,
+        lambda: first.get(),
+    ):
+        with pytest.raises(dp.LeaseExpired):
+            refused()
+    second.append({"response_ids": [[3]]})
+    second.finish()
+    with pytest.raises(dp.LeaseExpired):
+        first.append({"response_ids": [[2]]})
+    assert taken(stream, "response_ids") == {"response_ids": [[1, 3]]}
+    with pytest.raises(dp.LeaseExpired):
+        stream.resume("r")
+
+
+def test_a_lease_ends_by_itself(stream: Any) -> None:
+    row = stream.begin("r", lease=0.05)
+    row.append({"response_ids": [[1]]})
+    again = free_row(stream)
+    with pytest.raises(dp.LeaseExpired):
+        row.renew()
+    again.renew()
+    again.abandon()
+    assert stream.stats()["rows"] == 0
+
+
+def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: Any, stream: Any) -> None:
+    row = stream.begin("r")
+    row.append({"response_ids": [[1]], "hidden": [np.zeros((1, 3))]})
+    shards = plane.stats().shards
+    with pytest.raises(dp.SchemaMismatch):
+        row.append({"response_ids": [[1.5]]})
+    with pytest.raises(dp.SchemaMismatch, match="first dimension"):
+        row.append({"hidden": [np.zeros((1, 4))]})
+    with pytest.raises(dp.Misuse):
+        row.append({"response_ids": [[1], [2]]})
+    eventually(lambda: plane.stats().shards == shards, "what was refused is freed")
+    row.append({"response_ids": [[2]]})
+    row.finish()
+    assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
+
+
+def test_dropped_rows_are_in_progress_no_more(stream: Any) -> None:
+    row = stream.begin("r", group="g")
+    row.append({"response_ids": [[1]]})
+    stream.drop_rows(groups=["g"])
+    with pytest.raises(dp.LeaseExpired):
+        row.append({"response_ids": [[2]]})
+    with pytest.raises(dp.LeaseExpired):
+        row.finish()
+    assert stream.unfinished() == []
+
+
+@BOTH
+def test_a_stream_full_of_groups_that_lack_rows_says_so(plane: Any) -> None:
+    stream = plane.stream("full", tasks=["actor"], max_rows=4)
+    whole = dp.CompleteGroups(4)
+    for group in ("a", "b"):
+        stream.append({"x": np.arange(2)}, group=group)
+    with pytest.raises(dp.NotReady):
+        stream.consume("actor", rows=4, columns=["x"], sampler=whole, timeout=0.05)
+    with pytest.raises(dp.Backpressure, match=r"groups that lack some of their 4 alone \('a', 'b'\)"):
+        stream.append({"x": np.arange(2)}, group="a", timeout=0.05)
+    stream.drop_rows(groups=["b"])
+    stream.append({"x": np.arange(2)}, group="a", timeout=30)
+    with stream.consume("actor", rows=4, columns=["x"], sampler=whole, timeout=30) as delivery:
+        assert len(delivery) == 4
+    stream.drop()
+
+
+def test_rows_that_were_begun_finish_where_the_stream_is_full(plane: Any) -> None:
+    stream = plane.stream("full", tasks=["actor"], max_rows=2, max_bytes="1KiB")
+    rows = [stream.begin(group="a") for _ in range(2)]
+    for row in rows:
+        row.append({"response_ids": [np.arange(500)]})
+        row.finish()
+    with pytest.raises(dp.Backpressure):
+        stream.begin(timeout=0.05)
+    with stream.consume(
+        "actor", rows=2, columns=["response_ids"], sampler=dp.CompleteGroups(2), timeout=30
+    ) as delivery:
+        assert len(delivery) == 2
+    stream.drop()
+
+
+def test_large_pieces_are_joined_where_they_lie(stream: Any) -> None:
+    row, made = stream.begin("r"), []
+    for number in range(3):
+        made.append(np.arange(50_000) + number)
+        row.append({"response_ids": [made[-1]]}, version=number)
+    row.finish()
+    with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
+        assert (delivery.get()["response_ids"].numpy()[0] == np.concatenate(made)).all()
+
+
+@BOTH
+def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
+    row = stream.begin("r", group="g", version=1, columns={"prompt": ["p"]}, tags={"domain": "math"})
+    row.append({"response_ids": [[1, 2]]}, version=2)
+    row.append({"response_ids": [[3]]}, version=3)
+    stream.checkpoint(tmp_path / "file")
+    row.append({"response_ids": [[9]]}, version=3)
+    row.abandon()
+    again = plane.restore(tmp_path / "file", name="again")
+    (listed,) = again.unfinished()
+    assert (listed.key, listed.group, listed.tags, listed.pieces) == ("r", "g", {"domain": "math"}, 2)
+    assert (listed.spans, listed.free, listed.version) == ([(2, 2), (3, 1)], True, 1)
+    with pytest.raises(dp.NotReady):
+        again.consume("actor", rows=1, columns=["response_ids"], timeout=0.01)
+    taken_up = again.resume("r")
+    assert taken_up.tokens == 3
+    taken_up.append({"response_ids": [[4]]}, version=3)
+    taken_up.finish()
+    found = taken(again, "prompt", "response_ids", "version_spans")
+    assert found["response_ids"] == [[1, 2, 3, 4]]
+    assert found["version_spans"] == [[[0, 2, 2], [2, 4, 3]]]
+    again.drop()
+
+
+def _holding(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        row = plane.stream("rollouts").begin("r")
+        row.append({"response_ids": [[1, 2]]}, version=1)
+        pipe.send(row.key)
+        pipe.recv()
+
+
+@BOTH
+def test_a_row_of_a_process_that_dies_is_taken_up_from_its_last_piece(plane: Any, stream: Any) -> None:
+    with Worker(_holding, plane.address) as worker:
+        worker.hear()
+        assert stream.resume() is None
+        worker.kill()
+    row = free_row(stream)
+    assert (row.key, row.tokens) == ("r", 2)
+    row.append({"response_ids": [[3]]}, version=2)
+    row.finish()
+    assert taken(stream, "response_ids", "version_spans") == {
+        "response_ids": [[1, 2, 3]],
+        "version_spans": [[[0, 2, 1], [2, 3, 2]]],
+    }
+
+
+async def test_the_asynchronous_face(node: Any) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        row = await stream.begin("r")
+        await asyncio.gather(*(row.append({"response_ids": [[i]]}, version=i) for i in range(3)))
+        async with row:
+            assert (await row.get())["response_ids"].to_list() == [[0, 1, 2]]
+        with pytest.raises(RuntimeError):
+            async with await stream.begin("other", group="g"):
+                raise RuntimeError
+        (other,) = await stream.unfinished()
+        assert other.free
+        taken_up = await stream.resume()
+        assert taken_up is not None
+        await taken_up.abandon()
+        with pytest.raises(dp.Misuse):
+            await taken_up.append({"response_ids": [[1]]})
+        async with stream.consume("actor", rows=1, columns=["response_ids"], timeout=30) as delivery:
+            assert (await delivery.get())["response_ids"].to_list() == [[0, 1, 2]]

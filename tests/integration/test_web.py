@@ -1,0 +1,393 @@
+"""The page's server: real nodes, real HTTP, and what strangers send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+import dataplane as dp
+from dataplane import cli
+from dataplane.errors import Misuse, PeerUnavailable
+from dataplane.web import feed as feeds
+from dataplane.web import limits
+from dataplane.web.access import Access
+from dataplane.web.feed import Feed
+from dataplane.web.server import Server
+from tests.integration.test_hosts import Host, together
+from tests.processes import StandingNode, eventually
+
+TOKEN = "correct-horse-battery"
+
+
+@asynccontextmanager
+async def page(address: str, token: str | None = None) -> AsyncIterator[tuple[Server, Feed]]:
+    """The page of a node, in this process."""
+    feed = Feed(address)
+    async with Server(feed, "127.0.0.1", 0, Access(token)) as server:
+        looking = asyncio.ensure_future(feed.run())
+        try:
+            yield server, feed
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+
+async def ticks(session: aiohttp.ClientSession, url: str) -> AsyncIterator[dict[str, Any]]:
+    async with session.get(f"{url}events") as answer:
+        assert answer.status == 200
+        assert answer.content_type == "text/event-stream"
+        answer.content._high_water = 1 << 24  # type: ignore[attr-defined]
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+
+async def until(session: aiohttp.ClientSession, url: str, condition: Any) -> dict[str, Any]:
+    """The first tick for which this is so."""
+    async with asyncio.timeout(60):
+        async for tick in ticks(session, url):
+            if condition(tick):
+                return tick
+    raise AssertionError("the events have ended")
+
+
+async def test_what_a_node_does_is_told_as_it_happens(node: StandingNode) -> None:
+    async with (
+        page(node.address) as (server, _),
+        aiohttp.ClientSession() as session,
+        dp.aio.connect(node.address) as plane,
+    ):
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        await until(session, server.url, lambda tick: tick["sample"] and tick["sample"]["streams"])
+        await stream.append({"id": [1, 2, 3]}, version=4)
+        tick = await until(session, server.url, lambda tick: tick["sample"]["streams"][0]["rows"] == 3)
+        [host], [told] = tick["sample"]["hosts"], tick["sample"]["streams"]
+        assert host["own"]
+        assert host["memory_used"] > 0
+        assert (told["name"], told["version"], told["tasks"][0]["pending"]) == ("rollouts", 4, 3)
+        async with session.get(f"{server.url}snapshot") as answer:
+            snapshot = await answer.json()
+        assert snapshot["history"]["stream"]["rollouts"]["rows"][-1] is not None
+        async with session.get(f"{server.url}stream", params={"name": "rollouts"}) as answer:
+            assert (await answer.json())["version"][-1] == 4
+        async with session.get(f"{server.url}stream", params={"name": "other"}) as answer:
+            assert answer.status == 404
+
+
+async def test_a_node_that_ends_is_an_alert_and_one_in_its_place_is_shown(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node:
+        address = node.address
+        async with page(address) as (server, _), aiohttp.ClientSession() as session:
+            await until(session, server.url, lambda tick: tick["sample"])
+            await asyncio.to_thread(node.kill)
+            tick = await until(session, server.url, lambda tick: tick["down"])
+            assert [alert["tag"] for alert in tick["alerts"]] == ["no answer"]
+            again = await asyncio.to_thread(StandingNode, tmp_path)
+            with again:
+                tick = await until(session, server.url, lambda tick: not tick["down"])
+                assert tick["alerts"] == []
+
+
+async def test_a_node_that_is_stopped_is_an_alert_until_it_goes_on(node: StandingNode) -> None:
+    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
+        await until(session, server.url, lambda tick: tick["sample"])
+        await asyncio.to_thread(node.freeze)
+        tick = await until(session, server.url, lambda tick: tick["down"])
+        assert [alert["tag"] for alert in tick["alerts"]] == ["no answer"]
+        node.thaw()
+        await until(session, server.url, lambda tick: not tick["down"])
+
+
+def test_a_node_tells_the_figures_of_another(tmp_path: Path) -> None:
+    with (
+        Host(tmp_path / "0") as one,
+        Host(tmp_path / "1", one) as two,
+        dp.connect(one.address) as here,
+        dp.connect(two.address) as there,
+    ):
+        together(here, there)
+        there.put({"a": [1.0] * 1000})
+        other = there.stats().node
+        stream = there.stream("s", tasks=["t"])
+        stream.append({"id": [1, 2]})
+        assert here.stats(other).node == other
+        assert here.stats(other).memory_used == there.stats().memory_used
+        eventually(lambda: "s" in here.streams(other) or "s" in here.streams(), "somebody leads the stream")
+        assert here.streams(other).keys() == here.stats(other).streams.keys()
+        led = {**here.stats().leads, **here.stats(other).leads}
+        assert any(key.startswith("s/") for key in led)
+        with pytest.raises(PeerUnavailable, match="no member"):
+            here.stats("f" * 16)
+        with pytest.raises(Misuse, match="16 hexadecimal digits"):
+            here.stats("somebody")
+
+
+async def test_the_death_of_a_host_is_told_within_two_seconds(tmp_path: Path) -> None:
+    with Host(tmp_path / "0") as one, Host(tmp_path / "1", one) as two:
+        with dp.connect(one.address) as here, dp.connect(two.address) as there:
+            await asyncio.to_thread(together, here, there)
+            dead = there.stats().node
+        async with page(one.address) as (server, _), aiohttp.ClientSession() as session:
+            await until(session, server.url, lambda tick: tick["sample"] and len(tick["sample"]["hosts"]) == 2)
+            await asyncio.to_thread(two.kill)
+            tick = await until(
+                session, server.url, lambda tick: {"gone", "silent"} & {alert["tag"] for alert in tick["alerts"]}
+            )
+            assert dead in {alert["of"] for alert in tick["alerts"]} or "left" in {e["kind"] for e in tick["events"]}
+            # how long this takes is measured by `bench.web`: here others run too
+
+
+# what may be asked
+
+
+async def test_nothing_can_be_changed(node: StandingNode) -> None:
+    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
+        for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+            for path in ("", "snapshot", "events", "stream", "partitions", "app.js"):
+                async with session.request(method, server.url + path) as answer:
+                    assert answer.status == 405, (method, path)
+        async with session.post(f"{server.url}login", data="x" * 20) as answer:
+            assert answer.status == 403, "there is no token to give"
+
+
+async def test_files_are_whole_and_allow_no_script_of_others(node: StandingNode) -> None:
+    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
+        async with session.get(server.url) as answer:
+            body = await answer.text()
+            policy = answer.headers["Content-Security-Policy"]
+            tag = answer.headers["ETag"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "://" not in body.replace("http://www.w3.org", "")
+        async with session.get(server.url, headers={"If-None-Match": tag}) as answer:
+            assert answer.status == 304
+        for name in ("app.js", "style.css", "icon.svg"):
+            async with session.get(server.url + name) as answer:
+                assert answer.status == 200
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        for name in ("..%2f..%2fserver.py", "static", "%00", "login%2e"):
+            async with session.get(server.url + name) as answer:
+                assert answer.status in (400, 404)
+
+
+async def test_another_name_of_this_host_leads_nowhere(node: StandingNode) -> None:
+    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
+        for path in ("", "snapshot", "events"):
+            async with session.get(server.url + path, headers={"Host": "evil.example"}) as answer:
+                assert answer.status == 403
+
+
+async def test_with_a_token_nothing_is_shown_without_it(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dataplane.web.server._WRONG_S", 0.0)
+    caplog.set_level("DEBUG")
+    jar = aiohttp.CookieJar(unsafe=True)  # of an address
+    async with page(node.address, TOKEN) as (server, _), aiohttp.ClientSession(cookie_jar=jar) as session:
+        for path in ("snapshot", "events", "stream?name=x", "partitions", "app.js", "style.css"):
+            async with session.get(server.url + path) as answer:
+                assert answer.status == 401, path
+        async with session.get(server.url) as answer:
+            assert answer.status == 401
+            assert 'id="token"' in await answer.text()
+        async with session.get(f"{server.url}snapshot", headers={"Authorization": f"Bearer {TOKEN}"}) as answer:
+            assert answer.status == 200
+        async with session.post(f"{server.url}login", data="wrong-horse-battery") as answer:
+            assert answer.status == 401
+        async with session.post(f"{server.url}login", data=TOKEN, headers={"Sec-Fetch-Site": "cross-site"}) as answer:
+            assert answer.status == 403
+        async with session.post(f"{server.url}login", data=TOKEN) as answer:
+            assert answer.status == 204
+            cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert TOKEN not in cookie
+        async with session.get(f"{server.url}snapshot") as answer:
+            assert answer.status == 200
+    assert TOKEN not in caplog.text
+
+
+def test_beyond_loopback_a_token_is_needed(node: StandingNode, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="needs a token"):
+        Server(Feed(node.address), "0.0.0.0", 0, Access(None))
+    with pytest.raises(SystemExit):
+        cli.main(["web", node.address, "--listen", "0.0.0.0:0"])
+    assert "token" in capsys.readouterr().err
+
+
+# strangers
+
+
+async def test_viewers_are_bounded_in_number(node: StandingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "MAX_VIEWERS", 3)
+    async with page(node.address) as (server, feed), aiohttp.ClientSession() as session:
+        async with (
+            session.get(f"{server.url}events") as one,
+            session.get(f"{server.url}events") as two,
+            session.get(f"{server.url}events") as three,
+        ):
+            assert [one.status, two.status, three.status] == [200] * 3
+            async with session.get(f"{server.url}events") as four:
+                assert four.status == 503
+        async with asyncio.timeout(30):
+            while feed._viewers:
+                await asyncio.sleep(0.01)
+        async with session.get(f"{server.url}events") as again:
+            assert again.status == 200
+
+
+async def test_connections_are_bounded_and_those_that_say_nothing_are_closed(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
+        host, port = "127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2])
+        assert server._limits is not None
+        open_files = psutil.Process().num_fds()
+        strangers = [await asyncio.open_connection(host, port) for _ in range(limits.MAX_CONNECTIONS + 40)]
+        for i, (_, writer) in enumerate(strangers):
+            writer.write(b"GET / HT" if i % 2 else b"G")
+        ended = 0
+        for reader, _ in strangers[limits.MAX_CONNECTIONS :]:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+            ended += 1
+        assert ended == 40
+        assert len(server._limits._server.connections) <= limits.MAX_CONNECTIONS
+        server._limits.sweep(0.0)
+        server._limits.sweep(limits.IDLE_S + 1)
+        async with asyncio.timeout(30):
+            while len(server._limits._server.connections):
+                await asyncio.sleep(0.01)
+        async with session.get(server.url) as answer:
+            assert answer.status == 200
+        for _, writer in strangers:
+            writer.close()
+        assert open_files > 0
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X-A: " + b"b" * 200_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"".join(b"X-%d: y\r\n" % i for i in range(20_000)) + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00" * 50,
+        bytes(range(256)) * 40,
+        b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\n" + b"x" * 100_000,
+        b"GET /stream?name=%ff%00%1b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n",
+    ],
+    ids=["line", "header", "headers", "tls", "bytes", "body", "query"],
+)
+async def test_what_strangers_send_harms_nobody(
+    sent: bytes, node: StandingNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("ERROR")
+    async with page(node.address, TOKEN) as (server, _), aiohttp.ClientSession() as session:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(sent)
+            async with asyncio.timeout(30):
+                answer = await reader.read(400)
+            assert b" 200 " not in answer
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+        async with session.get(server.url) as healthy:
+            assert healthy.status == 401
+    assert caplog.text == "", "nor can anybody fill a disk with log"
+
+
+async def test_a_viewer_who_does_not_read_is_cut_off(node: StandingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.web.server.SLOW_S", 0.2)
+    async with page(node.address) as (server, feed), aiohttp.ClientSession() as session:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        with socket.socket() as lazy:
+            lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            lazy.connect(("127.0.0.1", port))
+            lazy.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            await until(session, server.url, lambda tick: tick["viewers"] >= 1)
+            big = b"x" * (8 << 20)
+            monkeypatch.setattr(type(feed), "encoded", property(lambda self: big))
+            async with asyncio.timeout(30):
+                while feed._viewers:
+                    await asyncio.sleep(0.01)
+
+
+# commands
+
+
+def opened(url: str, path: str = "", **headers: str) -> bytes:
+    request = urllib.request.Request(url + path, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+@pytest.fixture
+def served(node: StandingNode, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "dataplane.cli", "web", node.address, "--listen", "127.0.0.1:0"]
+    command += ["--token", str(tmp_path / "token")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def test_the_command_serves_until_it_is_told_to_stop(served: tuple[subprocess.Popen[str], str], tmp_path: Path) -> None:
+    process, url = served
+    token = (tmp_path / "token").read_text().strip()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        opened(url, "snapshot")
+    with refused.value:
+        assert refused.value.code == 401
+    assert b'"tick"' in opened(url, "snapshot", Authorization=f"Bearer {token}")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert said.count(token) == 1, "it is told once, as it is made, and never logged"
+    assert "Traceback" not in said
+
+
+def test_a_node_has_its_page_beside_it_and_takes_it_along(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
+    command += ["--socket", str(tmp_path / "node.sock"), "--web", "127.0.0.1:0"]
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            assert running.stdout.readline().startswith("DATAPLANE_ADDRESS=")
+            url = next(line for line in running.stderr if line.startswith("http://")).strip()
+            [beside] = psutil.Process(running.pid).children()
+            assert b"dataplane" in opened(url)
+            assert beside.nice() > psutil.Process(running.pid).nice() or os.nice(0) >= 10
+            running.send_signal(end)
+            running.wait(60)
+            beside.wait(60)
+            running.communicate(timeout=60)
+
+
+def test_options_of_the_page_are_checked_before_the_node_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["--web", "0.0.0.0:1"], ["--web", "nowhere"], ["--web-token", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["node", *wrong])
+        assert ended.value.code == 2
+    assert "--web" in capsys.readouterr().err

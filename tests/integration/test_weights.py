@@ -1,0 +1,404 @@
+"""Weights by version, end to end: published by one and by several, mapped in place, kept, watched, over hosts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dataplane as dp
+from dataplane.client import publishing
+from dataplane.weights import Slice
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import Host, together
+from tests.processes import MIB, StandingNode, Worker, eventually
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def plane(node: StandingNode) -> Any:
+    with dp.connect(node.address) as plane:
+        yield plane
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit."""
+    flat = [each.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*flat)
+
+
+def every_kind() -> dict[str, Any]:
+    shared = torch.randn(100, 64, dtype=torch.bfloat16)
+    tensors = {
+        "embed": shared,
+        "head": shared,
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+        "strided": torch.randn(6, 8).t(),
+        "every other": torch.arange(20)[::2],
+        "flags": torch.tensor([True, False, True]),
+        "complex": torch.randn(4, dtype=torch.complex64),
+        "conjugate": torch.randn(4, dtype=torch.complex128).conj(),
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "nan": torch.tensor([0x7FC1, 0x7FFF], dtype=torch.int16).view(torch.bfloat16),
+    }
+    floats = [name for name in dir(torch) if name.startswith("float8_") and name != "float8_"]
+    return tensors | {
+        name: torch.randint(0, 255, (7, 3), dtype=torch.uint8).view(getattr(torch, name)) for name in floats
+    }
+
+
+def test_every_kind_of_tensor_comes_back_bit_for_bit(plane: Any) -> None:
+    weights, tensors = plane.weights("actor"), every_kind()
+    weights.publish(1, tensors)
+    found = weights.get()
+    assert (found.version, list(found)) == (1, list(tensors))
+    assert all(same(found[name], tensors[name]) for name in tensors)
+    assert found["embed"].data_ptr() == found["head"].data_ptr()
+    assert not found.numpy("embed").flags.writeable
+    assert found.numpy("embed").dtype == np.uint16
+    found["embed"].zero_()  # a private copy of the page: nobody else sees it
+    assert same(weights.get()["embed"], tensors["embed"])
+    del found
+    weights.drop()
+    assert plane.stats().shards == 0
+
+
+def test_the_newest_are_kept_and_readers_of_older_ones_are_not_disturbed(plane: Any) -> None:
+    weights = plane.weights("actor", keep=2)
+    weights.publish(1, {"w": torch.full((1000, 100), 1.0)})
+    first = weights.get()
+    for version in (2, 3, 4):
+        weights.publish(version, iter([("w", torch.full((1000, 100), float(version)))]))
+    assert weights.versions() == [3, 4]
+    assert (first.version, first["w"].mean().item()) == (1, 1.0)
+    assert weights.get(">= 3").version == 4
+    assert weights.get(3)["w"][0, 0] == 3
+    with pytest.raises(dp.Freed):
+        weights.get(2)
+    with pytest.raises(dp.NotReady):
+        weights.get(5, timeout=0)
+    with pytest.raises(dp.NotReady):
+        weights.get(">= 5", timeout=0.01)
+    with pytest.raises(dp.Misuse, match="not newer"):
+        weights.publish(4, {"w": torch.zeros(1)})
+
+
+def test_a_version_of_a_layout_that_is_known_is_two_requests(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = plane.weights("actor")
+    wanted: list[dict[str, Any]] = [{}, {"names": ["b"]}, {"slices": {"a": [slice(1, 3)]}}]
+    asked: list[str] = []
+    connection, original = plane._plane._connection, plane._plane._connection.request
+
+    async def request(message: Any, *args: Any) -> Any:
+        asked.append(type(message).__name__)
+        return await original(message, *args)
+
+    def found() -> list[dict[str, list[Any]]]:
+        return [{name: tensor.tolist() for name, tensor in weights.get(**each).items()} for each in wanted]
+
+    weights.publish(1, {"a": torch.arange(4.0), "b": torch.zeros(2, dtype=torch.bfloat16)})
+    assert found()[2] == {"a": [1.0, 2.0], "b": [0.0, 0.0]}
+    weights.publish(2, {"a": torch.arange(4.0) + 1, "b": torch.ones(2, dtype=torch.bfloat16)})
+    monkeypatch.setattr(connection, "request", request)
+    first, second, third = found()
+    assert asked == ["LookAtRows", "Pin"] * 3
+    assert first == {"a": [1.0, 2.0, 3.0, 4.0], "b": [1.0, 1.0]}
+    assert (second, third) == ({"b": [1.0, 1.0]}, {"a": [2.0, 3.0], "b": [1.0, 1.0]})
+    monkeypatch.undo()
+    weights.publish(3, {"b": torch.zeros(2), "a": torch.zeros(4)})  # another layout
+    assert weights.get()["b"].dtype == torch.float32
+
+
+def test_chunks_that_are_not_where_they_were_said_to_be_are_looked_for(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = plane.weights("actor")
+    weights.publish(1, {"a": torch.arange(4.0)})
+    told = weights.get()
+    getter = plane._plane._getter
+
+    async def gone(shards: Any, timeout: float) -> Any:
+        raise dp.Freed("they are not here")
+
+    monkeypatch.setattr(getter, "hold_own", gone)
+    assert torch.equal(weights.get()["a"], told["a"])
+
+
+def test_watchers_and_readers_wait_for_what_is_published(plane: Any, node: StandingNode) -> None:
+    told: list[int] = []
+    got: list[int] = []
+
+    def watch() -> None:
+        with dp.connect(node.address) as other:
+            for version in other.weights("actor").watch():
+                told.append(version)
+                if version == 3:
+                    return
+
+    def read() -> None:
+        with dp.connect(node.address) as other:
+            got.append(other.weights("actor").get(">= 2").version)
+
+    threads = [threading.Thread(target=watch), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    weights = plane.weights("actor")
+    for version in (1, 2, 3):
+        weights.publish(version, {"w": torch.ones(3)})
+    for thread in threads:
+        thread.join(30)
+    assert told[-1] == 3
+    assert told == sorted(set(told))
+    assert got[0] >= 2
+
+
+def test_a_version_is_seen_when_all_of_its_ranks_are_there(plane: Any) -> None:
+    weights = plane.weights("actor")
+    whole = torch.arange(24.0).reshape(6, 4)
+    weights.publish(1, {"w": Slice(whole[:3], whole.shape, (0, 0))}, rank=0, ranks=2)
+    assert weights.versions() == []
+    with pytest.raises(dp.NotReady):
+        weights.get(timeout=0)
+    weights.publish(1, {"w": Slice(whole[3:], whole.shape, (3, 0)), "own": torch.ones(2)}, rank=1, ranks=2)
+    found = weights.get()
+    assert same(found["w"], whole)
+    assert same(weights.get(slices={"w": (None, slice(1, 3))})["w"], whole[:, 1:3])
+    part = weights.get(names=["w"], slices={"w": [(1, 3)]})
+    assert list(part) == ["w"]
+    assert same(part["w"], whole[1:3])
+    assert same(torch.from_numpy(part.numpy("w").copy()), whole[1:3])
+    with pytest.raises(dp.Misuse, match="no tensor 'other'"):
+        weights.get(names=["other"])
+
+
+def test_what_a_rank_left_of_a_version_that_was_never_complete_goes(plane: Any) -> None:
+    weights = plane.weights("actor", keep=1)
+    weights.publish(1, {"w": torch.ones(1000)}, rank=0, ranks=2)
+    weights.publish(2, {"w": torch.ones(1000)})
+    weights.publish(3, {"w": torch.ones(1000)})
+    assert weights.versions() == [3]
+    assert not [key for key in plane.table("weights/actor").look().keys if key[:4] in ("p/1/", "c/1/", "p/2/", "c/2/")]
+
+
+def test_a_publication_that_fails_leaves_nothing(plane: Any) -> None:
+    weights = plane.weights("actor")
+
+    def broken() -> Any:
+        yield "one", torch.ones(5 * MIB)
+        raise RuntimeError("the trainer died")
+
+    before = plane.stats().shards
+    with pytest.raises(RuntimeError):
+        weights.publish(1, broken())
+    for wrong in (
+        {"w": "text"},
+        {"w": torch.ones(2).to_sparse()},
+        [("w", torch.ones(1))] * 2,
+        {"w": torch.ones(1, device="meta")},
+    ):
+        with pytest.raises(dp.Misuse):
+            weights.publish(1, wrong)
+    with pytest.raises(dp.LimitExceeded):
+        weights.publish(1, {"w": torch.empty(64 * MIB, dtype=torch.uint8)})
+    assert plane.stats().shards == before
+    assert weights.versions() == []
+
+
+def test_other_hosts_fetch_each_chunk_once(tmp_path: Path) -> None:
+    tensors = {f"w{i}": torch.randn(MIB) for i in range(6)}
+    with (
+        Host(tmp_path / "0", memory="96MiB") as one,
+        Host(tmp_path / "1", one, memory="96MiB") as two,
+        dp.connect(one.address) as here,
+        dp.connect(two.address) as there,
+        dp.connect(two.address) as again,
+    ):
+        together(here, there)
+        here.weights("actor").publish(7, tensors)
+        found = there.weights("actor").get(timeout=30)
+        more = again.weights("actor").get(7)
+        assert all(same(found[name], tensors[name]) and same(more[name], tensors[name]) for name in tensors)
+        assert 24 * MIB <= there.stats().fetched_bytes < 25 * MIB
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[Any]]:
+    """A plane on each of two hosts."""
+    with (
+        Host(tmp_path / "0", memory="128MiB") as one,
+        Host(tmp_path / "1", one, memory="128MiB") as other,
+        dp.connect(one.address) as here,
+        dp.connect(other.address) as there,
+    ):
+        together(here, there)
+        yield [here, there]
+
+
+def updated(tensors: dict[str, Any], share: float, seed: int) -> dict[str, Any]:
+    """As an optimizer leaves bfloat16: so many of the elements differ, everywhere."""
+    made = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, tensor in tensors.items():
+        bits = tensor.clone().view(torch.int16)
+        bits[torch.rand(tensor.shape, generator=made) < share] ^= 1
+        found[name] = bits.view(tensor.dtype)
+    return found
+
+
+def fetched(plane: Any, call: Any) -> tuple[Any, int]:
+    before = plane.stats().fetched_bytes
+    found = call()
+    return found, plane.stats().fetched_bytes - before
+
+
+def test_a_host_that_has_an_older_version_fetches_what_changed(two: list[Any]) -> None:
+    here, there = (plane.weights("actor", keep=3) for plane in two)
+    tensors = {f"w{i}": torch.randn(2 * MIB).to(torch.bfloat16) for i in range(5)}
+    here.publish(1, tensors)
+    old = there.get()
+    nbytes = old.nbytes
+    second = updated(tensors, 0.02, 1)
+    here.publish(2, second)
+    found, came = fetched(two[1], there.get)
+    assert found.version == 2
+    assert all(same(found[name], second[name]) for name in tensors)
+    assert 0.02 * nbytes < came < 0.035 * nbytes
+    third = updated(second, 0.01, 2)
+    here.publish(3, third)
+    fourth = third | {"w3": torch.randn(2 * MIB).to(torch.bfloat16)}
+    here.publish(4, fourth)  # that version 3 was not seen, is one step more; a tensor that is new is a chunk
+    found, came = fetched(two[1], there.get)
+    assert all(same(found[name], fourth[name]) for name in tensors)
+    assert came < 0.02 * nbytes + fourth["w3"].nbytes * 4.5
+    assert all(same(old[name], tensors[name]) for name in tensors)
+
+
+def test_what_did_not_change_is_stored_and_fetched_once(two: list[Any]) -> None:
+    here, there = (plane.weights("actor", keep=3) for plane in two)
+    tensors = {f"w{i}": torch.randn(5 * MIB).to(torch.bfloat16) for i in range(4)}
+    for version in range(1, 8):
+        tensors["w2"] = updated({"w2": tensors["w2"]}, 0.01, version)["w2"]
+        here.publish(version, tensors)
+    eventually(lambda: two[0].stats().memory_used < 40 * MIB + 2.2 * 10 * MIB + MIB)
+    found, came = fetched(two[1], there.get)
+    assert came < 41 * MIB
+    here.publish(8, tensors)
+    again, came = fetched(two[1], there.get)
+    assert again.version == 8
+    assert came < MIB
+    assert all(same(found[name], tensors[name]) and same(again[name], tensors[name]) for name in tensors)
+    here.drop()
+    del found, again
+    eventually(lambda: two[0].stats().shards == 0)
+
+
+def test_a_chunk_whose_older_version_is_not_here_any_more_is_fetched_whole(two: list[Any]) -> None:
+    here, there = (plane.weights("actor", keep=2) for plane in two)
+    tensors = {f"w{i}": torch.randn(8 * MIB).to(torch.bfloat16) for i in range(3)}
+    here.publish(1, tensors)
+    there.get()
+    second = updated(tensors, 0.02, 1)
+    here.publish(2, second)
+    filler = two[1].put({"x": np.zeros((1, 100 * MIB), np.uint8)})  # takes the memory of copies
+    two[1].free(filler)
+    _, came = fetched(two[1], there.get)
+    assert 17 * MIB < came < 50 * MIB
+    found = there.get()
+    assert all(same(found[name], second[name]) for name in tensors)
+
+
+def test_a_slice_fetches_its_bytes_alone(two: list[Any]) -> None:
+    here, there = (plane.weights("actor") for plane in two)
+    whole = torch.randn(4096, 2048)
+    for rank in range(4):
+        part = Slice(whole[1024 * rank : 1024 * (rank + 1)], whole.shape, (1024 * rank, 0))
+        here.publish(1, {"w": part, f"own{rank}": torch.randn(MIB)}, rank=rank, ranks=4)
+    wanted = (slice(0, 2048), slice(700, 1400))
+    found, came = fetched(two[1], lambda: there.get(names=["w"], slices={"w": wanted}))
+    assert same(found["w"], whole[wanted])
+    assert found["w"].nbytes <= came <= 1.05 * found["w"].nbytes + 64 * 1024
+    more, came = fetched(two[1], lambda: there.get(names=["w"], slices={"w": (None, slice(700, 1400))}))
+    assert same(more["w"], whole[:, 700:1400])
+    assert came <= 1.05 * more["w"].nbytes / 2 + 64 * 1024  # the other half
+    all_of_it = there.get()
+    assert same(all_of_it["w"], whole)
+    assert same(found["w"], whole[wanted])
+
+
+def test_false_parts_and_steps_do_no_harm(two: list[Any]) -> None:
+    here, there = two
+    tensors = {"w": torch.randn(MIB), "v": torch.randn(8 * MIB)}
+    here.weights("actor").publish(1, tensors)
+    ref = here.table("chunks/actor").read(["c/1/0/0", "c/1/0/1"])
+    one, other = [(piece.node, piece.shard) for piece in ref.pieces("bytes")]
+
+    def hold(*parts: tuple[bytes, list[Any]]) -> Any:
+        named = dict(zip((one, other), parts, strict=True))
+        return there._wait(there._plane._getter.hold(ref, 30.0, named))
+
+    for wrong in ([8, 4], [-8, 4], [0, 1 << 40], [4, 8, 6, 10], [1]):
+        with pytest.raises(dp.Misuse):
+            hold((b"", []), (np.array(wrong, np.int64).tobytes(), []))
+    with pytest.raises(dp.Misuse):
+        hold((b"", []), (b"abc", []))
+    hold((b"", []), (np.array([0, 8], np.int64).tobytes(), []))  # the first is whole now
+    hold((b"", []), (b"", [(*one, *one), (b"nobody's", 5, *one), (*one, b"nobody's", 1 << 62)]))
+    found = there.weights("actor").get()
+    assert all(same(found[name], tensors[name]) for name in tensors)
+
+
+@needs_etcd
+def test_versions_outlive_their_publishers_host(tmp_path: Path) -> None:
+    with (
+        EtcdServer(tmp_path) as etcd,
+        Host(tmp_path / "0", f"etcd://{etcd.address}/w") as one,
+        Host(tmp_path / "1", f"etcd://{etcd.address}/w") as two,
+        Host(tmp_path / "2", f"etcd://{etcd.address}/w") as three,
+        dp.connect(one.address) as a,
+        dp.connect(two.address) as b,
+        dp.connect(three.address) as c,
+    ):
+        together(a, b, c)
+        tensors = {"w": torch.randn(MIB)}
+        a.weights("actor", replicas=2).publish(1, tensors)
+        a.weights("other").publish(1, tensors)
+        assert same(b.weights("other").get()["w"], tensors["w"])
+        one.kill()
+        eventually(lambda: len(b.members()["members"]) == 2)
+        assert same(c.weights("actor").get(timeout=30)["w"], tensors["w"])
+        assert same(b.weights("other").get(timeout=30)["w"], tensors["w"])  # its own copy
+        with pytest.raises(dp.OwnerDied):
+            c.weights("other").get(timeout=30)
+        c.weights("actor").publish(2, {"w": tensors["w"] + 1})
+        assert b.weights("actor").get(">= 2", timeout=30).version == 2
+
+
+def test_a_publisher_that_is_killed_leaves_nothing(plane: Any, node: StandingNode) -> None:
+    before = plane.stats().shards
+    with Worker(_dies, node.address) as worker:
+        assert worker.hear() == "half"
+        worker.kill()
+    eventually(lambda: plane.stats().shards == before)
+    assert plane.weights("actor").versions() == []
+
+
+def _dies(pipe: Any, address: str) -> None:
+    """Has written some of a version when it is killed."""
+    plane = dp.connect(address)
+
+    def tensors() -> Any:
+        yield "one", np.ones(12 * MIB, np.uint8)
+        publishing._TOGETHER = 1
+        yield "two", np.ones(MIB, np.uint8)
+        yield "three", np.ones(MIB, np.uint8)
+        pipe.send("half")
+        time.sleep(60)
+
+    plane.weights("actor").publish(1, tensors())
