@@ -8,7 +8,7 @@ OTHERS := .venv-integrations
 DOORS  := $(addprefix tests/integrations/,verl openrlhf ray transfer_queue drafting recording) # what takes longest begins first
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test simulate test-gpu attack test-integrations test-transports test-web docs demo demo-durable demo-hosts bench bench-hosts clean $(DOORS)
+.PHONY: help install check format test test-long stability simulate test-gpu attack test-integrations test-transports test-web docs demo demo-durable demo-hosts bench bench-hosts clean $(DOORS)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -32,10 +32,25 @@ format: $(STAMP) ## format the sources
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
+SUITE := -q -n5 --dist=loadfile --no-loadscope-reorder # five at a time: more than half of their time is waited
+
 test: export PYTHONDONTWRITEBYTECODE = # or each of some hundred processes compiles all that it imports
-test: $(STAMP) ## run the tests, five at a time: more than half of their time is waited
+test: $(STAMP) ## run the tests, but the long ones
 	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
-	$(BIN)/python -m tests.rerun -q -n5 --dist=loadfile --no-loadscope-reorder --basetemp="$$base/t"
+	$(BIN)/python -m tests.rerun $(SUITE) --basetemp="$$base/t" -m"not long"
+
+test-long: export PYTHONDONTWRITEBYTECODE = # as above
+test-long: $(STAMP) $(OTHERS)/.installed ## run the long tests: all faults and kills, more seeds, every version of the doors
+	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	$(BIN)/python -m tests.rerun $(SUITE) --basetemp="$$base/t" -mlong
+	@$(MAKE) --no-print-directory attack
+	@$(MAKE) --no-print-directory test-integrations TIER=long
+
+stability: export PYTHONDONTWRITEBYTECODE = # as above
+stability: $(STAMP) ## run the tests RUNS=20 times and name those that failed; LOAD=4 busy loops beside, CONDITION=background
+	@base=$$(mktemp -d) && trap 'rm -rf "$$base"' EXIT && \
+	$(BIN)/python -m tests.stability --runs $(or $(RUNS),20) --load $(or $(LOAD),0) $(if $(CONDITION),--condition $(CONDITION)) \
+	$(SUITE) --basetemp="$$base/t" -m"not long"
 
 simulate: export PYTHONDONTWRITEBYTECODE = # as above
 simulate: $(STAMP) ## run simulated clusters; SEEDS=1000 FIRST=0, or SEED= [KEEP=] for one again; STREAM=1, TABLE=1: of streams, tables
@@ -52,7 +67,7 @@ test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueu
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)
 
 $(DOORS): # each in a process of its own: they change each other
-	@echo "-- $@" && $(OTHERS)/bin/python -m tests.rerun -q $@
+	@echo "-- $@" && $(OTHERS)/bin/python -m tests.rerun -q -m"$(or $(TIER),not long)" $@
 
 $(OTHERS)/.installed: pyproject.toml setup.py tests/integrations/requirements.txt
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)

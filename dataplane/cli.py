@@ -247,7 +247,8 @@ def _top(chosen: argparse.Namespace) -> int:
 
 
 async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
-    """Draw what the node does until q, or SIGTERM, comes. A change of the terminal's size draws at once."""
+    """Draw what the node does until q, SIGINT or SIGTERM comes, also where the starter ignores SIGINT. A change of the
+    terminal's size draws at once."""
     from dataplane.observe.top import frame
 
     loop = asyncio.get_running_loop()
@@ -264,7 +265,8 @@ async def _redraw(plane: AsyncPlane, interval_s: float) -> None:
         if b"q" in typed.lower():
             end()
 
-    loop.add_signal_handler(signal.SIGTERM, end)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(ending, end)
     loop.add_signal_handler(signal.SIGWINCH, wake.set)
     if sys.stdin.isatty():
         loop.add_reader(sys.stdin.fileno(), key)

@@ -120,10 +120,14 @@ def _told(kind: str, what: str) -> str:
 
 
 def pytest_configure() -> None:
-    """Ctrl-C ends processes that tests start, also where whoever started the tests ignores it, as a shell does for what
-    it runs in the background."""
+    """Give signals Python's own dispositions, here and so in all children. A shell ignores SIGINT and SIGQUIT for what
+    it runs in the background, `nohup` ignores SIGHUP, some supervisors SIGCHLD, and children inherit that."""
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @pytest.hookimpl(wrapper=True)

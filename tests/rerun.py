@@ -2,14 +2,15 @@
 
     python -m tests.rerun ARGUMENT...
 
-The arguments are pytest's, options as `-n5` or `--dist=loadfile`, in one word each. What fails again is a failure. What passes the second time is printed as `unstable`, appended to the file that the
-environment names in `UNSTABLE`, and the run passes. No test is marked for it and none runs more than twice. An error of
-collection or of pytest itself is final, and so are more failures than `MANY`. `--first` is an option of the first run
-only, such as those of pytest-xdist. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
+The arguments are pytest's, options in one word each, as `-n5` or `--dist=loadfile`. What fails again is a failure. What
+passes the second time is printed as `unstable`, appended to the file that the environment names in `UNSTABLE`, and the
+run passes. No test is marked for it and none runs more than twice. An error of collection or of pytest itself is final,
+and so are more failures than `MANY`. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -23,56 +24,78 @@ MANY = 25
 """Failures that chance does not explain."""
 
 
-class Failures:
-    """The plugin that writes the failures of a run as JSON: node id to the first line that says what failed."""
+@dataclasses.dataclass(slots=True)
+class Report:
+    """One run of pytest: its exit status; by test what failed, in one line, and the seconds that it took."""
+
+    code: int = pytest.ExitCode.INTERNAL_ERROR
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether tests failed, and so few that chance may be the reason."""
+        return self.code == pytest.ExitCode.TESTS_FAILED and 0 < len(self.failed) <= MANY
+
+
+class Reporter:
+    """The plugin that writes a run's report as JSON."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._failed: dict[str, str] = {}
+        self._report = Report()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        seconds = self._report.seconds
+        seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            reason = crash.message.splitlines()[0] if crash is not None else report.longreprtext.splitlines()[-1]
-            self._failed.setdefault(report.nodeid, reason[:300])
+            lines = (crash.message if crash is not None else report.longreprtext).splitlines() or [""]
+            self._report.failed.setdefault(report.nodeid, lines[0 if crash is not None else -1][:300])
 
-    def pytest_sessionfinish(self) -> None:
-        self._file.write_text(json.dumps(self._failed))
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._report.code = int(exitstatus)
+        self._file.write_text(json.dumps(dataclasses.asdict(self._report)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--failures", type=Path, help="write the failures to this file")
+    parser.addoption("--report", type=Path, help="write what failed, and what each test took, to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--failures") and not hasattr(config, "workerinput"):  # workers report to the controller
-        config.pluginmanager.register(Failures(config.getoption("--failures")))
+    if config.getoption("--report") and not hasattr(config, "workerinput"):  # workers report to the controller
+        config.pluginmanager.register(Reporter(config.getoption("--report")))
 
 
-def run(arguments: list[str]) -> tuple[int, dict[str, str]]:
-    """Pytest's exit status, and the failures of this run."""
+def run(arguments: list[str]) -> Report:
+    """Run pytest."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "failures")
-        command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", f"--failures={file}", *arguments]
+        file = Path(folder, "report")
+        command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", f"--report={file}", *arguments]
         code = subprocess.run(command, check=False).returncode
-        return code, json.loads(file.read_text()) if file.exists() else {}
+        report = Report(**json.loads(file.read_text())) if file.exists() else Report()
+        return dataclasses.replace(report, code=code)
+
+
+def run_again(arguments: list[str], first: Report) -> Report:
+    """Run the tests alone, one after the other, that failed in a run with these arguments."""
+    options = [argument for argument in arguments if argument.startswith("-")]
+    return run([*options, "-n0", *first.failed])
 
 
 def main(arguments: list[str]) -> int:
-    code, failed = run(arguments)
-    if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MANY:
-        return code
-    print(f"\nonce more, alone: {len(failed)} tests that failed", flush=True)
-    options = [argument for argument in arguments if argument.startswith("-")]
-    code, again = run([*options, "-n0", *failed])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        return code
-    unstable = [f"unstable: {test} ({reason})" for test, reason in failed.items() if test not in again]
+    first = run(arguments)
+    if not first.by_chance:
+        return first.code
+    print(f"\nonce more, alone: {len(first.failed)} tests that failed", flush=True)
+    again = run_again(arguments, first)
+    passed = [test for test in first.failed if test in again.seconds and test not in again.failed]
+    unstable = [f"unstable: {test} ({first.failed[test]})" for test in passed]
     print(*unstable, sep="\n", flush=True)
     if "UNSTABLE" in os.environ and unstable:
         with open(os.environ["UNSTABLE"], "a") as file:
             print(*unstable, sep="\n", file=file)
-    return code
+    return again.code
 
 
 if __name__ == "__main__":
