@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
 from dataplane.aio import AsyncPlane
+from dataplane.batch import buffers
 from tests.processes import MIB, StandingNode, pattern
 
 pytestmark = pytest.mark.usefixtures("node")
@@ -150,39 +153,46 @@ async def test_cancelled_at_any_step_of_a_seal(plane: AsyncPlane) -> None:
     await nothing_is_left(plane)
 
 
-async def test_a_cancelled_put_writes_nothing_into_what_comes_after(plane: AsyncPlane) -> None:
+class Copying:
+    """Threads that copy a put wait, as they begin, until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self._go, self._copy = threading.Event(), threading.Event(), buffers.copy
+        monkeypatch.setattr(buffers, "copy", self._wait)
+
+    def _wait(self, target: Any, source: Any) -> None:
+        self.begun.set()
+        assert self._go.wait(60)
+        self._copy(target, source)
+
+    def hold(self) -> None:
+        """The next that copies waits."""
+        self.begun.clear()
+        self._go.clear()
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancelled_put_writes_nothing_into_what_comes_after(
+    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
     """Its threads are copying when it is cancelled; the memory must not go to others before they have stopped."""
     old, new = pattern(1, 48 * MIB, 8), pattern(2, 48 * MIB, 8)
-    for _ in range(10):
+    copying = Copying(monkeypatch)
+    for _ in range(3):
+        copying.hold()
         task = asyncio.create_task(plane.put({"x": old}, timeout=60))
-
-        async def reserved() -> bool:
-            return (await plane.stats()).reserved_bytes > 0
-
-        await until(reserved, "it copies")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        ref = await plane.put({"x": new}, timeout=60)
-        assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
-        await plane.free(ref)
-
-
-async def test_a_put_cancelled_twice_writes_nothing_into_what_comes_after(plane: AsyncPlane) -> None:
-    old, new = pattern(1, 48 * MIB, 8), pattern(2, 48 * MIB, 8)
-    for _ in range(5):
-        task = asyncio.create_task(plane.put({"x": old}, timeout=60))
-
-        async def reserved() -> bool:
-            return (await plane.stats()).reserved_bytes > 0
-
-        await until(reserved, "it copies")
-        for _ in range(3):
+        assert await asyncio.to_thread(copying.begun.wait, 60)
+        for _ in range(times):
             task.cancel()
             await asyncio.sleep(0)
+        following = asyncio.create_task(plane.put({"x": new}, timeout=60))
+        copying.let_go()
         with pytest.raises(asyncio.CancelledError):
             await task
-        ref = await plane.put({"x": new}, timeout=60)
+        ref = await following
         assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
         await plane.free(ref)
 

@@ -1,0 +1,66 @@
+"""Tests that failed run once more, alone; what they did is told apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ONCE = """
+import os, pathlib, pytest
+def first(name):
+    made = pathlib.Path(__file__).with_name(name)
+    return not made.exists() and not made.write_text("")
+def test_passes(): pass
+@pytest.mark.parametrize("x", ["a b::[c]"])
+def test_fails_once(x):
+    assert not first("failed"), "once"
+def test_crashes_once():
+    if first("crashed"):
+        os._exit(3)
+"""
+
+
+def run(tmp_path: Path, **modules: str) -> tuple[int, str, list[str]]:
+    """The exit status, what was printed, and the lines of the file of unstable tests."""
+    for name, text in modules.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    told = tmp_path / "unstable"
+    environment = {**os.environ, "UNSTABLE": str(told), "PYTHONPATH": str(ROOT)}
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    command = [sys.executable, "-m", "tests.rerun", "-q", "-n1", "-pno:cacheprovider", "."]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, told.read_text().splitlines() if told.exists() else []
+
+
+def test_what_fails_once_passes_and_is_named(tmp_path: Path) -> None:
+    code, printed, unstable = run(tmp_path, once=ONCE)
+    assert code == 0, printed
+    assert sorted(line.split(" (")[0] for line in unstable) == [
+        "unstable: test_once.py::test_crashes_once",
+        "unstable: test_once.py::test_fails_once[a b::[c]]",
+    ]
+    assert printed.endswith("\n".join(unstable) + "\n")
+
+
+def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
+    code, _, unstable = run(tmp_path, once=ONCE, twice="def test_fails(): assert 0")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert len(unstable) == 2
+
+
+def test_many_failures_and_errors_of_collection_are_final(tmp_path: Path) -> None:
+    many = "import pytest\n@pytest.mark.parametrize('x', range(26))\ndef test_fails(x): assert 0"
+    code, printed, _ = run(tmp_path, many=many)
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert "once more" not in printed
+    code, printed, _ = run(tmp_path, many="import nothing_of_this_name")
+    assert code != 0
+    assert "once more" not in printed
