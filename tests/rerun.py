@@ -1,11 +1,13 @@
 """Run pytest, and run each test that failed once more, alone.
 
-    python -m tests.rerun ARGUMENT...
+    python -P tests/rerun.py ARGUMENT...
 
 The arguments are pytest's, options in one word each, as `-n5` or `--dist=loadfile`. What fails again is a failure. What
 passes the second time is printed as `unstable`, appended to the file that the environment names in `UNSTABLE`, and the
 run passes. No test is marked for it and none runs more than twice. An error of collection or of pytest itself is final,
 and so are more failures than `MANY`. The choice: docs/decisions/0093-a-failed-test-runs-once-more.md.
+
+This is run by its path: other distributions have a package `tests` too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+REPORT = "--report="
 MANY = 25
 """Failures that chance does not explain."""
 
@@ -58,20 +61,11 @@ class Reporter:
         self._file.write_text(json.dumps(dataclasses.asdict(self._report)))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--report", type=Path, help="write what failed, and what each test took, to this file")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--report") and not hasattr(config, "workerinput"):  # workers report to the controller
-        config.pluginmanager.register(Reporter(config.getoption("--report")))
-
-
 def run(arguments: list[str]) -> Report:
     """Run pytest."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "report")
-        command = [sys.executable, "-m", "pytest", "-p", "tests.rerun", f"--report={file}", *arguments]
+        command = [sys.executable, "-P", __file__, REPORT + str(file), *arguments]
         code = subprocess.run(command, check=False).returncode
         report = Report(**json.loads(file.read_text())) if file.exists() else Report()
         return dataclasses.replace(report, code=code)
@@ -84,6 +78,10 @@ def run_again(arguments: list[str], first: Report) -> Report:
 
 
 def main(arguments: list[str]) -> int:
+    """Run and, if need be, run again; the exit status."""
+    if arguments and arguments[0].startswith(REPORT):  # in a process of its own, for `run`
+        sys.path.insert(0, os.getcwd())  # as `python -m pytest` has it
+        return pytest.main(arguments[1:], plugins=[Reporter(Path(arguments[0].removeprefix(REPORT)))])
     first = run(arguments)
     if not first.by_chance:
         return first.code

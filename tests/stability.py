@@ -1,6 +1,6 @@
 """Run a suite again and again, and name each test that failed in any run, how often, and how long it takes.
 
-    python -m tests.stability --runs 20 [--load 4] [--condition NAME] ARGUMENT...
+    python -P tests/stability.py --runs 20 [--load 4] [--condition NAME] ARGUMENT...
 
 The arguments are pytest's, as in `tests.rerun`, and a run ends as there: what fails is run once more, alone. `--load`
 starts that many processes beside the tests that do nothing but compute. `--condition` runs them where something is
@@ -19,8 +19,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from tests.rerun import Report, run, run_again
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.rerun import Report, run, run_again  # noqa: E402
 
 NO_IPV6 = "ip link set lo up; echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6"
 
@@ -60,14 +64,14 @@ def once(arguments: list[str]) -> tuple[Report, dict[str, str], bool]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.stability")
+    parser = argparse.ArgumentParser(prog="python -P tests/stability.py")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--load", type=int, default=0)
     parser.add_argument("--condition", choices=CONDITIONS)
     chosen, rest = parser.parse_known_args(arguments)
     if chosen.condition:
         os.makedirs("/tmp/" + "d" * 85, exist_ok=True)
-        own = [sys.executable, "-m", "tests.stability", f"--runs={chosen.runs}", f"--load={chosen.load}", *rest]
+        own = [sys.executable, "-P", __file__, f"--runs={chosen.runs}", f"--load={chosen.load}", *rest]
         return subprocess.run(command(chosen.condition, own), check=False).returncode
     passed, took_s = 0, []
     times: Counter[str] = Counter()

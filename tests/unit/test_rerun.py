@@ -32,10 +32,10 @@ def run(tmp_path: Path, **modules: str) -> tuple[int, str, list[str]]:
         (tmp_path / f"test_{name}.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     told = tmp_path / "unstable"
-    environment = {**os.environ, "UNSTABLE": str(told), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "UNSTABLE": str(told)}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
-    command = [sys.executable, "-m", "tests.rerun", "-q", "-n1", "-pno:cacheprovider", "."]
+    command = [sys.executable, "-P", str(ROOT / "tests" / "rerun.py"), "-q", "-n1", "-pno:cacheprovider", "."]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, told.read_text().splitlines() if told.exists() else []
 
