@@ -1,7 +1,7 @@
 """Inputs for fields of TransferQueue, and a description of what comes back, to compare storages with.
 
 A case is a list of puts into one field and, where this package is meant to differ from TransferQueue's own storage,
-how. Most are written out; the rest are made by a generator with a fixed seed, of values that TransferQueue keeps as
+how. `MORE` has more dtypes, and fields made by a generator with a fixed seed, of values that TransferQueue keeps as
 they are. There is no complex128 among the tensors: TransferQueue 0.1.11 reads them where they lie in a message, which
 may be unaligned, and its process then ends by SIGSEGV.
 """
@@ -138,24 +138,23 @@ EXTRAS: dict[str, Callable[[], Any]] = {
     "nested": lambda: {"a": [{"b": (1, {2}), "c": np.array(["x"])}], "t": torch.ones(2), 3: Color.RED},
 }
 
-_DTYPES = (
-    *("bool", "uint8", "int8", "int16", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float64"),
-    *("complex64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"),
+_DTYPES = ("bool", "int64", "uint16", "bfloat16", "complex64", "float8_e4m3fn")
+_MORE_DTYPES = (
+    *("uint8", "int8", "int16", "uint32", "uint64", "float16", "float64"),
+    *("complex32", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"),
 )
 _UNSELECTED = ("uint16", "uint32", "uint64")  # TransferQueue's storage fails to pick some rows of these
-_ARRAYS = (
-    *("bool", "int8", "uint8", "uint16", "uint32", "uint64", "int64", "float16", "float32", "float64"),
-    *("complex64", "complex128", "datetime64[D]", "datetime64[ns]", "timedelta64[s]"),
+_ARRAYS = ("bool", "int64", "float16", "complex128", "datetime64[ns]")
+_MORE_ARRAYS = (
+    *("int8", "uint8", "uint16", "uint32", "uint64", "float32", "float64"),
+    *("complex64", "datetime64[D]", "timedelta64[s]"),
 )
 
 
 def _without_stacks() -> Iterator[Case]:
     """What tensordict keeps as NonTensorData, which has a value a row or one value for all."""
     lists: dict[str, list[Any]] = {
-        "ints": [1, 2, 3],
-        "text": ["a", "b", "c"],
         "lists": [[1], [2, 3], []],
-        "dicts": [{"a": 1}, {}, {"b": "x"}],
         "tensors": [counted(n) for n in (1, 2, 3)],
         "dicts of tensors": [{"p": counted(n)} for n in (1, 2, 3)],
         "mixed": [1, None, "x"],
@@ -169,22 +168,15 @@ def _without_stacks() -> Iterator[Case]:
     for name, short in (("list", [1, 2]), ("array", np.arange(2)), ("tensor", counted(2))):
         yield _one(f"short {name}", lambda short=short: NonTensorData(data=short, batch_size=(3,)), refused=LENGTH)
     yield _shared("one text", "abc")
-    yield _shared("one int", 5)
     yield _shared("one None", None)
     yield _shared("one dict", {"a": 1})
     yield _shared("one tuple", (1, 2, 3))
-    yield _shared("one scalar", np.float32(2))
     yield _one("one text as it is", lambda: "abc", keeps=lambda: ["abc"] * 3)
     yield _one("metadata", lambda: MetaData("abc", batch_size=[3]), keeps=lambda: ["abc"] * 3)
-    for dtype in _ARRAYS:
-        yield _one(f"array of {dtype}", lambda dtype=dtype: np.arange(3).astype(dtype))
-        yield _one(f"array in two dimensions of {dtype}", lambda dtype=dtype: np.arange(6).reshape(3, 2).astype(dtype))
     yield _one("array of text", lambda: np.array(["a", "bcd", ""]))
-    yield _one("array of bytes", lambda: np.array([b"a", b"bcd", b""]))
-    yield _one("array in two dimensions of text", lambda: np.array([["a", "bcd"], ["b", "c"], ["", ""]]))
+    yield _one("array in two dimensions of bytes", lambda: np.array([[b"a", b"bcd"], [b"b", b"c"], [b"", b""]]))
     yield _one("array of objects", lambda: np.array([{"a": 1}, None, "c"], object))
     yield _one("array in two dimensions of objects", lambda: np.array([["a", 1], ["b", 2], ["c", None]], object))
-    yield _one("list of ints", lambda: [1, 2, 3])
     yield _one("list of text", lambda: ["a", "b", "c"])
     yield _one("tuple of floats", lambda: (1.0, 2.0, 3.0))
 
@@ -192,45 +184,28 @@ def _without_stacks() -> Iterator[Case]:
 def _stacks() -> Iterator[Case]:
     values: dict[str, list[Any]] = {
         "text": ["a", "ä", ""],
-        "bytes": [b"a", b"", b"c"],
         "ints": [1, 2, 3],
         "floats": [1.0, float("nan"), -0.0],
-        "bools": [True, False, True],
         "nothing": [None, None, None],
-        "ints and floats": [1, 2.0, 3],
         "ints and bools": [1, True, 0],
         "large ints": [2**63, 2**64 - 1, -(2**63)],
-        "lists": [[1], [2, 3], []],
         "equal lists": [[1, 2], [3, 4], [5, 6]],
-        "lists of ints and floats": [[1, 2.5], [3], [4.0]],
         "rectangles": [[[1, 2], [3, 4]], [[5, 6]], []],
-        "no rectangles": [[[1], [2, 3]], [], [[]]],
-        "empty lists": [[], [], []],
-        "lists of text": [["a"], ["b", "c"], []],
         "lists of tensors": [[counted(2)], [counted(1), counted(3)], []],
-        "dicts": [{"a": 1}, {"b": [1, 2]}, {}],
         "dicts by number": [{1: 2}, {3: 4}, {}],
         "dicts of tensors": [{"p": counted(n, 3), "grid": counted(1, 3)} for n in (1, 2, 3)],
-        "dicts of tensors and more": [{"a": 1, "p": counted(2), "z": 2}, {"p": counted(1), "a": 1}, {}],
         "dicts of tensors in any order": [{"a": counted(1), "b": counted(2)}, {"b": counted(1), "a": counted(2)}, {}],
-        "dicts of scalars": [{"p": torch.tensor(float(n))} for n in range(3)],
         "dicts of several dtypes": [{"p": counted(2)}, {"p": counted(2, dtype="int32")}, {"p": "x"}],
-        "dicts of several dimensions": [{"p": counted(*([1] * n))} for n in (1, 2, 3)],
         "dicts with odd keys": [{"a/b": counted(2)}, {"": counted(1)}, {"/": counted(1), ".": 1}],
         "dicts and None": [{"p": counted(2)}, None, {"p": counted(3)}],
-        "dicts of None": [{"p": counted(2)}, {"p": None}, {}],
         "dicts of arrays": [{"p": np.ones((n, 3), np.float32)} for n in (1, 2, 3)],
         "dicts of dicts": [{"p": [counted(n)], "q": {"r": counted(1)}} for n in (1, 2, 3)],
         "tensors": [counted(n) for n in (1, 2, 3)],
         "equal tensors": [counted(2)] * 3,
-        "scalars": [torch.tensor(n) for n in range(3)],
         "tensors of several dimensions": [counted(2), counted(2, 2), torch.tensor(1.0)],
-        "tensors of two dimensions": [counted(n, 3) for n in (2, 1, 4)],
         "tensors in which two dimensions vary": [counted(2, 3), counted(1, 2), counted(4, 1)],
         "tensors and None": [counted(2), None, counted(3)],
         "tensors and text": [counted(2), "a", counted(3)],
-        "tensors and arrays": [counted(2), np.ones(2, np.float32), counted(3)],
-        "arrays of several lengths": [np.ones(2), np.ones(3), np.ones(0)],
         "arrays of several dtypes": [np.ones(2), np.ones(2, np.int32), np.array("x")],
         "arrays in Fortran's order": [np.asfortranarray(np.arange(6).reshape(2, 3))] * 3,
         "arrays of the other byte order": [np.arange(6).astype(">f4")] * 3,
@@ -240,9 +215,6 @@ def _stacks() -> Iterator[Case]:
         yield _one(f"stack of {name}", lambda rows=rows: stack(*rows))
     yield _one("stack of stacks", lambda: stack(stack("a", "b"), stack("c", "d"), stack("e", "f")))
     yield _one("stack of data", lambda: stack(*[NonTensorData([n]) for n in range(3)]))
-    for dtype in _ARRAYS:
-        yield _one(f"stack of scalars of {dtype}", lambda dtype=dtype: stack(*np.arange(3).astype(dtype)))
-        yield _one(f"stack of arrays of {dtype}", lambda dtype=dtype: stack(*np.arange(6).reshape(3, 2).astype(dtype)))
     tuples = [(1, 2), (counted(3), "a"), ()]
     yield _one("stack of tuples", lambda: stack(*tuples), keeps=lambda: tuples)
     several = [counted(2), counted(2, dtype="int64"), counted(2, dtype="bfloat16")]
@@ -256,43 +228,43 @@ def _stacks() -> Iterator[Case]:
     yield _one("stack of dicts of nested tensors", lambda: stack(nested, {}, {}), refused="nested tensor")
 
 
-def _tensors() -> Iterator[Case]:
-    for dtype in _DTYPES:
-        for name, shape in (("1-d", (3,)), ("2-d", (3, 2)), ("3-d", (3, 2, 2))):
-            yield _one(f"{name} {dtype}", lambda shape=shape, dtype=dtype: counted(*shape, dtype=dtype))
+def _of_dtypes(tensors: Sequence[str], arrays: Sequence[str]) -> Iterator[Case]:
+    for dtype in tensors:
+        yield _one(f"2-d {dtype}", lambda dtype=dtype: counted(3, 2, dtype=dtype))
         rows = [counted(n, dtype=dtype) for n in (1, 2, 3)]
         yield _one(f"jagged {dtype}", lambda rows=rows: jagged(rows))
         yield _one(f"stack of tensors of {dtype}", lambda rows=rows: stack(*rows))
+    for dtype in arrays:
+        yield _one(f"array of {dtype}", lambda dtype=dtype: np.arange(3).astype(dtype))
+        yield _one(f"array in two dimensions of {dtype}", lambda dtype=dtype: np.arange(6).reshape(3, 2).astype(dtype))
+        yield _one(f"stack of scalars of {dtype}", lambda dtype=dtype: stack(*np.arange(3).astype(dtype)))
+        yield _one(f"stack of arrays of {dtype}", lambda dtype=dtype: stack(*np.arange(6).reshape(3, 2).astype(dtype)))
+
+
+def _tensors() -> Iterator[Case]:
     several: dict[str, Callable[[], Any]] = {
+        "1-d": lambda: counted(3),
         "no columns": lambda: torch.ones(3, 0),
         "no items": lambda: torch.ones(3, 0, 2),
-        "items of nothing": lambda: torch.ones(3, 2, 0),
-        "one column": lambda: torch.ones(3, 1),
         "4-d": lambda: counted(3, 2, 2, 2),
-        "jagged of nothing": lambda: jagged([torch.ones(0)] * 3),
         "jagged with empty rows": lambda: jagged([counted(n) for n in (0, 2, 0)]),
         "jagged of equal lengths": lambda: jagged([counted(2)] * 3),
         "jagged in two dimensions": lambda: jagged([counted(n, 4) for n in (1, 2, 3)]),
         "jagged in the last dimension": lambda: jagged([counted(3, n) for n in (1, 2, 3)]),
-        "jagged in the middle": lambda: jagged([counted(2, n, 2) for n in (1, 2, 3)]),
         "strided": lambda: strided([counted(n) for n in (1, 2, 3)]),
         "strided in both dimensions": lambda: strided([counted(n, n + 1) for n in (1, 2, 3)]),
         "strided of equal shapes": lambda: strided([counted(2, 2)] * 3),
-        "strided of scalars": lambda: strided([torch.tensor(1.0)] * 3),
         "narrowed": lambda: torch.nested.narrow(
             counted(3, 4), 1, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 1]), layout=torch.jagged
         ),
         "transposed": lambda: counted(4, 3).t(),
         "expanded": lambda: counted(3).expand(3, 3),
         "gradient": lambda: torch.ones(3, 2, requires_grad=True),
-        "parameter": lambda: torch.nn.Parameter(torch.ones(3, 2)),
         "odd NaN": lambda: torch.full((3, 1), 0x7FC00001, dtype=torch.int32).view(torch.float32),
     }
     for name, entry in several.items():
         yield _one(name, entry)
     yield _one("many dense rows", lambda: counted(20, 3), rows=20)
-    yield _one("many dense rows of nothing", lambda: torch.ones(20, 0), rows=20)
-    yield _one("many rows in three dimensions", lambda: counted(20, 3, 2), rows=20)
     yield _one("many jagged rows", lambda: jagged([counted(n % 5) for n in range(20)]), rows=20)
     conjugate = torch.tensor([[1 + 2j], [3j], [4]])
     yield _one("conjugate", lambda: conjugate.conj(), keeps=lambda: list(conjugate.conj().resolve_conj()))
@@ -313,25 +285,8 @@ def _tables() -> Iterator[Case]:
             lambda: TensorDict({"a": TensorDict({"b": counted(3, 2)}, [3])}, [3]),
             lambda: [{"a": {"b": row}} for row in counted(3, 2)],
         ),
-        "table of data": (
-            lambda: TensorDict({"n": NonTensorData(data=[1, 2, 3], batch_size=(3,))}, [3]),
-            lambda: [{"n": n} for n in (1, 2, 3)],
-        ),
-        "table of times": (
-            lambda: TensorDict({"t": np.arange(3).astype("datetime64[s]")}, [3]),
-            lambda: [{"t": t} for t in np.arange(3).astype("datetime64[s]")],
-        ),
-        "table of nothing": (lambda: TensorDict({}, [3]), lambda: [{}, {}, {}]),
-        "table in two dimensions": (
-            lambda: TensorDict({"a": counted(3, 2, 4)}, [3, 2]),
-            lambda: [{"a": row} for row in counted(3, 2, 4)],
-        ),
         "jagged table": (
             lambda: TensorDict({"a": jagged([counted(n) for n in (1, 2, 3)])}, [3]),
-            lambda: [{"a": counted(n)} for n in (1, 2, 3)],
-        ),
-        "lazy table": (
-            lambda: LazyStackedTensorDict(*[TensorDict({"a": counted(n)}, []) for n in (1, 2, 3)]),
             lambda: [{"a": counted(n)} for n in (1, 2, 3)],
         ),
         "lazy table of several keys": (
@@ -356,30 +311,19 @@ def _updates() -> Iterator[Case]:
     ones, some = torch.ones, (0, 1)
     three = jagged([ones(n) for n in (1, 2, 3)])
     yield case("dense, then longer", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 5)))
-    yield case("dense, then dense", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 3)))
     yield case("dense, then jagged", (some, lambda: ones(2, 3)), ([2], lambda: jagged([ones(5)])))
     yield case("jagged, then dense", (some, lambda: jagged([ones(2), ones(4)])), ([2], lambda: ones(1, 5)))
-    yield case("dense, one replaced by a longer", (range(3), lambda: ones(3, 3)), ([1], lambda: ones(1, 5)))
     yield case("jagged, one replaced", (range(3), lambda: three), ([1], lambda: jagged([ones(7)])))
     yield case("dense, all replaced by jagged", (range(3), lambda: ones(3, 3)), (range(3), lambda: three))
     yield case("jagged, all replaced by dense", (range(3), lambda: three), (range(3), lambda: ones(3, 3)))
     yield case("1-d, then 2-d", (some, lambda: ones(2)), ([2], lambda: ones(1, 2)))
     yield case("2-d, then 1-d", (some, lambda: ones(2, 1)), ([2], lambda: ones(1)))
-    yield case("2-d, then 3-d", (some, lambda: ones(2, 3)), ([2], lambda: ones(1, 3, 2)))
-    yield case("3-d, then longer", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 4, 2)))
-    yield case("3-d, then wider", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 3, 5)))
     yield case("3-d, then both", (some, lambda: ones(2, 3, 2)), ([2], lambda: ones(1, 4, 5)))
-    yield case("1-d one by one", *[([n], lambda: ones(1)) for n in range(3)])
-    yield case("2-d one by one", *[([n], lambda: ones(1, 2)) for n in range(3)])
     yield case("longer one by one", *[([n], lambda n=n: ones(1, n + 1)) for n in range(3)])
     yield case("strided, then dense", (some, lambda: strided([ones(1, 2), ones(2, 1)])), ([2], lambda: ones(1, 3, 3)))
     yield case("nothing, then some", (some, lambda: ones(2, 0)), ([2], lambda: ones(1, 3)))
     yield case("tensors, then text", (some, lambda: ones(2, 3)), ([2], lambda: stack("a")))
     yield case("text, then tensors", (some, lambda: stack("a", "b")), ([2], lambda: ones(1, 3)))
-    yield case("text, then dicts", (some, lambda: stack("a", "b")), ([2], lambda: stack({"a": 1})))
-    yield case("text, then ints", (some, lambda: stack("a", "b")), ([2], lambda: stack(1)))
-    yield case("ints, then floats", (some, lambda: stack(1, 2)), ([2], lambda: stack(1.5)))
-    yield case("lists of ints, then floats", (some, lambda: stack([1], [2])), ([2], lambda: stack([1.5])))
     yield case("bytes, then text", (some, lambda: stack(b"a", b"b")), ([2], lambda: stack("x")))
     stacked = (some, lambda: stack(ones(1), ones(2)))
     yield case("stacked tensors, then more", stacked, ([2], lambda: stack(ones(3))))
@@ -417,27 +361,14 @@ def _singles() -> Iterator[Case]:
     values: dict[str, Callable[[], Any]] = {
         "a scalar": lambda: torch.tensor(1.0),
         "a tensor": lambda: counted(3),
-        "a tensor of two dimensions": lambda: counted(2, 3),
         "a tensor of nothing": lambda: torch.ones(0),
         "text": lambda: "abc",
-        "no text": lambda: "",
-        "bytes": lambda: b"x",
-        "an int": lambda: 5,
-        "a float": lambda: 2.5,
-        "a bool": lambda: True,
         "None": lambda: None,
         "a list": lambda: [1, 2],
-        "an empty list": list,
-        "a list of text": lambda: ["a"],
-        "a list of lists": lambda: [[1], [2, 3]],
         "a list of tensors": lambda: [counted(1), counted(2)],
-        "a dict": lambda: {"a": 1},
-        "an empty dict": dict,
         "a dict of tensors": lambda: {"p": counted(2)},
         "an array": lambda: np.ones(2),
-        "an array of text": lambda: np.array(["a", "b"]),
         "data": lambda: NonTensorData("x"),
-        "data of one": lambda: NonTensorData("x", batch_size=[1]),
         "data of a list": lambda: NonTensorData([1], batch_size=[1]),
         "a stack": lambda: stack("x"),
         "a stack of two": lambda: stack("x", "y"),
@@ -456,10 +387,15 @@ CHANGED = frozenset(
 
 
 def _extras() -> Iterator[Case]:
-    for name, value in EXTRAS.items():
-        keeps = (lambda value=value: [value() for _ in range(3)]) if name in CHANGED else None
-        yield _single(f"extra: {name}", value, keeps=keeps)
-        yield _one(f"stack of extras: {name}", lambda value=value: stack(*[value() for _ in range(3)]), keeps=keeps)
+    """A row of each kind in one field: of those that TransferQueue keeps, and of those that it changes."""
+    kept = [value for name, value in EXTRAS.items() if name not in CHANGED]
+    changed = [EXTRAS[name] for name in sorted(CHANGED)]
+    yield _one("extras", lambda: stack(*[value() for value in kept]), rows=len(kept))
+    rows = lambda: [value() for value in changed]  # noqa: E731
+    yield _one("extras that change", lambda: stack(*rows()), rows=len(changed), keeps=rows)
+    nested = EXTRAS["nested"]
+    yield _single("an extra", EXTRAS["np.datetime64"])
+    yield _single("an extra that changes", nested, keeps=lambda: [nested() for _ in range(3)])
 
 
 def pixels(size: int = 6, seed: int = 0) -> Any:
@@ -492,20 +428,20 @@ def _media() -> Iterator[Case]:
 
     images: dict[str, Callable[[], Any]] = {
         "PNG": lambda: opened(file()),
-        "large PNG": lambda: opened(file(size=64)),
         "JPEG": lambda: opened(file("JPEG")),
-        "WebP": lambda: opened(file("WEBP")),
         "decoded": loaded,
-        "made": lambda: Image.fromarray(pixels()),
-        "large": lambda: Image.fromarray(pixels(64)),
-        "gray": lambda: Image.fromarray(pixels()).convert("L"),
-        "palette": lambda: Image.fromarray(pixels()).convert("P"),
-        "transparent": lambda: Image.fromarray(pixels()).convert("RGBA"),
-        "of floats": lambda: Image.fromarray(pixels()[..., 0].astype(np.float32)),
-        "cropped": lambda: opened(file(size=9)).crop((1, 2, 5, 7)),
+        "made": lambda: Image.fromarray(pixels(64)),
     }
+    odd: list[Callable[[], Any]] = [
+        lambda: opened(file("WEBP")),
+        lambda: Image.fromarray(pixels()).convert("L"),
+        lambda: Image.fromarray(pixels()).convert("P"),
+        lambda: Image.fromarray(pixels()).convert("RGBA"),
+        lambda: Image.fromarray(pixels()[..., 0].astype(np.float32)),
+        lambda: opened(file(size=9)).crop((1, 2, 5, 7)),
+    ]
+    yield _one("images of other formats and modes", lambda: stack(*[make() for make in odd]), rows=len(odd))
     for name, make in images.items():
-        yield _single(f"image: {name}", make)
         yield _one(f"stack of images: {name}", lambda make=make: stack(make(), make(), make()))
         yield _one(f"prompts: {name}", lambda make=make: stack(*[messages(make()) for _ in range(3)]))
         data = lambda make=make: {"image": [make(), make()], "n": 2}  # noqa: E731
@@ -540,8 +476,8 @@ def _made(count: int) -> Iterator[Case]:
             lambda: source.choice([0.0, -1.5, 1e300, float("inf")]),
             lambda: source.choice(["", "a", "ß" * 40, "\0"]),
             lambda: source.randbytes(source.randint(0, 9)),
-            lambda: counted(*shape(), dtype=source.choice(_DTYPES)),
-            lambda: np.arange(source.randint(0, 3)).astype(source.choice(_ARRAYS)),
+            lambda: counted(*shape(), dtype=source.choice(_DTYPES + _MORE_DTYPES)),
+            lambda: np.arange(source.randint(0, 3)).astype(source.choice(_ARRAYS + _MORE_ARRAYS)),
         ]
         if depth < 3:
             plain.append(lambda: [value(depth + 1) for _ in range(source.randint(0, 3))])
@@ -567,7 +503,10 @@ def _made(count: int) -> Iterator[Case]:
 
     for number in range(count):
         of_tensors = number % 2
-        dtype, dims = source.choice([each for each in _DTYPES if each not in _UNSELECTED]), source.randint(0, 2)
+        dtype, dims = (
+            source.choice([each for each in _DTYPES + _MORE_DTYPES if each not in _UNSELECTED]),
+            source.randint(0, 2),
+        )
         puts: list[Put] = []
         left = list(range(5))
         source.shuffle(left)
@@ -581,24 +520,28 @@ def _made(count: int) -> Iterator[Case]:
         yield Case(f"made {number}", puts, 5)
 
 
-def _all() -> dict[str, Case]:
-    groups = (
-        _without_stacks(),
-        _stacks(),
-        _tensors(),
-        _tables(),
-        _updates(),
-        _singles(),
-        _extras(),
-        _media(),
-        _made(120),
-    )
+def _named(*groups: Iterator[Case]) -> dict[str, Case]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of prototypes
         return {case.name: case for group in groups for case in group}
 
 
-CASES = _all()
+def more() -> dict[str, Case]:
+    """Cases that take longer together than all others."""
+    return _named(_of_dtypes(_MORE_DTYPES, _MORE_ARRAYS), _made(120))
+
+
+CASES = _named(
+    _without_stacks(),
+    _stacks(),
+    _of_dtypes(_DTYPES, _ARRAYS),
+    _tensors(),
+    _tables(),
+    _updates(),
+    _singles(),
+    _extras(),
+    _media(),
+)
 
 
 def keys(case: Case) -> list[str]:
