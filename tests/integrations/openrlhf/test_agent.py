@@ -24,13 +24,10 @@ from dataplane.integrations import freeing, process
 from dataplane.integrations.openrlhf import LazyInputs
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import same
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 PROMPT = "<vision> <image> </vision> w1"
 

@@ -17,13 +17,10 @@ import dataplane as dp
 from dataplane.integrations import process
 from dataplane.integrations.openrlhf import free, get, put
 from dataplane.integrations.rows import LazyRow
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import experience, inputs, same
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 
 def back(there: Any, **how: Any) -> Any:

@@ -26,15 +26,12 @@ from dataplane.integrations.openrlhf import hook, install, uninstall
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.meter import Meter
 from examples.openrlhf_rollout.vision import Processor
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.conftest import HERE, SMALL
 from tests.integrations.openrlhf.samples import experience, inputs, same
 from tests.processes import eventually
 
-pytestmark = [
-    pytest.mark.timeout(600),  # each worker imports OpenRLHF, torch and transformers
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 Echo = ray.remote(num_gpus=1)(EchoWorker)

@@ -15,13 +15,10 @@ import dataplane as dp
 from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf.ledger import Ledger
 from dataplane.integrations.openrlhf.remote import RemoteList
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import experience, inputs, same
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 
 def put_bytes(plane: dp.Plane, work: Callable[[], Any]) -> int:

@@ -12,12 +12,9 @@ import pytest
 pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 from dataplane.integrations.openrlhf import hook
 from examples.openrlhf_rollout.absent import stood_in
+from tests.integrations.marks import SYSTEMS
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks(reason="torch and transformers keep threads and descriptors once they are used"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 

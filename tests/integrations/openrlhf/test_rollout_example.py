@@ -6,12 +6,9 @@ import pytest
 
 pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 from examples.openrlhf_rollout.__main__ import main
+from tests.integrations.marks import SYSTEMS
 
-pytestmark = [
-    pytest.mark.timeout(600),  # its workers import OpenRLHF, torch and transformers
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # those of transformers and Ray
-]
+pytestmark = SYSTEMS
 
 
 def put_mib(lines: list[str]) -> float:

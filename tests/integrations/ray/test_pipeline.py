@@ -18,14 +18,11 @@ ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 from dataplane.integrations import ray as door  # noqa: E402
 from dataplane.pipeline.functions import Functions  # noqa: E402
 from dataplane.pipeline.rays import Actors, _QueueLink  # noqa: E402
+from tests.integrations.marks import SYSTEMS  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 X = np.arange(8)

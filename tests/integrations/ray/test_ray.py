@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -24,11 +25,7 @@ from dataplane.integrations import ray as door  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 LOST_S = 40.0  # until Ray says that a Ray node has gone

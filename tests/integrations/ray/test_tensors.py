@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -22,11 +23,7 @@ from dataplane.integrations import ray_tensors  # noqa: E402
 ray_tensors.register()  # before the classes that name it
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)

@@ -17,11 +17,9 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 import dataplane as dp  # noqa: E402
 from dataplane.integrations.transfer_queue import singles, writing  # noqa: E402
 from tests.integrations.images import check, trajectories  # noqa: E402
+from tests.integrations.marks import PLANE  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = PLANE
 
 
 @pytest.fixture

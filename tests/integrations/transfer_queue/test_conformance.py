@@ -14,10 +14,9 @@ tensordict = pytest.importorskip("tensordict")
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane, and Ray, live as long as the process"),
-    pytest.mark.filterwarnings("ignore"),  # TransferQueue's and Ray's own
-]
+from tests.integrations.marks import SYSTEMS  # noqa: E402
+
+pytestmark = SYSTEMS
 
 KEYS = ["a", "b", "c", "d"]
 

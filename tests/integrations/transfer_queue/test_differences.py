@@ -19,12 +19,10 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 import dataplane as dp  # noqa: E402
 from dataplane.integrations import process  # noqa: E402
 from dataplane.integrations.transfer_queue.samplers import GRPOGroupNSampler  # noqa: E402
+from tests.integrations.marks import PLANE  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = PLANE
 
 KEYS = [f"k{i}" for i in range(4)]
 

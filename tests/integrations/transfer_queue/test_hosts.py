@@ -24,6 +24,7 @@ from dataplane.integrations.transfer_queue import job  # noqa: E402
 from dataplane.integrations.transfer_queue.partition import prefix  # noqa: E402
 from tests.etcd import EtcdServer, needs_etcd  # noqa: E402
 from tests.integration.test_hosts import Host, members, together  # noqa: E402
+from tests.integrations.marks import PLANE  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
 pytestmark = [
@@ -32,8 +33,7 @@ pytestmark = [
         bool(packages_distributions().get("tests")),
         reason="something installed here is called tests: processes find that",
     ),
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    *PLANE,
 ]
 
 KEYS = ["a", "b", "c"]

@@ -15,13 +15,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
 import dataplane as dp  # noqa: E402
+from tests.integrations.marks import KEPT  # noqa: E402
 from tests.integrations.nursery import Nursery, Process  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 from tests.users import needs_root  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-]
+pytestmark = KEPT
 
 HEAD = """
 import signal

@@ -21,11 +21,10 @@ from tensordict import TensorDict  # noqa: E402
 
 from dataplane.errors import Misuse  # noqa: E402
 from dataplane.integrations.transfer_queue import standing  # noqa: E402
+from tests.integrations.marks import KEPT  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-]
+pytestmark = KEPT
 
 ABSENT = {
     "metrics": {"TQMetricsExporter"},  # of the controller's process, which there is none of

@@ -20,13 +20,11 @@ tensordict = pytest.importorskip("tensordict")
 from tensordict import TensorDict  # noqa: E402
 
 import dataplane as dp  # noqa: E402
+from tests.integrations.marks import PLANE  # noqa: E402
 from tests.integrations.nursery import Nursery, Process  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = PLANE
 
 
 _jobs = itertools.count()

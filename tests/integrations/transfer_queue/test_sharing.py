@@ -12,12 +12,10 @@ pytest.importorskip("tensordict", reason="needs tensordict: make test-integratio
 import dataplane as dp  # noqa: E402
 from dataplane.integrations import process  # noqa: E402
 from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories  # noqa: E402
+from tests.integrations.marks import SYSTEMS  # noqa: E402
 from tests.processes import eventually  # noqa: E402
 
-pytestmark = [
-    pytest.mark.leaks(reason="the module's threads live as long as the process"),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = SYSTEMS
 
 
 def used() -> int:

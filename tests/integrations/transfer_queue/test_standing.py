@@ -14,17 +14,14 @@ import pytest
 from dataplane.errors import Misuse
 from dataplane.integrations import transfer_queue as ours
 from dataplane.integrations.transfer_queue.standing import VARIABLE
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
 
 real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from verl.utils import transferqueue_utils  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks(reason="torch keeps threads and descriptors once it is used"),
-    pytest.mark.filterwarnings("ignore"),  # verl's own
-]
+pytestmark = SYSTEMS
 
 
 @pytest.fixture(autouse=True)

@@ -23,13 +23,10 @@ pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-int
 
 from tensordict import NonTensorStack, TensorDict  # noqa: E402
 
+from tests.integrations.marks import PLANE  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.leaks(reason="the process's plane lives as long as the process"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = PLANE
 
 ROOT = Path(__file__).parents[3]
 DONE = "Tutorial Complete!"

@@ -17,11 +17,9 @@ pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="the process's plane, and verl's threads, live as long as the process"),
-    pytest.mark.filterwarnings("ignore"),  # verl's own, and its dependencies'
-]
+from tests.integrations.marks import SYSTEMS  # noqa: E402
+
+pytestmark = SYSTEMS
 
 RESPONSES = 4  # a prompt
 PROMPTS = 3

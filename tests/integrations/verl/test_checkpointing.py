@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 with warnings.catch_warnings(action="ignore"):  # verl's own
@@ -30,11 +31,7 @@ with warnings.catch_warnings(action="ignore"):  # verl's own
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's and verl's own
-]
+pytestmark = SYSTEMS
 
 ROOT = Path(__file__).parents[3]
 MODULE = "dataplane.integrations.verl.checkpointing"

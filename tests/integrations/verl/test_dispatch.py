@@ -23,14 +23,11 @@ with warnings.catch_warnings(action="ignore"):  # verl imports names of Ray's th
 
 from dataplane.integrations import ray as nodes  # noqa: E402
 from dataplane.integrations.verl.proto import RemoteProto, put  # noqa: E402
+from tests.integrations.marks import SYSTEMS  # noqa: E402
 from tests.integrations.verl import protos, workers  # noqa: E402
 from tests.integrations.verl.protos import assert_same, image, objects  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # verl's and Ray's own
-]
+pytestmark = SYSTEMS
 
 WORKERS = 4
 

@@ -7,12 +7,9 @@ import pytest
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from examples.verl_rollout.__main__ import run, text
 from examples.verl_rollout.trainer import Job
+from tests.integrations.marks import SYSTEMS
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # verl's and Ray's own
-]
+pytestmark = SYSTEMS
 
 
 def test_a_step_by_reference_is_the_step_by_value(job: None) -> None:

@@ -22,17 +22,14 @@ import pytest
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model
 from tests.integrations.verl.fit.record import Seen
 from tests.integrations.verl.fit.run import STORES, Job
 from tests.integrations.verl.fit.server import Server
 
-pytestmark = [
-    pytest.mark.timeout(1000),
-    pytest.mark.leaks(reason="verl's data set leaves maps behind"),
-    pytest.mark.filterwarnings("ignore"),  # transformers' own
-]
+pytestmark = [pytest.mark.timeout(1000), *SYSTEMS]
 
 SIDE = 56  # of an image, in pixels: four of its patches make a token
 KINDS = ("text", "images")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -26,11 +27,7 @@ from tests.integrations.nursery import ROOT, Nursery  # noqa: E402
 from tests.integrations.verl.storage_job import job, stats  # noqa: E402
 from tests.users import needs_root  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = SYSTEMS
 
 HEAD = """
     import ray

@@ -22,15 +22,12 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from dataplane.integrations.verl.proto import RemoteProto, put
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.driving import alone
 from tests.integrations.verl.inputs import EXTRAS, file, look, messages, opened
 from tests.integrations.verl.protos import assert_same, image, objects, proto
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.leaks(reason="the node of the module's plane ends after its last client; torch and Ray keep threads"),
-    pytest.mark.filterwarnings("ignore"),  # verl's and tensordict's own
-]
+pytestmark = SYSTEMS
 
 
 @pytest.fixture(scope="module")

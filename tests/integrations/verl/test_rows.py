@@ -19,14 +19,11 @@ from verl.utils.model import extract_multi_modal_inputs
 
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.driving import alone
 from tests.integrations.verl.protos import image, objects
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.leaks(reason="the node of the module's plane ends after its last client; torch and Ray keep threads"),
-    pytest.mark.filterwarnings("ignore"),  # verl's and tensordict's own
-]
+pytestmark = SYSTEMS
 
 
 @pytest.fixture(scope="module", autouse=True)

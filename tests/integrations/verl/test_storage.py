@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -25,11 +26,7 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 
 from tests.integrations.verl.storage_job import job, stats, used, worker  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = SYSTEMS
 
 _number = itertools.count()
 
@@ -89,86 +86,24 @@ def rows(count: int, **entries: Any) -> TensorDict:
 # What goes in comes out, as TransferQueue gives it
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "uint8", "float8_e4m3fn"])
-def test_a_dense_field_comes_back_jagged_as_transferqueue_gives_it(other: Any, partition: str, dtype: str) -> None:
-    whole = torch.arange(24).view(4, 6).to(getattr(torch, dtype))
-    tq.kv_batch_put(keys=list("abcd"), partition_id=partition, fields=rows(4, x=whole))
-    got = tq.kv_batch_get(keys=list("abcd"), partition_id=partition)["x"]
-    assert got.is_nested
-    assert got.offsets().diff().tolist() == [6, 6, 6, 6], "verl asks for that"
-    assert all(map(same, rows_of(got), rows_of(whole)))
-
-
-@pytest.mark.parametrize(
-    ("entry", "shape"),
-    [
-        (lambda: torch.arange(3), [3]),
-        (lambda: torch.zeros(3, 0), None),
-        (lambda: torch.arange(24.0).view(3, 2, 4), None),
-        (lambda: torch.arange(24.0).view(8, 3).T, None),
-        (lambda: torch.arange(3.0).expand(3, 3).clone().requires_grad_(), None),
-        (lambda: jagged([torch.arange(n) for n in (2, 0, 5)]), None),
-        (lambda: jagged([torch.ones(n, 4) for n in (2, 1, 5)]), None),
-        (lambda: jagged([torch.ones(3, n) for n in (2, 1, 5)]), None),
-        (lambda: torch.nested.as_nested_tensor([torch.ones(n, n + 1) for n in (2, 1, 5)]), None),
-    ],
-    ids=["1-d", "empty rows", "3-d", "strides", "grad", "jagged", "jagged 2-d", "jagged in the last", "strided"],
-)
-def test_tensors(other: Any, partition: str, entry: Any, shape: Any) -> None:
-    whole = entry()
-    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=rows(3, x=whole))
-    got = there(other, "kv_batch_get", list("abc"), partition)["x"]
-    assert shape is None or list(got.shape) == shape
-    assert all(map(same, rows_of(got), [row.detach() for row in rows_of(whole)]))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        ["a", "", "ü"],
-        [b"a", b"", b"\xff"],
-        [1, 2.5, None],
-        [1, 2, 3],
-        [True, False, True],
-        [[1, 2], [], [3]],
-        [[1], [2.0], ["x"]],
-        [(1, "a"), (2,), ()],
-        [{"a": 1}, {}, {"b": [1, {"c": None}]}],
-        [{}, {}, {}],
-        [{"n": 1, "f": 2.0}, {"n": 2, "f": 3.0}, {"n": 3, "f": 4.0}],
-        [{1: "a"}, {2: "b"}, {3: "c"}],
-        [None, None, None],
-    ],
-    ids=repr,
-)
-def test_rows_that_are_no_tensors(other: Any, partition: str, values: list[Any]) -> None:
-    """Exactly, in type too: as they are put, and in another process."""
-    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=rows(3, x=NonTensorStack(*values)))
-    for got in (
-        tq.kv_batch_get(keys=list("abc"), partition_id=partition),
-        there(other, "kv_batch_get", list("abc"), partition),
-    ):
-        assert same(got.get("x").tolist(), values)
-
-
-def test_dicts_of_tensors_and_of_arrays(partition: str) -> None:
-    """What a processor makes of images, in rows that differ in their keys, and a row without any."""
-    import numpy as np
-
+def test_rows_of_any_kind_are_read_by_another_process(other: Any, partition: str) -> None:
+    """Each field exactly, in type too; tensors jagged, as TransferQueue gives them: verl asks for their offsets."""
     inputs = [
         {"pixel_values": torch.randn(4, 8), "image_grid_thw": torch.tensor([[1, 2, 2]])},
         {"pixel_values_videos": torch.randn(6, 8, dtype=torch.bfloat16), "second": torch.tensor(2.5)},
-        {"pixel_values": torch.randn(1, 8)},
+        {},
     ]
-    arrays = [{"a": np.arange(3, dtype=np.int32)}, {"a": np.float32(2)}, {"t": torch.ones(2), "n": 1}]
-    entries = rows(3, mm=NonTensorStack(*inputs), arrays=NonTensorStack(*arrays))
+    dense = torch.arange(18).view(3, 6).bfloat16().requires_grad_()
+    uneven = jagged([torch.ones(n, 4) for n in (2, 0, 5)])
+    mixed = [{"a": 1}, (1, "ü"), None]
+    entries = rows(3, dense=dense, uneven=uneven, mm=NonTensorStack(*inputs), mixed=NonTensorStack(*mixed))
     tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=entries)
-    tq.kv_batch_put(keys=["d"], partition_id=partition, fields=rows(1, mm=NonTensorStack({})))
-    got = tq.kv_batch_get(keys=list("abc"), partition_id=partition)
-    assert all(map(same, got.get("mm").tolist(), inputs))
-    assert all(map(same, got.get("arrays").tolist(), arrays))
-    mixed = tq.kv_batch_get(keys=list("adbc"), partition_id=partition, select_fields="mm")
-    assert all(map(same, mixed.get("mm").tolist(), [inputs[0], {}, *inputs[1:]]))
+    got = there(other, "kv_batch_get", list("abc"), partition)
+    assert got["dense"].offsets().diff().tolist() == [6, 6, 6]
+    assert all(map(same, rows_of(got["dense"]), [row.detach() for row in rows_of(dense)]))
+    assert all(map(same, rows_of(got["uneven"]), rows_of(uneven)))
+    assert same(got.get("mm").tolist(), inputs)
+    assert same(got.get("mixed").tolist(), mixed)
 
 
 def test_rows_of_one_field_put_one_by_one(other: Any, partition: str) -> None:
@@ -267,7 +202,8 @@ def test_fields_that_come_later_and_from_elsewhere(other: Any, partition: str) -
 def test_by_metadata_in_stages(other: Any, partition: str) -> None:
     """get_meta, get_data and put of another field with that metadata, as consumers of a stage do."""
     client = tq.get_client()
-    client.put(rows(8, x=torch.arange(16).view(8, 2)), partition_id=partition)
+    whole = client.put(rows(8, x=torch.arange(16).view(8, 2)), partition_id=partition)
+    assert torch.equal(torch.stack(list(client.get_data(whole)["x"].unbind())), torch.arange(16).view(8, 2))
     meta = there(other, "get_meta", ["x"], 4, partition, "fetch", "stage")
     got = there(other, "get_data", meta)
     there(other, "put", rows(4, y=torch.stack(list(got["x"].unbind())) * 2), meta)
@@ -276,12 +212,6 @@ def test_by_metadata_in_stages(other: Any, partition: str) -> None:
     assert all(torch.equal(x * 2, y) for x, y in zip(got["x"].unbind(), got["y"].unbind(), strict=True))
     assert client.check_production_status(["x"], partition)
     assert not client.check_production_status(["y"], partition)
-
-
-def test_the_metadata_that_a_put_returned_can_be_read_by(partition: str) -> None:
-    client = tq.get_client()
-    meta = client.put(rows(2, x=torch.ones(2, 2)), partition_id=partition)
-    assert torch.equal(torch.stack(list(client.get_data(meta)["x"].unbind())), torch.ones(2, 2))
 
 
 def test_the_async_twins(partition: str) -> None:

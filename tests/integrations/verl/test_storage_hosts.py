@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -23,11 +24,7 @@ from tensordict import TensorDict  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 from tests.integrations.verl.storage_job import job, own, stats, used, worker  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = SYSTEMS
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 

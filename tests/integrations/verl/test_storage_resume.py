@@ -13,12 +13,10 @@ import pytest
 pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 
+from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery
 
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-]
+pytestmark = KEPT
 
 #: What both jobs begin with: `tq` of TransferQueue, with the backend, in a Ray of its own.
 JOB = """

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -25,11 +26,7 @@ from dataplane.integrations.verl.controller import Controller  # noqa: E402
 from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories  # noqa: E402
 from tests.integrations.verl.storage_job import job, used, worker  # noqa: E402
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = SYSTEMS
 
 
 _number = itertools.count()

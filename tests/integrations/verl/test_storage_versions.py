@@ -14,12 +14,10 @@ pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
+from tests.integrations.marks import KEPT
 from tests.integrations.nursery import ROOT, Nursery
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.leaks(reason="a process of its own has what it leaves"),
-]
+pytestmark = KEPT
 
 #: All that a job asks of a storage backend; first, that the packages are those that are meant.
 JOB = """

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import dataplane as dp
+from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -26,11 +27,7 @@ from tensordict import NonTensorStack, TensorDict
 from tests.integrations.verl import driving, inputs, storage_job
 from tests.integrations.verl.inputs import CASES, Case, look
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    pytest.mark.leaks(reason="Ray and TransferQueue keep threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = SYSTEMS
 
 Seen = dict[str, dict[str, Any]]
 
