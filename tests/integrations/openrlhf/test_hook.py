@@ -33,7 +33,6 @@ from tests.processes import eventually
 
 pytestmark = SYSTEMS
 
-ROOT = Path(__file__).parents[3]
 Echo = ray.remote(num_gpus=1)(EchoWorker)
 Controller = ray.remote(num_cpus=0)(ControllerWorker)
 Rollout = ray.remote(num_cpus=0)(RolloutWorker)
@@ -42,22 +41,16 @@ Rollout = ray.remote(num_cpus=0)(RolloutWorker)
 @pytest.fixture(scope="module")
 def job() -> Iterator[None]:
     """Ray, with places for workers, and no node yet."""
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
     process.close()
     gc.collect()
     assert freeing.settle()
-    ray.init(
-        "local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False
-    )
-    yield
-    process.close()
-    ray.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    where = {"num_cpus": 4, "num_gpus": 4, "include_dashboard": False, "object_store_memory": 256 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+        ray.init("local", log_to_driver=False, **where)
+        yield
+        process.close()
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

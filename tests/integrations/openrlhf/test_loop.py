@@ -7,7 +7,6 @@ with partial rollouts, in a run that ends and goes on from its checkpoint in ano
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from examples.openrlhf_rollout.vision import WORDS
 pytestmark = pytest.mark.timeout(600)  # processes that import OpenRLHF, torch and transformers
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 PROMPTS, ANSWERS, A_STEP = 8, 2, 4
 STEPS = PROMPTS // A_STEP  # of an episode
 
@@ -64,14 +62,10 @@ def prepare(where: Path, *, pictures: bool) -> list[Any]:
 def run(where: Path, way: str, agent: str, options: list[Any]) -> None:
     """Run it in a directory of its own, with the checkpoint that is there."""
     where.mkdir(exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # of actors
     log = where / "log"
     command = [sys.executable, HERE / "loop_job.py", way, agent, *options, "--ckpt.output_dir", where]
     with log.open("a") as output:
-        done = subprocess.run(
-            list(map(str, command)), cwd=where, env=environment, stdout=output, stderr=output, timeout=250
-        )
+        done = subprocess.run(list(map(str, command)), cwd=where, stdout=output, stderr=output, timeout=250)
     assert done.returncode == 0, log.read_text()[-4000:]
 
 

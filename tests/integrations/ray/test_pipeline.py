@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is 
 
 pytestmark = SYSTEMS
 
-ROOT = Path(__file__).parents[3]
 X = np.arange(8)
 
 
@@ -43,18 +40,11 @@ PIPELINE = Pipeline([Stage("double", double, ("x",), ("y",)), Stage("add", add, 
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
     ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     door.up(dp.NodeConfig(memory="32MiB", spill=0, prewarm=0))
     yield
     door.down()
     ray.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 def test_messages_that_overtake_each_other_are_put_in_order() -> None:

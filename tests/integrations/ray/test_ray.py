@@ -3,12 +3,10 @@ whatever dies, and gone with the job."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from tests.integrations.marks import SYSTEMS
+from tests.integrations.marks import SYSTEMS, long
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -38,18 +36,11 @@ SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}  # 
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_DEDUP_LOGS", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
     made = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False, "_system_config": SOON})
     made.add_node(**NODE)
     yield made
     ray.shutdown()
     made.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 @pytest.fixture
@@ -247,13 +238,11 @@ def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
 
 
 def test_settings_that_a_host_can_not_meet(job: Any) -> None:
-    """Said at once, by `up` and by who connects."""
-    began = time.monotonic()
+    """By `up` and by who connects."""
     with pytest.raises(dp.Rejected, match="nowhere"):
         door.up(dp.NodeConfig(**SMALL | {"spill": "1MiB", "spill_dir": "/proc/nowhere"}))
     with pytest.raises(dp.Rejected, match="nowhere"):
         dp.connect("ray")
-    assert time.monotonic() - began < 40
     door.down()
     door.up(dp.NodeConfig(**SMALL))
     assert look()[1]
@@ -285,7 +274,7 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("how", ["shutdown", "exit", "killed"])
+@pytest.mark.parametrize("how", [*long("shutdown", "exit"), "killed"])
 def test_nothing_is_left_of_a_job_that_ends(cluster: Any, how: str) -> None:
     """Nor does one need to call `up` in the driver: the first `connect` does."""
     command = [sys.executable, "-c", textwrap.dedent(DRIVER), cluster.address, how]
@@ -313,11 +302,9 @@ def test_two_jobs_have_their_own_nodes(two: Any) -> None:
 
 def test_without_ray(cluster: Any) -> None:
     ray.shutdown()
-    began = time.monotonic()
     for use in (lambda: dp.connect("ray"), door.up, door.down):
         with pytest.raises(dp.Misuse, match=r"ray\.init"):
             use()
-    assert time.monotonic() - began < 5
 
 
 def test_transports_and_a_key_of_ones_own(job: Any, tmp_path: Path) -> None:

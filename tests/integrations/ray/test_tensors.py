@@ -3,10 +3,8 @@ the moment of the return, and go with Ray's references or with the process that 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,6 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is 
 
 pytestmark = SYSTEMS
 
-ROOT = Path(__file__).parents[3]
 SETTINGS = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 ANSWER_S = 90
@@ -98,9 +95,6 @@ def two() -> Iterator[list[str]]:
     """A Ray job with nodes and the transport, on two Ray nodes: their names, this process's first."""
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "DATAPLANE_ADDRESS")}
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before["PYTHONPATH"]])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     cluster.add_node(**NODE)
     ray.init(address=cluster.address, log_to_driver=False)
@@ -109,10 +103,6 @@ def two() -> Iterator[list[str]]:
     yield sorted((node["NodeID"] for node in ray.nodes()), key=lambda name: name != here)
     ray.shutdown()
     cluster.shutdown()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
 
 
 def actor(kind: type, place: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import sys
 import threading
-import time
 import types
 from typing import Any
 
@@ -64,10 +63,9 @@ def test_a_task_that_waits_keeps_nobody_waiting(ours: Any, pid: str) -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     started.wait()
-    began = time.monotonic()
     for _ in range(20):
         assert ours.kv_list(pid) == {pid: {}}
-    assert time.monotonic() - began < 2
+    assert waiting.is_alive()
     assert not found
     client.put(dense(2), partition_id=pid)
     waiting.join(30)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -37,7 +36,6 @@ pytestmark = [
 ]
 
 KEYS = ["a", "b", "c"]
-DETECTED_S = 5.0  # in which the loss of a host is known, and what it led is led by another
 
 
 @pytest.fixture
@@ -104,9 +102,7 @@ def test_a_partition_survives_the_host_that_leads_it(hosts: list[Host]) -> None:
     tq.kv_batch_put(KEYS, name, fields=batch(), tags=[{"i": i} for i in range(3)])
     eventually(lambda: leads(hosts, name) == [False, True], "the other host leads it")
     hosts[1].kill()
-    killed = time.monotonic()
     assert tq.kv_batch_get(["c", "a"], name)["x"].tolist() == [[4, 5], [0, 1]]
-    assert time.monotonic() - killed < DETECTED_S
     assert tq.kv_list(name)[name] == {key: {"i": i} for i, key in enumerate(KEYS)}
     eventually(lambda: len(members(process.plane())) == 1, "the loss is known")
     tq.kv_batch_put(["d"], name, fields=batch()[:1])

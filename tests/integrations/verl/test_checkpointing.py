@@ -4,11 +4,10 @@ for the server adapter: replicas take weights when they are ready, and nothing i
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,14 +25,13 @@ with warnings.catch_warnings(action="ignore"):  # verl's own
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.workers.config import CheckpointEngineConfig
 
-    from dataplane.integrations import process
+    from dataplane.integrations import ray as door
     from dataplane.integrations.verl import checkpointing
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = SYSTEMS
 
-ROOT = Path(__file__).parents[3]
 MODULE = "dataplane.integrations.verl.checkpointing"
 WAIT_S = 100.0
 
@@ -143,70 +141,59 @@ class Replica:
     release_kv_cache = resume_kv_cache = resume_generation = nothing
 
 
-def group(kind: type, count: int, config: CheckpointEngineConfig) -> Any:
+@contextmanager
+def group(kind: type, count: int, config: CheckpointEngineConfig) -> Iterator[Any]:
     pool = RayResourcePool([count], use_gpu=False, max_colocate_count=1)
     made = RayClassWithInitArgs(cls=ray.remote(num_cpus=0)(kind), config=config)
-    return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name="cpu")
-
-
-@pytest.fixture(scope="module")
-def job() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [before])])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
-    process.close()
-    ray.init(num_cpus=8, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
-    from dataplane.integrations import ray as door
-
-    door.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
-    yield
-    process.close()
-    ray.shutdown()
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
-
-
-def test_replicas_take_weights_when_they_are_ready(job: None) -> None:
-    how = config(name="ready", keep=2)
-    trainer, rollouts = group(Trainer, 1, how), group(Rollout, 2, how)
-    replicas = [Replica([worker]) for worker in rollouts.workers]
-    quick, slow = (
-        RayWorkerGroup(worker_handles=[worker], ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(Rollout)))
-        for worker in rollouts.workers
-    )
-    manager = CheckpointEngineManager(how, trainer, replicas)
-    manager.update_weights(1)
-    checkpointing.settle(manager, 1, WAIT_S)
-    slow.busy(True)
-    for step in (2, 3, 4, 5):
-        manager.update_weights(step)
-        checkpointing._replicas[manager].of(replicas)[0].wait(step, WAIT_S)
-    assert quick.taken() == [([1, 2, 3, 4, 5], [1.0, 2.0, 3.0, 4.0, 5.0])]
-    assert slow.taken() == [([1], [1.0])], "its requests run on"
-    assert slow.newest() == [{f"layers.{number}.weight": 5 + number / 8 for number in range(4)}]
-    slow.busy(False)
-    checkpointing.settle(manager, 5, WAIT_S)
-    ((steps, values),) = slow.taken()
-    assert steps[-1] == 5
-    assert len(steps) < 5, "it passed over those that it was too slow for"
-    assert values == [float(step) for step in steps]
-    assert [replica.aborted for replica in replicas] == [0, 0]
-    assert dp.connect("ray").weights("ready").versions() == [4, 5]
-    for worker in [*trainer.workers, *rollouts.workers]:
+    workers = RayWorkerGroup(resource_pool=pool, ray_cls_with_init=made, device_name="cpu")
+    yield workers
+    for worker in workers.workers:
         ray.kill(worker)
+    for place in pool.pgs:
+        ray.util.remove_placement_group(place)
 
 
-def test_verls_own_update_works_as_with_its_engines(job: None) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def nodes(job: None) -> None:
+    door.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
+
+
+def test_replicas_take_weights_when_they_are_ready() -> None:
+    how = config(name="ready", keep=2)
+    with group(Trainer, 1, how) as trainer, group(Rollout, 2, how) as rollouts:
+        replicas = [Replica([worker]) for worker in rollouts.workers]
+        quick, slow = (
+            RayWorkerGroup(worker_handles=[worker], ray_cls_with_init=RayClassWithInitArgs(cls=ray.remote(Rollout)))
+            for worker in rollouts.workers
+        )
+        manager = CheckpointEngineManager(how, trainer, replicas)
+        manager.update_weights(1)
+        checkpointing.settle(manager, 1, WAIT_S)
+        slow.busy(True)
+        for step in (2, 3, 4, 5):
+            manager.update_weights(step)
+            checkpointing._replicas[manager].of(replicas)[0].wait(step, WAIT_S)
+        assert quick.taken() == [([1, 2, 3, 4, 5], [1.0, 2.0, 3.0, 4.0, 5.0])]
+        assert slow.taken() == [([1], [1.0])], "its requests run on"
+        assert slow.newest() == [{f"layers.{number}.weight": 5 + number / 8 for number in range(4)}]
+        slow.busy(False)
+        checkpointing.settle(manager, 5, WAIT_S)
+        ((steps, values),) = slow.taken()
+        assert steps[-1] == 5
+        assert len(steps) < 5, "it passed over those that it was too slow for"
+        assert values == [float(step) for step in steps]
+        assert [replica.aborted for replica in replicas] == [0, 0]
+        assert dp.connect("ray").weights("ready").versions() == [4, 5]
+
+
+def test_verls_own_update_works_as_with_its_engines() -> None:
     """Two ranks of a trainer, of which each gathers all and one publishes; a replica of two ranks."""
     how = config(name="own", abort=True)
-    trainer, rollouts = group(Trainer, 2, how), group(Rollout, 2, how)
-    replica = Replica(rollouts.workers)
-    manager = CheckpointEngineManager(how, trainer, [replica])
-    for step in (7, 7, 8):  # as verl's managers of two kinds of replicas do
-        manager.update_weights(step)
-    assert rollouts.taken() == [([7, 7, 8], [7.0, 7.0, 8.0])] * 2
-    assert trainer.look() == [12, 12]
-    assert replica.aborted == 3
-    for worker in [*trainer.workers, *rollouts.workers]:
-        ray.kill(worker)
+    with group(Trainer, 2, how) as trainer, group(Rollout, 2, how) as rollouts:
+        replica = Replica(rollouts.workers)
+        manager = CheckpointEngineManager(how, trainer, [replica])
+        for step in (7, 7, 8):  # as verl's managers of two kinds of replicas do
+            manager.update_weights(step)
+        assert rollouts.taken() == [([7, 7, 8], [7.0, 7.0, 8.0])] * 2
+        assert trainer.look() == [12, 12]
+        assert replica.aborted == 3

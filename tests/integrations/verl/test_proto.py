@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import datetime
 import pickle
@@ -49,16 +48,14 @@ def test_every_kind_of_column_comes_back_as_it_was(plane: dp.Plane) -> None:
     assert_same(remote.get(), proto())
     assert_same(sent(remote).get(), proto())
     assert_same(remote.get(["log_probs", "uid"]), proto().select(["log_probs"], ["uid"]))
+    assert put(remote) is remote
 
 
 ARRAYS: dict[str, Any] = {
     "times": np.array(["NaT", "2020-01-01", "2021-01-01"], "datetime64[ns]"),
-    "times in two dimensions": np.arange(6).reshape(3, 2).astype("datetime64[D]"),
-    "durations": np.arange(3).astype("timedelta64[ms]"),
+    "durations in two dimensions": np.arange(6).reshape(3, 2).astype("timedelta64[ms]"),
     "text": np.array(["a", "bcd", ""]),
-    "text in two dimensions": np.array([["a", "bcd"], ["b", "c"], ["", ""]]),
-    "wide text in two dimensions": np.array([["a"], ["b"], ["c"]], "U8"),
-    "bytes": np.array([b"a", b"bcd", b""]),
+    "wide text in two dimensions": np.array([["a", "bcd"], ["b", "c"], ["", ""]], "U8"),
     "bytes in two dimensions": np.array([[b"a"], [b"b"], [b"ccc"]]),
     "records": np.array([(1, 2.0, "x"), (3, 4.0, ""), (5, 6.0, "yz")], [("a", "i4"), ("b", "f8"), ("c", "U3")]),
     "records in two dimensions": np.array([[(1, 2.0)] * 2] * 3, [("a", "i4"), ("b", "f8")]),
@@ -66,21 +63,19 @@ ARRAYS: dict[str, Any] = {
     "raw bytes": np.array([b"ab", b"\0c", b"d\0"], "V2"),
     "the other byte order": np.arange(3).astype(">f4"),
     "halves": np.arange(6).astype("f2").reshape(3, 2),
-    "complex": np.ones(3, "c8"),
     "flags": np.array([True, False, True]),
-    "dicts of classes": objects([collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]), {}]),
     "objects in two dimensions": np.array([["a", 1], ["b", {1}], [datetime.date(2020, 1, 2), None]], object),
+    "objects": objects([value() for value in EXTRAS.values()]),
     "images": objects([opened(file()), opened(file("JPEG", size=64)), None]),
     "prompts with images": objects([messages(opened(file(size=64))) for _ in range(3)]),
     "multi_modal_data": objects([{"image": [opened(file(seed=row))], "n": row} for row in range(3)]),
-    **{f"objects: {name}": objects([value() for _ in range(3)]) for name, value in EXTRAS.items()},
 }
 
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_an_array_of_any_kind_comes_back_as_it_was(plane: dp.Plane, name: str) -> None:
     array = ARRAYS[name]
-    remote = put(DataProto.from_dict(tensors={"t": torch.ones(3)}, non_tensors={"x": array}))
+    remote = put(DataProto.from_dict(tensors={"t": torch.ones(len(array))}, non_tensors={"x": array}))
     assert look(sent(remote).get().non_tensor_batch["x"]) == look(array)
     assert look(remote[np.array([2, 0])].get().non_tensor_batch["x"].tolist()) == look(array[[2, 0]].tolist())
     twice = RemoteProto.concat([remote, remote]).get().non_tensor_batch["x"]
@@ -119,7 +114,6 @@ OPERATIONS: dict[str, Callable[[DataProto], DataProto]] = {
     "slice by name": lambda d: d.slice(1, None, 2),
     "list": lambda d: d[[3, 1, 1]],
     "list of flags": lambda d: d[[True, False] * 4],
-    "array of flags": lambda d: d[np.arange(8) % 3 == 0],
     "tensor": lambda d: d.select_idxs(torch.tensor([3, -1])),
     "no rows": lambda d: d.select(["mask"], ["uid", "multi_modal_inputs"])[:0],
     "chunk": lambda d: d.chunk(4)[1],
@@ -127,11 +121,8 @@ OPERATIONS: dict[str, Callable[[DataProto], DataProto]] = {
     "repeat": lambda d: d.repeat(3),
     "repeat as a whole": lambda d: d.repeat(3, interleave=False),
     "sample_level_repeat": lambda d: d.sample_level_repeat([1, 2, 0, 1, 1, 1, 1, 3]),
-    "select tensors": lambda d: d.select(["mask"]),
     "select both": lambda d: d.select(["mask"], ["uid"], ["temperature"]),
     "select no tensor": lambda d: d.select([], ["uid", "not there"]),
-    "select nothing": lambda d: d.select([], []),
-    "select a deep copy": lambda d: d.select(["mask"], ["uid"], deepcopy=True),
     "pop": lambda d: d.pop(["mask"], ["uid"], ["temperature"]),
     "pop others": lambda d: d.pop(non_tensor_batch_keys=["uid"]),
     "what pop leaves": _without,
@@ -302,8 +293,3 @@ def test_a_scope_goes_along(plane: dp.Plane) -> None:
 def test_what_would_need_a_pickle_is_refused_with_its_column(plane: dp.Plane) -> None:
     with pytest.raises(SchemaMismatch, match="images"):
         put(DataProto.from_dict(non_tensors={"images": objects([object()])}))
-
-
-def test_of_a_remote_proto_put_gives_itself(plane: dp.Plane) -> None:
-    remote = put(proto())
-    assert put(remote) is remote

@@ -354,3 +354,14 @@ def test_no_byte_goes_through_transferqueue(partition: str) -> None:
     assert set(first) == {"x"}
     assert len(first["x"]) < 80
     assert put >= 2 << 20
+
+
+def test_nothing_stands_in_for_transferqueue_while_it_runs(queue: Any) -> None:
+    """What it gave verl would not be known any more."""
+    from dataplane.integrations import transfer_queue as ours
+    from dataplane.integrations.transfer_queue import standing
+
+    with pytest.raises(dp.Misuse, match=r"install\(\) before transfer_queue.init\(\), or transfer_queue.close\(\)"):
+        ours.install()
+    assert sys.modules["transfer_queue"] is tq
+    assert standing.VARIABLE not in os.environ

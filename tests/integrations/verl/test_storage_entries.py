@@ -31,12 +31,10 @@ def _fields() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    "names", [[name] for name in _fields()] + [["scalars", "dense", "text"], list(_fields())], ids=str
-)
-def test_a_schema_is_what_transfer_queue_says(names: list[str]) -> None:
-    data = TensorDict({name: _fields()[name] for name in names}, batch_size=[2])
-    assert schema_of(data) == extract_field_schema(data)
+def test_a_schema_is_what_transfer_queue_says() -> None:
+    for names in (*([name] for name in _fields()), list(_fields())):
+        data = TensorDict({name: _fields()[name] for name in names}, batch_size=[2])
+        assert schema_of(data) == extract_field_schema(data), names
 
 
 def test_this_transfer_queue_says_what_is_said_here() -> None:

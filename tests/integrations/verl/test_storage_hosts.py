@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from tests.integrations.marks import SYSTEMS
+from tests.integrations.marks import SYSTEMS, long
 from tests.processes import eventually
 
 ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
@@ -85,7 +85,7 @@ JOB = """
 """
 
 
-@pytest.mark.parametrize("how", ["close", "exit", "killed"])
+@pytest.mark.parametrize("how", [*long("close", "exit"), "killed"])
 def test_nothing_is_left_of_a_job_that_ends(cluster: Any, nursery: Nursery, how: str) -> None:
     """First in this module: a Ray has one TransferQueue."""
     with nursery.process(textwrap.dedent(JOB), RAY=cluster.address, HOW=how) as driver:

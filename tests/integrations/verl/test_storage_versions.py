@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
-from tests.integrations.marks import KEPT
+from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import ROOT, Nursery
 
 pytestmark = KEPT
@@ -94,7 +94,7 @@ def installed(config: pytest.Config, package: str, version: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "package", ["TransferQueue==0.1.8", "TransferQueue==0.1.9", "TransferQueue==0.1.10", "verl==0.9.0"]
+    "package", ["TransferQueue==0.1.8", *long("TransferQueue==0.1.9", "TransferQueue==0.1.10", "verl==0.9.0")]
 )
 def test_a_job_with(package: str, nursery: Nursery, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Those that the other tests run with are not among them."""
@@ -127,7 +127,7 @@ MISMATCH = """
 """
 
 
-@pytest.mark.parametrize("fallback", ["false", "true"])
+@pytest.mark.parametrize("fallback", ["false", *long("true")])
 def test_another_face_is_met_as_the_job_starts(fallback: str, nursery: Nursery) -> None:
     """Refused with both versions and what to do, or TransferQueue's own storage with one warning, as configured."""
     with nursery.process(textwrap.dedent(MISMATCH), PYTHONPATH=str(ROOT), FALLBACK=fallback) as running:
