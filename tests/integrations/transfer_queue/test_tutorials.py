@@ -26,7 +26,7 @@ from tensordict import NonTensorStack, TensorDict  # noqa: E402
 from tests.integrations.marks import PLANE  # noqa: E402
 from tests.integrations.nursery import Nursery  # noqa: E402
 
-pytestmark = PLANE
+pytestmark = [pytest.mark.timeout(300), *PLANE]
 
 ROOT = Path(__file__).parents[3]
 DONE = "Tutorial Complete!"

@@ -1,9 +1,9 @@
 """verl's own trainer, from its command line, with each storage: what trainer and validation see is the same, row by
 row, byte by byte. What runs is said in `fit`.
 
-All are compared with a synchronous run with TransferQueue's own storage, one of text and one of images. Those that run
-by default are few, and such that each mode, each of our ways, images, partial rollouts, checkpoints and several ranks
-are in one of them; `DATAPLANE_FIT=all` runs all. A run that hangs says who waits for what (`fit.hang`).
+All are compared with a synchronous run with TransferQueue's own storage, one of text and one of images. By default each
+integration has one run, of which one is of text and one of images. In the long tests each has every mode, kind and
+number of ranks, and most pairs of these. A run that hangs says who waits for what (`fit.hang`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,40 @@ import pytest
 
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
-from tests.integrations.marks import SYSTEMS
+from tests.integrations.marks import SYSTEMS, long
 from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model
 from tests.integrations.verl.fit.record import Seen
-from tests.integrations.verl.fit.run import STORES, Job
+from tests.integrations.verl.fit.run import Job
 from tests.integrations.verl.fit.server import Server
 
 pytestmark = [pytest.mark.timeout(1000), *SYSTEMS]
 
 SIDE = 56  # of an image, in pixels: four of its patches make a token
-KINDS = ("text", "images")
-ASYNCHRONOUS = ("colocate_async", "separate_async")
-RANKS = (1, 2)
-OURS = STORES[1:]
-ALWAYS = {("Dataplane", "images", 2), ("module", "images", 2)}
-ALWAYS_RESUMED = {("Dataplane", "images", "separate_async", 1), ("module", "images", "colocate_async", 1)}
-SIMPLE = [("SimpleStorage", kind, mode, 1) for kind in KINDS for mode in ASYNCHRONOUS]
+#: Store, kind of prompts, ranks of the trainer.
+SYNCHRONOUS = [
+    *[("Dataplane", "text", 1), ("module", "images", 1)],
+    *long(("Dataplane", "images", 2), ("module", "images", 2), ("Dataplane", "text", 2), ("module", "text", 2)),
+]
+#: And the mode.
+ASYNCHRONOUS = long(
+    ("SimpleStorage", "images", "colocate_async", 1),
+    ("SimpleStorage", "text", "separate_async", 1),
+    ("Dataplane", "images", "colocate_async", 2),
+    ("Dataplane", "text", "separate_async", 1),
+    ("module", "images", "separate_async", 1),
+    ("module", "text", "colocate_async", 2),
+)
+#: With images, verl takes the rows of a rank that are all equally long for ones that differ in another dimension
+#: (`maybe_fix_3d_position_ids`), whatever gave them; in `separate_async` two ranks have two rows each, which are so
+#: after a resume.
+RESUMED = long(
+    ("SimpleStorage", "images", "separate_async", 1),
+    ("Dataplane", "images", "separate_async", 1),
+    ("Dataplane", "text", "colocate_async", 2),
+    ("module", "images", "colocate_async", 1),
+    ("module", "text", "separate_async", 2),
+)
 EVERY = 4  # prompts, of which one is cut in an asynchronous run
 FIRST_OF_VALIDATION = 100
 SEPARATE = (
@@ -49,22 +65,6 @@ SEPARATE = (
     "trainer.v1.separate_async.parameter_sync_step=2",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
 )
-MORE = pytest.mark.skipif(
-    os.environ.get("DATAPLANE_FIT") != "all", reason="takes a minute a run: set DATAPLANE_FIT=all"
-)
-
-
-def cases(found: Iterable[tuple[Any, ...]], always: Container[tuple[Any, ...]] = ()) -> list[Any]:
-    """Parameters, of which all but those that run by default have to be asked for."""
-    return [pytest.param(*case, marks=() if case in always else MORE) for case in found]
-
-
-def resumed() -> list[tuple[str, str, str, int]]:
-    """What can be resumed. With images, verl takes the rows of a rank that are all equally long for ones that differ in
-    another dimension (`maybe_fix_3d_position_ids`), whatever gave them; in `separate_async` two ranks have two rows
-    each, which are so after a resume."""
-    made = itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)
-    return [case for case in made if case[1:] != ("images", "separate_async", 2)]
 
 
 class Runs:
@@ -113,7 +113,7 @@ def metrics(job: Job) -> list[dict[str, float]]:
     return [{name: value for name, value in line["data"].items() if name.startswith(named)} for line in lines]
 
 
-@pytest.mark.parametrize(("store", "kind", "ranks"), cases(itertools.product(OURS, KINDS, RANKS), ALWAYS))
+@pytest.mark.parametrize(("store", "kind", "ranks"), SYNCHRONOUS)
 def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
     runs: Runs, store: str, kind: str, ranks: int
 ) -> None:
@@ -143,9 +143,7 @@ def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
     )
 
 
-@pytest.mark.parametrize(
-    ("store", "kind", "mode", "ranks"), cases([*SIMPLE, *itertools.product(OURS, KINDS, ASYNCHRONOUS, RANKS)])
-)
+@pytest.mark.parametrize(("store", "kind", "mode", "ranks"), ASYNCHRONOUS)
 def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
 ) -> None:
@@ -155,10 +153,7 @@ def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
     assert max(seen.spans()) > 1, "a response was cut, and resumed with other weights"
 
 
-@pytest.mark.parametrize(
-    ("store", "kind", "mode", "ranks"),
-    cases([*SIMPLE, *resumed()], ALWAYS_RESUMED),
-)
+@pytest.mark.parametrize(("store", "kind", "mode", "ranks"), RESUMED)
 def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
 ) -> None:

@@ -17,7 +17,7 @@ pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import ROOT, Nursery
 
-pytestmark = KEPT
+pytestmark = [pytest.mark.timeout(300), KEPT]
 
 #: All that a job asks of a storage backend; first, that the packages are those that are meant.
 JOB = """
