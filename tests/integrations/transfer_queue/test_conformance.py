@@ -70,12 +70,6 @@ def test_rows_come_in_the_order_that_was_asked_for(tq: Any, pid: str) -> None:
     assert sorted(data.keys()) == ["ids", "score"]
 
 
-def test_one_key_and_one_field_may_be_texts(tq: Any, pid: str) -> None:
-    tq.kv_batch_put(KEYS, pid, fields=batch())
-    data = tq.kv_batch_get("b", pid, select_fields="score")
-    assert got(data, "score") == [1.0]
-
-
 def test_a_row_is_put_as_a_dict(tq: Any, pid: str) -> None:
     meta = tq.kv_put("one", pid, fields={"ids": torch.tensor([1, 2, 3]), "who": "me"}, tag={"score": 0.5})
     assert (meta.keys, meta.tags, meta.partition_id, sorted(meta.fields)) == (
@@ -97,78 +91,24 @@ def test_rows_put_one_by_one_come_back_together(tq: Any, pid: str) -> None:
     assert got(data, "reward") == [0.0, 1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param([{"a": 1}, {"b": [1, 2]}, {}, {"c": {"d": None}}], id="dicts"),
-        pytest.param([[1], [], [2, "x"], [[3]]], id="lists"),
-        pytest.param([None, 1, 2.5, True], id="mixed"),
-        pytest.param([1, 2, 3, 4], id="ints"),
-        pytest.param(["", "ä", "x" * 1000, "\n"], id="texts"),
-        pytest.param([[{"role": "user", "content": "hi"}]] * 4, id="messages"),
-    ],
-)
-def test_what_is_no_tensor_comes_back_as_it_was(tq: Any, pid: str, values: list[Any]) -> None:
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": NonTensorStack(*values)}, batch_size=[4]))
-    found = tq.kv_batch_get(KEYS, pid).get("x").tolist()
-    assert found == values
-    assert [type(each) for each in found] == [type(each) for each in values]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
-def test_dtypes_come_back(tq: Any, pid: str, dtype: str) -> None:
-    rows = torch.tensor([[1, 0], [2, 3], [0, 1], [1, 1]]).to(getattr(torch, dtype))
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows}, batch_size=[4]))
-    data = tq.kv_batch_get(KEYS, pid)
-    assert data["x"].dtype == rows.dtype
-    assert got(data, "x") == rows.tolist()
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        pytest.param(lambda: torch.arange(12.0).view(3, 4).t(), id="transposed"),
-        pytest.param(lambda: torch.arange(3.0).expand(4, 3), id="expanded"),
-        pytest.param(lambda: torch.arange(24.0).view(4, 2, 3)[:, :, ::2], id="strided"),
-    ],
-)
-def test_tensors_of_any_strides_come_back(tq: Any, pid: str, rows: Any) -> None:
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows()}, batch_size=[4]))
-    assert got(tq.kv_batch_get(KEYS, pid), "x") == rows().tolist()
-
-
-def test_dicts_may_hold_tensors(tq: Any, pid: str) -> None:
+def test_values_of_any_kind_come_back_as_they_were(tq: Any, pid: str) -> None:
+    """More of them: `tests/integrations/verl/test_values.py`."""
+    values = [None, [1, [2.5]], {"c": {"d": "ä"}, "p": [True]}, [{"role": "user"}]]
     pixels = [{"pixel_values": torch.full((i + 1, 3), float(i)), "grid": torch.tensor([[1, 2, i]])} for i in range(3)]
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"mm": NonTensorStack(*pixels, {})}, batch_size=[4]))
-    found = tq.kv_batch_get(KEYS, pid).get("mm").tolist()
-    assert [sorted(each) for each in found] == [["grid", "pixel_values"]] * 3 + [[]]
-    for each, put in zip(found, pixels, strict=False):
-        assert torch.equal(each["pixel_values"], put["pixel_values"])
-        assert torch.equal(each["grid"], put["grid"])
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(lambda: [1, "b", None, [4]], id="list"),
-        pytest.param(lambda: np.arange(4).astype("datetime64[D]"), id="times"),
-        pytest.param(lambda: np.array(["a", "bc", "", "d"]), id="text"),
-    ],
-)
-def test_a_list_or_an_array_has_a_value_for_each_row(tq: Any, pid: str, values: Any) -> None:
-    put = TensorDict({"x": NonTensorData(data=values(), batch_size=[4])}, batch_size=[4])
-    tq.kv_batch_put(KEYS, pid, fields=put)
-    found = tq.kv_batch_get(["d", "b"], pid).get("x").tolist()
-    assert found == [values()[3], values()[1]]
-    assert [type(each) for each in found] == [type(values()[3]), type(values()[1])]
-    tq.kv_batch_put(KEYS, pid, fields=put, data_parser=lambda fields: fields)
-    assert tq.kv_batch_get("c", pid).get("x").tolist() == [values()[2]]
-
-
-def test_rows_of_two_dimensions_come_back(tq: Any, pid: str) -> None:
-    rows = [torch.arange(3 * n).view(3, n) for n in (1, 2, 4, 3)]
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict({"x": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, [4]))
-    assert got(tq.kv_batch_get(KEYS, pid), "x") == [row.tolist() for row in rows]
+    each = NonTensorData(data=np.array(["a", "bc", "", "d"]), batch_size=[4])
+    bits = torch.tensor([[1, 0], [2, 3], [0, 1], [1, 1]], dtype=torch.bfloat16)
+    fields = {"values": NonTensorStack(*values), "mm": NonTensorStack(*pixels, {}), "each": each, "bits": bits}
+    tq.kv_batch_put(KEYS, pid, fields=TensorDict(fields, batch_size=[4]))
+    data = tq.kv_batch_get(KEYS, pid)
+    assert data.get("values").tolist() == values
+    assert data.get("each").tolist() == ["a", "bc", "", "d"]
+    assert (data["bits"].dtype, got(data, "bits")) == (torch.bfloat16, bits.tolist())
+    *found, nothing = data.get("mm").tolist()
+    assert nothing == {}
+    for one, put in zip(found, pixels, strict=True):
+        assert torch.equal(one["pixel_values"], put["pixel_values"])
+        assert torch.equal(one["grid"], put["grid"])
+    assert got(tq.kv_batch_get("b", pid, select_fields="bits"), "bits") == [[2.0, 3.0]]
 
 
 def test_a_second_put_adds_fields_and_tags(tq: Any, pid: str) -> None:
@@ -212,15 +152,6 @@ def test_a_cleared_key_can_be_put_again(tq: Any, pid: str) -> None:
     assert tq.kv_list(pid)[pid]["a"] == {}
 
 
-def test_what_is_not_there_is_listed_as_nothing(tq: Any, pid: str) -> None:
-    assert tq.kv_list(pid) == {}
-
-
-def test_an_unknown_partition_is_a_value_error(tq: Any, pid: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        tq.kv_batch_get("a", pid)
-
-
 def test_a_field_that_no_row_has_is_left_out(tq: Any, pid: str) -> None:
     """verl's trainer asks for `ref_log_prob` and `values` whether there are any or not."""
     tq.kv_batch_put(KEYS, pid, fields=batch())
@@ -230,6 +161,7 @@ def test_a_field_that_no_row_has_is_left_out(tq: Any, pid: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        pytest.param(lambda tq, pid: tq.kv_batch_get("a", pid), id="no such partition"),
         pytest.param(lambda tq, pid: tq.kv_put("a", pid), id="nothing to put"),
         pytest.param(lambda tq, pid: tq.kv_batch_put(KEYS, pid), id="nothing to put, several"),
         pytest.param(lambda tq, pid: tq.kv_batch_put(KEYS[:3], pid, fields=batch()), id="too few keys"),
@@ -295,7 +227,11 @@ def test_rows_put_without_keys_are_fetched_once_a_task(tq: Any, pid: str) -> Non
     assert got(client.get_data(first), "ids") == [put_as[index] for index in first.global_indexes]
     left = client.get_meta(["ids"], 1, pid, task_name="train")
     assert sorted(first.global_indexes + left.global_indexes) == sorted(put.global_indexes)
-    assert client.get_meta(["ids"], 4, pid, task_name="other").size == 4
+    put.update_custom_meta([{"w": i} for i in range(4)])
+    client.set_custom_meta(put)
+    other = client.get_meta(["ids"], 4, pid, task_name="other")
+    assert other.custom_meta == [{"w": i} for i in range(4)]
+    assert [sample.custom_meta["w"] for sample in other.samples] == [0, 1, 2, 3]
 
 
 def test_a_task_that_wants_too_much_is_told_so(tq: Any, pid: str) -> None:
@@ -339,11 +275,15 @@ def test_force_fetch_gives_all_rows_ready_or_not(tq: Any, pid: str) -> None:
     assert not meta.is_ready
 
 
-def test_what_has_been_consumed_is_told(tq: Any, pid: str) -> None:
+def test_what_has_been_produced_and_consumed_is_told(tq: Any, pid: str) -> None:
     client = tq.get_client()
+    assert tq.kv_list(pid) == {}
+    assert client.get_production_status(["ids"], pid) == (None, None)
     assert client.get_consumption_status("train", pid) == (None, None)
     assert not client.check_consumption_status("train", pid)
     put = client.put(batch(), partition_id=pid)
+    assert client.check_production_status(["ids", "score"], pid)
+    assert not client.check_production_status(["unknown"], pid)
     client.get_meta(["ids"], 3, pid, task_name="train")
     indexes, status = client.get_consumption_status("train", pid)
     assert indexes.tolist() == sorted(put.global_indexes)
@@ -354,25 +294,6 @@ def test_what_has_been_consumed_is_told(tq: Any, pid: str) -> None:
     assert client.reset_consumption(pid, "train")
     assert client.get_consumption_status("train", pid)[1].tolist() == [0, 0, 0, 0]
     assert client.get_meta(["ids"], 4, pid, task_name="train").size == 4
-
-
-def test_what_has_been_produced_is_told(tq: Any, pid: str) -> None:
-    client = tq.get_client()
-    assert client.get_production_status(["ids"], pid) == (None, None)
-    client.put(batch(), partition_id=pid)
-    assert client.get_production_status(["unknown"], pid) == (None, None)
-    assert not client.check_production_status(["unknown"], pid)
-    assert client.check_production_status(["ids", "score"], pid)
-
-
-def test_tags_go_with_the_meta(tq: Any, pid: str) -> None:
-    client = tq.get_client()
-    put = client.put(batch(), partition_id=pid)
-    put.update_custom_meta([{"w": i} for i in range(4)])
-    client.set_custom_meta(put)
-    meta = client.get_meta(["ids"], 4, pid, task_name="train")
-    assert meta.custom_meta == [{"w": i} for i in range(4)]
-    assert [sample.custom_meta["w"] for sample in meta.samples] == [0, 1, 2, 3]
 
 
 def test_samples_and_partitions_are_cleared(tq: Any, pid: str) -> None:
@@ -386,14 +307,6 @@ def test_samples_and_partitions_are_cleared(tq: Any, pid: str) -> None:
     assert pid not in client.get_partition_list()
     client.clear_partition(pid)
     assert client.get_consumption_status("train", pid) == (None, None)
-
-
-def test_rows_of_several_partitions_have_indexes_of_their_own(tq: Any, pid: str) -> None:
-    client = tq.get_client()
-    one, two = client.put(batch(), partition_id=f"{pid}-1"), client.put(batch(), partition_id=f"{pid}-2")
-    assert not set(one.global_indexes) & set(two.global_indexes)
-    client.clear_partition(f"{pid}-1")
-    client.clear_partition(f"{pid}-2")
 
 
 def test_keys_and_metas_lead_to_each_other(tq: Any, pid: str) -> None:
@@ -423,12 +336,8 @@ def test_what_are_no_indexes(tq: Any, pid: str, indexes: Any) -> None:
         tq.get_client().kv_retrieve_keys(indexes, pid)
 
 
-def test_an_empty_meta_has_no_data(tq: Any) -> None:
-    data = tq.get_client().get_data(tq.BatchMeta.empty())
-    assert data.batch_size == (0,)
-
-
 def test_a_put_without_a_place_is_a_value_error(tq: Any) -> None:
+    assert tq.get_client().get_data(tq.BatchMeta.empty()).batch_size == (0,)
     with pytest.raises(ValueError, match="partition_id"):
         tq.get_client().put(batch())
     with pytest.raises(ValueError, match="metadata"):
