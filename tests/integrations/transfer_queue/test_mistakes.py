@@ -56,11 +56,22 @@ def test_a_field_that_is_missing(ours: Any, pid: str) -> None:
 
 
 def test_no_node(program: Callable[..., Process]) -> None:
-    with program("tell(error_of(lambda: tq.kv_list()))") as process:
-        kind, said = process.hear()
-    assert kind == "NotStarted"
-    assert "transfer_queue.init()" in said
-    assert "DATAPLANE_ADDRESS" in said
+    code = """
+        found = []
+        for call in (tq.get_client, lambda: tq.kv_list(), lambda: tq.save_checkpoint("x")):
+            try:
+                call()
+            except tq.NotStarted as error:
+                found.append([str(error), isinstance(error, AssertionError), isinstance(error, RuntimeError)])
+        tell(found)
+    """
+    with program(code) as process:
+        found = process.hear()
+    assert len(found) == 3
+    for said, *kinds in found:
+        assert "transfer_queue.init()" in said
+        assert "DATAPLANE_ADDRESS" in said
+        assert kinds == [True, True]
 
 
 def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
@@ -194,12 +205,15 @@ def test_ray_restarted(program: Callable[..., Process]) -> None:
         told = error_of(lambda: tq.kv_list())
         tq.init(SMALL)
         tell([told, tq.kv_list()])
+        tq.kv_put("b", "p", {"x": torch.ones(2)})
+        tell([tq.kv_list(), tq.kv_batch_get("b", "p")["x"].shape[0]])
     """
     with program(code) as process:
         (kind, said), seen = process.hear()
-    assert kind == "NotStarted"
-    assert "call init() again" in said
-    assert seen == {}
+        assert kind == "NotStarted"
+        assert "call init() again" in said
+        assert seen == {}
+        assert process.hear() == [{"p": {"b": {}}}, 1]
 
 
 def test_the_disk_is_full(program: Callable[..., Process]) -> None:

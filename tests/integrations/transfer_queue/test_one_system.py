@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.marks import long
 from tests.integrations.nursery import Nursery, Process
 
 pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 
 pytestmark = [pytest.mark.timeout(180)]
-
-ROOT = Path(__file__).parents[3]
 
 RAY = """
 import time
@@ -33,7 +32,7 @@ SMALL = {"backend": {"Dataplane": {"node": {"memory": "64MiB", "spill": 0, "prew
 def driver(nursery: Nursery) -> Callable[[str], Process]:
     """Starts a process that runs a program, without a job or a node in its environment."""
     nothing = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
-    return lambda code: nursery.process(RAY + textwrap.dedent(code), PYTHONPATH=str(ROOT), **nothing)
+    return lambda code: nursery.process(RAY + textwrap.dedent(code), **nothing)
 
 
 def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
@@ -146,7 +145,7 @@ def test_recipes_find_the_controller_and_its_configuration(driver: Callable[[str
         assert process.hear() == [[True, "Dataplane", ["train"]], {}]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *long("spawn")])
 def test_workers_of_a_loader_have_the_address_of_their_parent(
     driver: Callable[[str], Process], method: str, tmp_path: Path
 ) -> None:
@@ -174,21 +173,6 @@ if __name__ == "__main__":
         run = f"import subprocess; subprocess.run([sys.executable, {str(program)!r}], check=True)"
     with driver(run) as process:
         assert process.hear() == list(range(24))
-
-
-def test_ray_that_is_initialised_again_is_another_job(driver: Callable[[str], Process]) -> None:
-    code = """
-        seen = []
-        for turn in range(2):
-            ray = start_ray()
-            tq.init(SMALL)
-            tq.kv_put(f"k{turn}", "train", fields={"x": torch.ones(2)})
-            seen.append([list(tq.kv_list()["train"]), tq.kv_batch_get(f"k{turn}", "train")["x"].shape[0]])
-            ray.shutdown()
-        tell(seen)
-    """
-    with driver(code) as process:
-        assert process.hear() == [[["k0"], 1], [["k1"], 1]]
 
 
 def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: Callable[[str], Process]) -> None:

@@ -151,23 +151,6 @@ def test_without_a_node_one_is_started_for_the_children_too(start: Callable[...,
     eventually(lambda: not gone.exists(), "the node ended with the process")
 
 
-def test_without_a_node_and_without_init_the_line_to_add_is_told(start: Callable[..., Process]) -> None:
-    program = """
-        found = []
-        for call in (tq.get_client, lambda: tq.kv_list(), lambda: tq.save_checkpoint("x")):
-            try:
-                call()
-            except tq.NotStarted as error:
-                found.append([str(error), isinstance(error, AssertionError), isinstance(error, RuntimeError)])
-        tell(found)
-    """
-    with start(program) as process:
-        for message, *kinds in process.hear():
-            assert "transfer_queue.init()" in message
-            assert "DATAPLANE_ADDRESS" in message
-            assert kinds == [True, True]
-
-
 def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Callable[..., Process]) -> None:
     program = """
         tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tests.integrations.nursery import Nursery
@@ -13,8 +10,6 @@ pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("verl", reason="needs verl: make test-integrations")
 
 pytestmark = [pytest.mark.timeout(300)]
-
-ROOT = Path(__file__).parents[3]
 
 DRIVER = """
 import dataplane.integrations.transfer_queue as ours
@@ -66,12 +61,8 @@ tell("all is well")
 """
 
 
-def test_workers_of_a_ray_job_stand_in_too(nursery: Nursery, tmp_path: Path) -> None:
-    installed = tmp_path / "rollout_dataplane-0.dist-info"  # as pip would leave it
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: rollout-dataplane\nVersion: 0\n")
-    entry = "[verl.plugins]\ndataplane-transfer-queue = dataplane.integrations.transfer_queue.plugin\n"
-    (installed / "entry_points.txt").write_text(entry)
-    with nursery.process(DRIVER, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)])) as driver:
+def test_workers_of_a_ray_job_stand_in_too(nursery: Nursery) -> None:
+    """By the plugin that verl loads in each of them."""
+    with nursery.process(DRIVER) as driver:
         assert driver.hear() == "all is well"
         driver.wait()

@@ -11,7 +11,6 @@ import importlib.metadata
 import re
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from tests.integrations.nursery import Nursery  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(300), *PLANE]
 
-ROOT = Path(__file__).parents[3]
 DONE = "Tutorial Complete!"
 GIVEN = re.compile(r"Got samples(?: \(high priority\))?: \[(.*?)\]")
 
@@ -51,7 +49,7 @@ def run(nursery: Nursery) -> Callable[..., str]:
         environment = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
         environment |= {"RAY_ADDRESS": "local", "RAY_enable_worker_prestart": "0"}  # or it is another test's Ray
         code = RUN.format(path=path, arguments=[path, *arguments])
-        with nursery.process(code, PYTHONPATH=str(ROOT), **environment) as process:
+        with nursery.process(code, **environment) as process:
             said: str = process.hear()
         return said
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,8 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
-from tests.integrations.nursery import Nursery
-
-ROOT = Path(__file__).parents[3]
+from tests.integrations.nursery import ROOT, Nursery
+from tests.optional import needs
 
 
 def python(nursery: Nursery, program: str, *paths: Path, **environment: str) -> tuple[Any, str]:
@@ -36,36 +32,8 @@ with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plan
 """
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the package's metadata, as an installation has it."""
-    target = tmp_path_factory.mktemp("installed")
-    found = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            "import setuptools.build_meta as b, sys; print(b.prepare_metadata_for_build_wheel(sys.argv[1]))",
-            str(target),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=_sources(tmp_path_factory.mktemp("sources")),
-    )
-    assert found.returncode == 0, found.stderr
-    return target
-
-
-def _sources(place: Path) -> Path:
-    """The package's sources, where a build may write."""
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "dataplane"):
-        (place / name).symlink_to(ROOT / name)
-    return place
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
-def test_verl_loads_it_and_it_says_so(nursery: Nursery, installed: Path) -> None:
+@needs("verl")
+def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
     program = """
         import logging
         logging.basicConfig(level=logging.INFO)
@@ -75,28 +43,26 @@ def test_verl_loads_it_and_it_says_so(nursery: Nursery, installed: Path) -> None
         manager = StorageManagerFactory._registry["Dataplane"]
         tell([manager.__module__, StorageBootstrapProvider.get_provider("Dataplane").__module__])
     """
-    told, logged = python(nursery, program, installed)
+    told, logged = python(nursery, program)
     where = "dataplane.integrations.verl"
     assert told == [f"{where}.storage", f"{where}.plugin"]
     assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
-def test_why_it_was_not_loaded_is_said(nursery: Nursery, installed: Path, tmp_path: Path) -> None:
+@needs("verl")
+def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None:
     """Which verl itself would tell at DEBUG alone."""
     broken = tmp_path / "transfer_queue"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('no such luck')")
-    told, logged = python(nursery, "import verl; tell('on')", tmp_path, installed)
+    told, logged = python(nursery, "import verl; tell('on')", tmp_path)
     assert told == "on"
     assert "backend Dataplane is not there" in logged
     assert "no such luck" in logged
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(not find_spec("verl"), reason="needs verl: make test-integrations")
-def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery, installed: Path) -> None:
+@needs("verl")
+def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
     """And TransferQueue, whose backend it would be, is not looked for, nor missed."""
     program = """
         import logging
@@ -104,14 +70,13 @@ def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery, installed:
         import verl, transfer_queue
         tell(transfer_queue.__name__)
     """
-    told, logged = python(nursery, program, installed, DATAPLANE_TRANSFER_QUEUE="nested")
+    told, logged = python(nursery, program, DATAPLANE_TRANSFER_QUEUE="nested")
     assert told == "dataplane.integrations.transfer_queue"
     assert "backend Dataplane is not needed: dataplane stands in" in logged
     assert "is not there" not in logged
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
+@needs("transfer_queue")
 def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
     program = """
@@ -158,8 +123,7 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
         Settings.of(given).config()
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(not find_spec("transfer_queue"), reason="needs TransferQueue: make test-integrations")
+@needs("transfer_queue")
 def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
     """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
     first `init()` has failed, twice, with a new Ray each time."""
