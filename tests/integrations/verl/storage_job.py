@@ -4,13 +4,59 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dataplane as dp
 from dataplane.integrations import process
+from tests.integrations.nursery import ROOT, Nursery, Process
 from tests.processes import eventually
+
+#: What programs of a job of their own begin with (`program`).
+HEAD = """
+import time
+import ray
+import dataplane.integrations.verl.plugin as plugin
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from dataplane.integrations import process
+
+def start(address="local"):
+    alone = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 << 20}
+    ray.init(address, log_to_driver=False, **(alone if address == "local" else {}))
+
+def conf(**settings):
+    small = {"memory": "64MiB", "spill": 0, "prewarm": 0}
+    return OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": small | settings}})
+
+def end():
+    tq.close()
+    ray.shutdown()
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+def used():
+    return process.plane().stats().memory_used
+
+def eventually(holds, what):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+"""
+
+
+def program(nursery: Nursery, code: str, **environment: str) -> Process:
+    """A process that runs a program, with no node in its environment unless it is given one."""
+    nothing = {"DATAPLANE_ADDRESS": "", "PYTHONPATH": str(ROOT)}
+    return nursery.process(HEAD + textwrap.dedent(code), **(nothing | environment))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,33 +22,11 @@ tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make tes
 torch = pytest.importorskip("torch")
 from omegaconf import OmegaConf  # noqa: E402
 
-from tests.integrations.nursery import ROOT, Nursery  # noqa: E402
-from tests.integrations.verl.storage_job import job, stats  # noqa: E402
+from tests.integrations.nursery import Nursery  # noqa: E402
+from tests.integrations.verl.storage_job import job, program, stats  # noqa: E402
 from tests.users import needs_root  # noqa: E402
 
 pytestmark = SYSTEMS
-
-HEAD = """
-    import ray
-    import dataplane.integrations.verl.plugin as plugin
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-
-    def conf(**settings):
-        small = {"memory": "8MiB", "spill": 0, "prewarm": 0}
-        return OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": small | settings}})
-
-    def error_of(call):
-        try:
-            call()
-        except Exception as error:
-            return [type(error).__name__, str(error)]
-        return ["no error", ""]
-
-    def start(address="local"):
-        alone = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 << 20}
-        ray.init(address, log_to_driver=False, **(alone if address == "local" else {}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +36,8 @@ def queue() -> Iterator[Any]:
 
 
 def told_by(nursery: Nursery, code: str, **environment: str) -> Any:
-    """What a program tells, in a process with no node in its environment unless it is given one."""
-    program = textwrap.dedent(HEAD) + textwrap.dedent(code)
-    nothing = {"DATAPLANE_ADDRESS": "", "PYTHONPATH": str(ROOT)}
-    with nursery.process(program, **(nothing | environment)) as running:
+    """What a program tells."""
+    with program(nursery, code, **environment) as running:
         told = running.hear()
         running.wait()
         return told
@@ -173,8 +148,7 @@ def test_ray_restarted(nursery: Nursery) -> None:
         tq.close()
         tq.init(conf())
         tell([told, tq.kv_list()])
-        tq.close()
-        ray.shutdown()
+        end()
     """
     told, seen = told_by(nursery, code)
     for kind, said in told:

@@ -11,14 +11,15 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
-from tests.integrations.nursery import ROOT, Nursery
+from tests.integrations.nursery import Nursery
+from tests.integrations.verl.storage_job import program
 from tests.optional import needs
 
 
-def python(nursery: Nursery, program: str, *paths: Path, **environment: str) -> tuple[Any, str]:
+def python(nursery: Nursery, code: str, *paths: Path, **environment: str) -> tuple[Any, str]:
     """What a program tells, in a process of its own with these directories on its path, and what it logs."""
     where = os.pathsep.join(map(str, paths))
-    with nursery.process(textwrap.dedent(program), PYTHONPATH=where, **environment) as running:
+    with nursery.process(textwrap.dedent(code), PYTHONPATH=where, **environment) as running:
         told = running.hear()
         running.wait()
         return told, running.logged()
@@ -34,7 +35,7 @@ with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plan
 
 @needs("verl")
 def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
-    program = """
+    code = """
         import logging
         logging.basicConfig(level=logging.INFO)
         import verl
@@ -43,7 +44,7 @@ def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
         manager = StorageManagerFactory._registry["Dataplane"]
         tell([manager.__module__, StorageBootstrapProvider.get_provider("Dataplane").__module__])
     """
-    told, logged = python(nursery, program)
+    told, logged = python(nursery, code)
     where = "dataplane.integrations.verl"
     assert told == [f"{where}.storage", f"{where}.plugin"]
     assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in logged
@@ -64,13 +65,13 @@ def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None
 @needs("verl")
 def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
     """And TransferQueue, whose backend it would be, is not looked for, nor missed."""
-    program = """
+    code = """
         import logging
         logging.basicConfig(level=logging.INFO)
         import verl, transfer_queue
         tell(transfer_queue.__name__)
     """
-    told, logged = python(nursery, program, DATAPLANE_TRANSFER_QUEUE="nested")
+    told, logged = python(nursery, code, DATAPLANE_TRANSFER_QUEUE="nested")
     assert told == "dataplane.integrations.transfer_queue"
     assert "backend Dataplane is not needed: dataplane stands in" in logged
     assert "is not there" not in logged
@@ -79,7 +80,7 @@ def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
 @needs("transfer_queue")
 def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
-    program = """
+    code = """
         from omegaconf import OmegaConf
         from dataplane.integrations.verl import plugin
         conf = OmegaConf.create({"backend": {"storage_backend": "Dataplane"}})
@@ -88,7 +89,7 @@ def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     """
     with nursery.process(NODE) as running:
         address = running.hear()
-        told, _ = python(nursery, program, DATAPLANE_ADDRESS=address)
+        told, _ = python(nursery, code, DATAPLANE_ADDRESS=address)
     assert told == [{"address": address}, {}]
 
 
@@ -127,36 +128,22 @@ def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -
 def test_a_job_that_can_not_start_says_what_to_do(nursery: Nursery) -> None:
     """More memory than a host has, a misspelt setting, a Ray that is not there; then it starts, also in a job whose
     first `init()` has failed, twice, with a new Ray each time."""
-    program = """
-        import ray
-        import transfer_queue as tq
-        from omegaconf import OmegaConf
-        import dataplane.integrations.verl.plugin
-        from dataplane.integrations.verl import plugin
-
-        def start(by=tq.init, **settings):
+    code = """
+        def init(by=tq.init, **settings):
             return by(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": settings}}))
 
-        def why(**settings):
-            try:
-                start(**settings)
-            except Exception as error:
-                return [type(error).__name__, str(error)]
-
-        tell(why(by=plugin.start, memory="1GiB"))
+        tell(error_of(lambda: init(by=plugin.start, memory="1GiB")))
         for number in range(2):
-            ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+            start()
             if not number:
-                tell(why(memroy="1GiB"))
-                tell(why(memory="900TiB", spill=0))
-            start(memory="16MiB", spill=0)
+                tell(error_of(lambda: init(memroy="1GiB")))
+                tell(error_of(lambda: init(memory="900TiB", spill=0)))
+            init(memory="16MiB", spill=0)
             tq.kv_put("a", "p", {"x": torch.ones(2)}, {})
             tell(tq.kv_batch_get("a", "p")["x"].values().sum().item() if number else "on")
-            tq.close()
-            ray.shutdown()
+            end()
     """
-    told: list[Any] = []
-    with nursery.process(textwrap.dedent(program), PYTHONPATH=str(ROOT)) as running:
+    with program(nursery, code) as running:
         told = [running.hear() for _ in range(5)]
         running.wait()
         logged = running.logged()

@@ -14,65 +14,41 @@ pytest.importorskip("ray", reason="needs Ray: make test-integrations")
 pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
 
 from tests.integrations.marks import KEPT
-from tests.integrations.nursery import Nursery
+from tests.integrations.nursery import Nursery, Process
+from tests.integrations.verl.storage_job import program
 
 pytestmark = KEPT
 
-#: What both jobs begin with: `tq` of TransferQueue, with the backend, in a Ray of its own.
-JOB = """
-    import time
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-    from dataplane.integrations import process
-    import dataplane.integrations.verl.plugin
-    from dataplane.errors import DataplaneError
+#: What the jobs put and see.
+ROWS = """
+STRUCTURE = {"turns": [1, None], "tools": ("a", b"b")}
 
-    def eventually(holds, what):
-        deadline = time.monotonic() + 30
-        while not holds():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.01)
+def fields(number):
+    return {
+        "ids": torch.arange(number + 2),
+        "scores": torch.full((3, number + 1), number / 2, dtype=torch.bfloat16),
+        "reward": torch.tensor(float(number)),
+        "text": f"row {number}" if number % 2 else None,
+        "extra": STRUCTURE,
+        "mm": {"pixels": torch.full((number + 1, 4), float(number))} if number % 2 else {},
+    }
 
-    STRUCTURE = {"turns": [1, None], "tools": ("a", b"b")}
+def seen(partition="train"):
+    keys = sorted(tq.kv_list(partition)[partition])
+    got = tq.kv_batch_get(keys, partition)
+    found = {key: {} for key in keys}
+    for name in sorted(got.keys()):
+        entry = got.get(name)
+        rows = entry.unbind() if isinstance(entry, torch.Tensor) else entry.tolist()
+        for key, row in zip(keys, rows):
+            found[key][name] = repr((type(row), row.dtype, row.tolist()) if isinstance(row, torch.Tensor) else row)
+    return found
 
-    def job(**settings):
-        ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
-        given = {"memory": "64MiB", "spill": 0, "prewarm": 0} | settings
-        tq.init(OmegaConf.create({"backend": {"storage_backend": "Dataplane", "Dataplane": given}}))
-
-    def end():
-        tq.close()
-        ray.shutdown()
-
-    def fields(number):
-        rows = {
-            "ids": torch.arange(number + 2),
-            "scores": torch.full((3, number + 1), number / 2, dtype=torch.bfloat16),
-            "reward": torch.tensor(float(number)),
-            "text": f"row {number}" if number % 2 else None,
-            "extra": STRUCTURE,
-            "mm": {"pixels": torch.full((number + 1, 4), float(number))} if number % 2 else {},
-        }
-        return rows
-
-    def seen(partition="train"):
-        keys = sorted(tq.kv_list(partition)[partition])
-        got = tq.kv_batch_get(keys, partition)
-        found = {key: {} for key in keys}
-        for name in sorted(got.keys()):
-            entry = got.get(name)
-            rows = entry.unbind() if isinstance(entry, torch.Tensor) else entry.tolist()
-            for key, row in zip(keys, rows):
-                found[key][name] = repr((type(row), row.dtype, row.tolist()) if isinstance(row, torch.Tensor) else row)
-        return found
-
-    def used():
-        return process.plane().stats().memory_used
+start()
+tq.init(conf())
 """
 
 SAVE = """
-    job()
     for number in range(6):
         tq.kv_put(f"k{number}", "train", fields(number), {"status": "done", "number": number})
     tq.kv_put("k2", "train", {"ids": torch.arange(9)}, {"status": "again", "number": 2})
@@ -89,7 +65,6 @@ SAVE = """
 """
 
 LOAD = """
-    job()
     tq.kv_put("before", "train", {"ids": torch.arange(100_000)}, {})
     tq.load_checkpoint(os.environ["WHERE"])
     client = tq.get_client()
@@ -115,8 +90,8 @@ LOAD = """
 """
 
 
-def run(nursery: Nursery, program: str, where: Path, **environment: str) -> Any:
-    return nursery.process(textwrap.dedent(JOB) + textwrap.dedent(program), WHERE=str(where), **environment)
+def run(nursery: Nursery, code: str, where: Path, **environment: str) -> Process:
+    return program(nursery, ROWS + textwrap.dedent(code), WHERE=str(where), **environment)
 
 
 @pytest.fixture(scope="module")
@@ -144,16 +119,10 @@ def test_another_job_reads_what_was_saved(nursery: Nursery, saved: tuple[Path, A
 
 
 REFUSED = """
-    job()
     tq.kv_put("here", "train", fields(1), {"status": "kept"})
     held, told = used(), []
     for number in range(int(os.environ["COUNT"])):
-        try:
-            tq.load_checkpoint(os.path.join(os.environ["WHERE"], str(number)))
-        except Exception as error:
-            told.append([type(error).__name__, str(error)])
-        else:
-            told.append(["nothing", ""])
+        told.append(error_of(lambda: tq.load_checkpoint(os.path.join(os.environ["WHERE"], str(number)))))
         assert list(tq.kv_list()["train"]) == ["here"], "what was there is there"
         assert tq.kv_batch_get("here", "train", "ids")["ids"].values().tolist() == [0, 1, 2]
         eventually(lambda: used() == held, "nothing of the checkpoint is in the store")
@@ -167,10 +136,7 @@ REFUSED = """
     tq.kv_put("large", "train", {"x": torch.ones(1 << 20)}, {})
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-    try:
-        tq.save_checkpoint(target)
-    except DataplaneError as error:
-        tell([type(error).__name__, str(error)])
+    tell(error_of(lambda: tq.save_checkpoint(target)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert sorted(os.listdir(target)) == names
     tq.load_checkpoint(target)
@@ -184,13 +150,9 @@ REFUSED = """
 """
 
 ORPHANS = """
-    job()
     tq.load_checkpoint(os.environ["WHERE"])
     tell(sorted(tq.kv_list()["train"]))
-    try:
-        tq.kv_batch_get("here", "train")
-    except DataplaneError as error:
-        tell([type(error).__name__, str(error)])
+    tell(error_of(lambda: tq.kv_batch_get("here", "train")))
     end()
 """
 
