@@ -1,18 +1,36 @@
-"""What the doors' tests share: an environment for processes, and one that has torch imported, and forks others."""
+"""What all of these tests share: an environment for processes, and one that has torch imported, and forks others."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from dataplane.integrations import process
-from tests.integrations.nursery import Nursery
+from tests.integrations.nursery import ROOT, Nursery
 
-ROOT = Path(__file__).parents[2]
+pytest.register_assert_rewrite("tests.integrations.images")
+
+HERE = Path(__file__).parent
+#: Modules that need none of the other systems, or skip by themselves what does. All others are for `make
+#: test-integrations`.
+ALONE = {
+    *("drafting/test_example.py", "drafting/test_huggingface.py", "recording/test_readers.py"),
+    *(f"transfer_queue/test_{name}.py" for name in ("coalescing", "conformance", "differences", "hosts", "mistakes")),
+    *(f"transfer_queue/test_{name}.py" for name in ("names", "processes", "sharing")),
+    *(f"verl/test_storage_{name}.py" for name in ("cells", "lines", "plugin")),
+}
+THERE = all(find_spec(name) for name in ("openrlhf", "ray", "transfer_queue", "verl"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out a module whose systems are not installed."""
+    found = collection_path.suffix == ".py" and not THERE and str(collection_path.relative_to(HERE)) not in ALONE
+    return found or None
 
 
 @pytest.fixture(scope="session", autouse=True)

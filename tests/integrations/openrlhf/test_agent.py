@@ -9,10 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import numpy as np
+import pytest
 import torch
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor, SingleTurnAgentExecutor
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs

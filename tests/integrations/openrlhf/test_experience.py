@@ -7,8 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs

@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import ray
 import torch
 from openrlhf.trainer.ray.launcher import RayActorGroup

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 import torch
 
 import dataplane as dp

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 from PIL import Image
 
 from examples.openrlhf_rollout.vision import WORDS

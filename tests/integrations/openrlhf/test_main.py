@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 from dataplane.integrations.openrlhf import hook
 from examples.openrlhf_rollout.absent import stood_in
 from tests.integrations.marks import SYSTEMS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("openrlhf", reason="needs OpenRLHF: make test-integrations")
 from examples.openrlhf_rollout.__main__ import main
 from tests.integrations.marks import SYSTEMS
 

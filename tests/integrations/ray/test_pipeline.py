@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import dataplane as dp
+from dataplane.integrations import ray as door
 from dataplane.pipeline import Cluster, Executor, Pipeline, Rows, Stage, StageFailed, fifo, in_turn
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-from dataplane.integrations import ray as door  # noqa: E402
-from dataplane.pipeline.functions import Functions  # noqa: E402
-from dataplane.pipeline.rays import Actors, _QueueLink  # noqa: E402
-from tests.integrations.marks import SYSTEMS  # noqa: E402
+from dataplane.pipeline.functions import Functions
+from dataplane.pipeline.rays import Actors, _QueueLink
+from tests.integrations.marks import SYSTEMS
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 

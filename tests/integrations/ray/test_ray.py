@@ -13,13 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 import dataplane as dp
+from dataplane.integrations import ray as door
 from tests.integrations.marks import SYSTEMS, long
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-from dataplane.integrations import ray as door  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 

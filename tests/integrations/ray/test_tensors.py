@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
+import torch
 
 import dataplane as dp
+from dataplane.integrations import ray as door
+from dataplane.integrations import ray_tensors
 from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations")
-from dataplane.integrations import ray as door  # noqa: E402
-from dataplane.integrations import ray_tensors  # noqa: E402
 
 ray_tensors.register()  # before the classes that name it
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`

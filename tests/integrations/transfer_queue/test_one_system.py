@@ -12,9 +12,6 @@ import pytest
 from tests.integrations.marks import long
 from tests.integrations.nursery import Nursery, Process
 
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-
 pytestmark = [pytest.mark.timeout(180)]
 
 RAY = """

@@ -6,9 +6,6 @@ import pytest
 
 from tests.integrations.nursery import Nursery
 
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
 pytestmark = [pytest.mark.timeout(300)]
 
 DRIVER = """

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import transfer_queue as real
+from verl.utils import transferqueue_utils
 
 from dataplane.errors import Misuse
 from dataplane.integrations import transfer_queue as ours
 from dataplane.integrations.transfer_queue.standing import VARIABLE
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
-
-real = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-from verl.utils import transferqueue_utils  # noqa: E402
 
 pytestmark = SYSTEMS
 

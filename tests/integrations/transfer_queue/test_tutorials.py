@@ -14,12 +14,8 @@ from itertools import chain
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-
-from tests.integrations.marks import PLANE  # noqa: E402
-from tests.integrations.nursery import Nursery  # noqa: E402
+from tests.integrations.marks import PLANE
+from tests.integrations.nursery import Nursery
 
 pytestmark = [pytest.mark.timeout(300), *PLANE]
 

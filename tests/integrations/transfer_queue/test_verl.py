@@ -10,14 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("tensordict")
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
-from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
-
-from tests.integrations.marks import SYSTEMS  # noqa: E402
+from tests.integrations.marks import SYSTEMS
 
 pytestmark = SYSTEMS
 

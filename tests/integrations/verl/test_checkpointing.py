@@ -15,7 +15,6 @@ import pytest
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
 
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
 with warnings.catch_warnings(action="ignore"):  # verl's own
     import ray
     import torch

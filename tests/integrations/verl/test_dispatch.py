@@ -8,24 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 import torch
+from verl.protocol import DataProto, DataProtoFuture
 
 import dataplane as dp
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import process
 
-ray = pytest.importorskip("ray", reason="needs verl: make test-integrations")
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-from verl.protocol import DataProto, DataProtoFuture  # noqa: E402
-
 with warnings.catch_warnings(action="ignore"):  # verl imports names of Ray's that are deprecated
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-from dataplane.integrations import ray as nodes  # noqa: E402
-from dataplane.integrations.verl.proto import RemoteProto, put  # noqa: E402
-from tests.integrations.marks import SYSTEMS  # noqa: E402
-from tests.integrations.verl import protos, workers  # noqa: E402
-from tests.integrations.verl.protos import assert_same, image, objects  # noqa: E402
+from dataplane.integrations import ray as nodes
+from dataplane.integrations.verl.proto import RemoteProto, put
+from tests.integrations.marks import SYSTEMS
+from tests.integrations.verl import protos, workers
+from tests.integrations.verl.protos import assert_same, image, objects
 
 pytestmark = SYSTEMS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from examples.verl_rollout.__main__ import run, text
 from examples.verl_rollout.trainer import Job
 from tests.integrations.marks import SYSTEMS

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
 from tests.integrations.marks import SYSTEMS, long
 from tests.integrations.verl.fit import hang
 from tests.integrations.verl.fit.model import make_data, make_model

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
 import torch
 from PIL import Image
 from tensordict import NonTensorData, NonTensorStack, TensorDict

@@ -12,19 +12,16 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
+import torch
+from omegaconf import OmegaConf
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
+from tests.integrations.nursery import Nursery
+from tests.integrations.verl.storage_job import job, program, stats
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-torch = pytest.importorskip("torch")
-from omegaconf import OmegaConf  # noqa: E402
-
-from tests.integrations.nursery import Nursery  # noqa: E402
-from tests.integrations.verl.storage_job import job, program, stats  # noqa: E402
-from tests.users import needs_root  # noqa: E402
+from tests.users import needs_root
 
 pytestmark = SYSTEMS
 

@@ -12,12 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
-
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
-import cloudpickle
 from PIL import Image, ImageFile
 
 import dataplane as dp

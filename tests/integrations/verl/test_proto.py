@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 import dataplane as dp
 from dataplane.errors import Freed, Misuse, SchemaMismatch
-
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
-
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from dataplane.integrations.verl.proto import RemoteProto, put

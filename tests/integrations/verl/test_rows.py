@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-import dataplane as dp
-
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
 from verl.protocol import DataProto
 from verl.utils.model import extract_multi_modal_inputs
 
+import dataplane as dp
 from dataplane.integrations.rows import LazyRow, put_rows
 from dataplane.integrations.verl.equal import same
 from tests.integrations.marks import SYSTEMS

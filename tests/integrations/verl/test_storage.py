@@ -14,17 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
+from tests.integrations.verl.storage_job import job, stats, used, worker
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-torch = pytest.importorskip("torch")
-from tensordict import NonTensorStack, TensorDict  # noqa: E402
-
-from tests.integrations.verl.storage_job import job, stats, used, worker  # noqa: E402
 
 pytestmark = SYSTEMS
 

@@ -6,14 +6,12 @@ import threading
 from typing import Any, cast
 
 import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue.metadata import extract_field_schema
 
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-torch = pytest.importorskip("torch")
-from tensordict import NonTensorStack, TensorDict  # noqa: E402
-from transfer_queue.metadata import extract_field_schema  # noqa: E402
-
-from dataplane.errors import Backpressure, Closed  # noqa: E402
-from dataplane.integrations.verl import commits, entries  # noqa: E402
+from dataplane.errors import Backpressure, Closed
+from dataplane.integrations.verl import commits, entries
 
 
 def put(row: int, partition: str = "p", **fields: Any) -> commits.Put:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
-
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue.metadata import BatchMeta, extract_field_schema

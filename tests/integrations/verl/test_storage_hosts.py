@@ -11,18 +11,16 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS, long
+from tests.integrations.nursery import Nursery
+from tests.integrations.verl.storage_job import job, own, stats, used, worker
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-torch = pytest.importorskip("torch")
-from tensordict import TensorDict  # noqa: E402
-
-from tests.integrations.nursery import Nursery  # noqa: E402
-from tests.integrations.verl.storage_job import job, own, stats, used, worker  # noqa: E402
 
 pytestmark = SYSTEMS
 

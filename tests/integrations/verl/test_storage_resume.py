@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-
 from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery, Process
 from tests.integrations.verl.storage_job import program

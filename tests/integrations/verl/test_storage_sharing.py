@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import dataplane as dp
+from dataplane.integrations import process
+from dataplane.integrations.verl import cells, commits, sharing
+from dataplane.integrations.verl.controller import Controller
+from tests.integrations.images import IMAGE, PAGES, SharedImages, check, pixels, trajectories
 from tests.integrations.marks import SYSTEMS
+from tests.integrations.verl.storage_job import job, used, worker
 from tests.processes import eventually
-
-ray = pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-tq = pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-torch = pytest.importorskip("torch")
-from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
-
-from dataplane.integrations import process  # noqa: E402
-from dataplane.integrations.verl import cells, commits, sharing  # noqa: E402
-from dataplane.integrations.verl.controller import Controller  # noqa: E402
-from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories  # noqa: E402
-from tests.integrations.verl.storage_job import job, used, worker  # noqa: E402
 
 pytestmark = SYSTEMS
 
@@ -51,18 +48,7 @@ def put(queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None
     queue.kv_batch_put(keys=keys, fields=trajectories(prompts), partition_id=partition)
 
 
-def test_what_the_responses_of_a_prompt_share_is_stored_once(queue: Any, partition: str) -> None:
-    pairs = [(prompt, response) for prompt in range(4) for response in range(8)]
-    keys = [f"{prompt}_{response}" for prompt, response in pairs]
-    for key, (prompt, _) in zip(keys, pairs, strict=True):
-        put(queue, partition, [key], [prompt])
-    assert used() <= (1 / 8 + 0.05) * len(keys) * IMAGE
-    check(queue, partition, keys, [prompt for prompt, _ in pairs])
-    for some in (keys[::8], keys[1::8], keys[3:8]):  # the first of each among them, whose put stored it
-        queue.kv_clear(keys=some, partition_id=partition)
-        queue.kv_clear(keys=some, partition_id=partition)
-    left = [(key, prompt) for key, (prompt, response) in zip(keys, pairs, strict=True) if response in (2, 7) and prompt]
-    check(queue, partition, [key for key, _ in left], [prompt for _, prompt in left])
+class TestSharedImages(SharedImages): ...
 
 
 def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_one(queue: Any, partition: str) -> None:
@@ -76,23 +62,6 @@ def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_
     queue.kv_clear(keys=["b"], partition_id=partition)
     got = queue.kv_batch_get(keys=["a"], partition_id=partition)
     assert [got.get("prompt").tolist(), got.get("raw_prompt").tolist()] == [["short"], [said]]
-
-
-def test_responses_put_at_once_wait_for_one_of_them(queue: Any, partition: str) -> None:
-    async def put_all() -> None:
-        await asyncio.gather(
-            *(
-                queue.async_kv_batch_put(keys=[str(n)], fields=trajectories([7]), partition_id=partition)
-                for n in range(8)
-            )
-        )
-
-    for _ in range(3):  # the second time what is known is gone, and all find that out at once
-        asyncio.run(put_all())
-        assert used() <= IMAGE + 8 * PAGES
-        check(queue, partition, [str(n) for n in range(8)], [7] * 8)
-        queue.kv_clear(keys=[str(n) for n in range(8)], partition_id=partition)
-        eventually(lambda: used() == 0, "the last one frees it")
 
 
 def test_large_rows_that_come_at_once_are_told_together(
@@ -153,30 +122,6 @@ def test_of_large_rows_that_come_at_once_each_fails_by_itself(
     check(queue, partition, ["0", "1", "2", "4", "5"], [0, 1, 2, 4, 5])
 
 
-def test_rows_of_one_put_share_with_each_other_and_with_those_before(queue: Any, partition: str) -> None:
-    put(queue, partition, ["a", "b"], [1, 1])
-    assert used() <= IMAGE + PAGES
-    put(queue, partition, ["c", "d", "e", "f"], [2, 1, 2, 3])
-    assert used() <= 3 * IMAGE + 2 * PAGES
-    check(queue, partition, ["f", "e", "d", "c", "b", "a"], [3, 2, 1, 2, 1, 1])
-    queue.kv_clear(keys=["a", "b", "c"], partition_id=partition)
-    check(queue, partition, ["d", "e", "f"], [1, 2, 3])
-    queue.kv_clear(keys=["d", "f"], partition_id=partition)
-    check(queue, partition, ["e"], [2])
-    assert used() <= IMAGE + PAGES
-
-
-def test_a_row_that_is_replaced_takes_nothing_from_others(queue: Any, partition: str) -> None:
-    for key in ("a", "b"):
-        put(queue, partition, [key], [1])
-    put(queue, partition, ["a"], [2])
-    put(queue, partition, ["b"], [1])  # by what it has
-    check(queue, partition, ["a", "b"], [2, 1])
-    put(queue, partition, ["b"], [2])
-    check(queue, partition, ["b", "a"], [2, 2])
-    assert used() <= IMAGE + PAGES
-
-
 def test_another_process_stores_its_own_and_reads_what_is_shared(queue: Any, partition: str) -> None:
     for key in ("a", "b"):
         put(queue, partition, [key], [1])
@@ -187,18 +132,6 @@ def test_another_process_stores_its_own_and_reads_what_is_shared(queue: Any, par
     assert torch.equal((entry if isinstance(entry, dict) else entry.data)["pixel_values"], pixels(1)["pixel_values"])
     ray.get(other.call.remote("kv_clear", keys=["a", "b"], partition_id=partition), timeout=60)
     check(queue, partition, ["c"], [1])
-
-
-def test_a_put_that_fails_leaves_nothing_and_what_it_shares(queue: Any, partition: str) -> None:
-    put(queue, partition, ["a"], [1])
-    before = used()
-    with pytest.raises(dp.LimitExceeded):
-        fields = trajectories([1])
-        fields["large"] = torch.zeros(1, 80 << 20, dtype=torch.uint8)
-        queue.kv_batch_put(keys=["b"], fields=fields, partition_id=partition)
-    assert used() == before
-    queue.kv_clear(keys=["b"], partition_id=partition)
-    check(queue, partition, ["a"], [1])
 
 
 def test_where_a_node_can_not_know_of_more_owners_rows_are_stored(

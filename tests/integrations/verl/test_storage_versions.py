@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-pytest.importorskip("verl", reason="needs verl: make test-integrations")
-
 from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import ROOT, Nursery
 

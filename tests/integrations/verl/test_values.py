@@ -12,20 +12,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
-from tests.processes import eventually
-
-pytest.importorskip("ray", reason="needs Ray: make test-integrations")
-pytest.importorskip("transfer_queue", reason="needs TransferQueue: make test-integrations")
-pytest.importorskip("torch")
-pytest.importorskip("PIL")
-
-from tensordict import NonTensorStack, TensorDict
-
 from tests.integrations.verl import driving, inputs, storage_job
 from tests.integrations.verl.inputs import CASES, Case, look
+from tests.processes import eventually
 
 pytestmark = SYSTEMS
 
