@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +19,11 @@ import dataplane as dp
 from dataplane.integrations import freeing, process
 from dataplane.integrations.verl import plugin
 from dataplane.integrations.verl.neo import BACKEND, DataplaneStorageEngine
+from tests.integrations.marks import SYSTEMS
 
-ROOT = Path(__file__).parents[3]
 CONFIG = OmegaConf.create({"trainer": {"data_plane": "dataplane"}})
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.leaks(reason="Ray keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-]
+pytestmark = SYSTEMS
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -70,9 +64,6 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [before]), str(ROOT)])
-    os.environ.pop("DATAPLANE_ADDRESS", None)
     process.close()
     ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     from dataplane.integrations import ray as door
@@ -81,9 +72,6 @@ def job() -> Iterator[None]:
     yield
     process.close()
     ray.shutdown()
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
 
 
 def test_ranks_read_their_share_and_what_they_return_is_freed(job: None) -> None:

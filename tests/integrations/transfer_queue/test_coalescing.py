@@ -97,10 +97,13 @@ def test_tensordicts_of_a_row_as_verls_workers_put_them(ours: Any, pid: str, put
     assert found.get("t").tolist() == [{"i": i} for i in range(40)]
 
 
-def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str) -> None:
-    wrong = {**trajectory(3), "turns": object()}
-    calls = [ours.async_kv_put(f"k{i}", pid, wrong if i == 3 else trajectory(i), {"i": i}) for i in range(8)]
-    answers = gathered(calls)
+@pytest.mark.parametrize("nbytes", [1, 64 << 10])
+def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str, nbytes: int) -> None:
+    def fields(i: int) -> dict[str, Any]:
+        said = b"x" * nbytes
+        return {**trajectory(i), "messages": [object(), said] if i == 3 else [{"content": said}]}
+
+    answers = gathered([ours.async_kv_put(f"k{i}", pid, fields(i), {"i": i}) for i in range(8)])
     assert isinstance(answers[3], dp.SchemaMismatch)
     assert [answer.keys for i, answer in enumerate(answers) if i != 3] == [[f"k{i}"] for i in range(8) if i != 3]
     assert sorted(ours.kv_list(pid)[pid]) == [f"k{i}" for i in range(8) if i != 3]
@@ -159,16 +162,6 @@ def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
     assert one.get("turns").tolist() == other.get("turns").tolist()
     check(ours, f"{pid}-images", keys, [prompt for prompt, _ in pairs])
     assert ours.kv_batch_get(keys, f"{pid}-images")["number"].tolist() == [number for _, number in pairs]
-
-
-def test_a_large_row_that_can_not_be_made_fails_alone(ours: Any, pid: str) -> None:
-    def fields(number: int) -> dict[str, Any]:
-        given = {"messages": [{"content": b"x" * (64 << 10)}], "number": number}
-        return {**given, "messages": [object(), b"x" * (64 << 10)]} if number == 3 else given
-
-    answers = gathered([ours.async_kv_put(f"k{i}", pid, fields(i), {"i": i}) for i in range(8)])
-    assert isinstance(answers[3], dp.SchemaMismatch)
-    assert [answer.keys for i, answer in enumerate(answers) if i != 3] == [[f"k{i}"] for i in range(8) if i != 3]
 
 
 def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(

@@ -1,4 +1,5 @@
-"""TransferQueue with its rows in the plane, through its own client, in several processes of a Ray job."""
+"""TransferQueue with its rows in the plane, through its own client, in several processes of a Ray job. Which values
+come back, in which order and from several puts: `test_values.py`; from several workers: `test_fit.py`."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS
+from tests.integrations.verl.inputs import jagged, look
 from tests.integrations.verl.storage_job import job, stats, used, worker
 from tests.processes import eventually
 
@@ -54,29 +56,6 @@ def there(actor: Any, name: str, *arguments: Any, **named: Any) -> Any:
     return ray.get(actor.call.remote(name, *arguments, **named), timeout=60)
 
 
-def jagged(rows: list[Any]) -> Any:
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-
-def rows_of(entry: Any) -> list[Any]:
-    return list(entry.unbind()) if isinstance(entry, torch.Tensor) else list(entry.tolist())
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal, also in type, dtype, shape and bits."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if type(a).__module__ == "numpy":
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    return bool(a == b)
-
-
 def rows(count: int, **entries: Any) -> TensorDict:
     return TensorDict(entries, batch_size=[count])
 
@@ -86,7 +65,7 @@ def rows(count: int, **entries: Any) -> TensorDict:
 
 def test_rows_of_any_kind_are_read_by_another_process(other: Any, partition: str) -> None:
     """Each field exactly, in type too; tensors jagged, as TransferQueue gives them: verl asks for their offsets."""
-    inputs = [
+    images = [
         {"pixel_values": torch.randn(4, 8), "image_grid_thw": torch.tensor([[1, 2, 2]])},
         {"pixel_values_videos": torch.randn(6, 8, dtype=torch.bfloat16), "second": torch.tensor(2.5)},
         {},
@@ -94,33 +73,13 @@ def test_rows_of_any_kind_are_read_by_another_process(other: Any, partition: str
     dense = torch.arange(18).view(3, 6).bfloat16().requires_grad_()
     uneven = jagged([torch.ones(n, 4) for n in (2, 0, 5)])
     mixed = [{"a": 1}, (1, "ü"), None]
-    entries = rows(3, dense=dense, uneven=uneven, mm=NonTensorStack(*inputs), mixed=NonTensorStack(*mixed))
+    entries = rows(3, dense=dense, uneven=uneven, mm=NonTensorStack(*images), mixed=NonTensorStack(*mixed))
     tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=entries)
     got = there(other, "kv_batch_get", list("abc"), partition)
     assert got["dense"].offsets().diff().tolist() == [6, 6, 6]
-    assert all(map(same, rows_of(got["dense"]), [row.detach() for row in rows_of(dense)]))
-    assert all(map(same, rows_of(got["uneven"]), rows_of(uneven)))
-    assert same(got.get("mm").tolist(), inputs)
-    assert same(got.get("mixed").tolist(), mixed)
-
-
-def test_rows_of_one_field_put_one_by_one(other: Any, partition: str) -> None:
-    """As verl's agent loops do: a dense row each, of different lengths; text in some rows, and none in others."""
-    lengths = [3, 1, 5, 3]
-    for number, length in enumerate(lengths):
-        fields = {
-            "ids": torch.arange(length) + number,
-            "position_ids": torch.arange(3 * length).view(3, length),
-            "reward": torch.tensor(number / 2),
-            "text": f"row {number}" if number % 2 else None,
-        }
-        there(other, "kv_put", f"k{number}", partition, fields, {"number": number})
-    keys = [f"k{number}" for number in (2, 0, 3, 1)]
-    got = tq.kv_batch_get(keys=keys, partition_id=partition)
-    assert [row.tolist() for row in got["ids"].unbind()] == [[2, 3, 4, 5, 6], [0, 1, 2], [3, 4, 5], [1]]
-    assert [tuple(row.shape) for row in got["position_ids"].unbind()] == [(3, 5), (3, 3), (3, 3), (3, 1)]
-    assert got["reward"].tolist() == [1.0, 0.0, 1.5, 0.5]
-    assert got.get("text").tolist() == [None, None, "row 3", "row 1"]
+    assert look(list(got["dense"].unbind())) == look(list(dense.detach()))
+    assert look(list(got["uneven"].unbind())) == look(list(uneven.unbind()))
+    assert look([got.get("mm").tolist(), got.get("mixed").tolist()]) == look([images, mixed])
 
 
 def test_a_value_that_can_not_be_carried(partition: str) -> None:
@@ -173,28 +132,6 @@ def test_only_the_fields_that_are_asked_for_are_read(queue: Any, partition: str)
         storage._get = plain
     assert set(got.keys()) == {"small"}
     assert [(ref.columns, len(ref), ref.nbytes) for ref in read] == [(("small",), 2, 16)]
-
-
-def test_rows_in_any_order_and_some_of_them(other: Any, partition: str) -> None:
-    whole = torch.arange(64).view(16, 4)
-    keys = [f"k{i}" for i in range(16)]
-    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows(16, x=whole))
-    for chosen in ([3], [0, 1, 2], [15, 0, 7], list(range(15, -1, -1))):
-        got = there(other, "kv_batch_get", [keys[i] for i in chosen], partition)["x"]
-        assert torch.equal(torch.stack(list(got.unbind())), whole[chosen])
-
-
-def test_fields_that_come_later_and_from_elsewhere(other: Any, partition: str) -> None:
-    """Of a part of the rows, in other batches, by other processes: read beside the first."""
-    keys = [f"k{i}" for i in range(6)]
-    tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows(6, x=torch.arange(12).view(6, 2)))
-    for part in (keys[3:], keys[:3]):
-        numbers = torch.tensor([[int(key[1:])] for key in part])
-        there(other, "kv_batch_put", part, partition, rows(3, y=numbers, s=NonTensorStack(*part)))
-    got = tq.kv_batch_get(keys=keys[::-1], partition_id=partition, select_fields=["y", "x", "s"])
-    assert [row.tolist() for row in got["y"].unbind()] == [[5], [4], [3], [2], [1], [0]]
-    assert [row.tolist() for row in got["x"].unbind()] == [[10, 11], [8, 9], [6, 7], [4, 5], [2, 3], [0, 1]]
-    assert got.get("s").tolist() == keys[::-1]
 
 
 def test_by_metadata_in_stages(other: Any, partition: str) -> None:
