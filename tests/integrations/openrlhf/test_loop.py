@@ -94,6 +94,7 @@ def test_text_with_critic_and_reward_model(tmp_path: Path) -> None:
     check_that_ranks_train_on_the_same(tmp_path, {"value": "", "reference": ""}, options, runs=1)
 
 
+@pytest.mark.long
 def test_pictures_asynchronously_and_on_from_a_checkpoint(tmp_path: Path) -> None:
     options = [*prepare(tmp_path, pictures=True), *PICTURES]
     options += ["--train.agent_func_path", "agent.py", "--eval.steps", 1, "--eval.split", "train"]

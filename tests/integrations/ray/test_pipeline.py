@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,15 +36,6 @@ def add(batch: Any) -> dict[str, Any]:
 PIPELINE = Pipeline([Stage("double", double, ("x",), ("y",)), Stage("add", add, ("x", "y"), ("z",))])
 
 
-@pytest.fixture(scope="module")
-def job() -> Iterator[None]:
-    ray.init(num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
-    door.up(dp.NodeConfig(memory="32MiB", spill=0, prewarm=0))
-    yield
-    door.down()
-    ray.shutdown()
-
-
 def test_messages_that_overtake_each_other_are_put_in_order() -> None:
     link = _QueueLink()
     for number in (2, 0, 1, 3):
@@ -58,10 +48,11 @@ def test_without_ray_it_is_told() -> None:
         Actors(Functions(PIPELINE))
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("driver")
 def test_actors_do_a_plan_and_one_that_is_killed_is_replaced() -> None:
     rows = Rows.of([1] * 8)
     plan = fifo(PIPELINE, rows, Cluster.uniform(2), {"double": [0], "add": [1]}, in_turn(rows, 4))
+    door.up(dp.NodeConfig(memory="32MiB", spill=0, prewarm=0))
     with dp.connect("ray") as plane, Executor(plane, PIPELINE, plan, on="ray") as executor:
         ref = plane.put({"x": X})
         result = executor.step(ref)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import ray
 import dataplane as dp
 from dataplane.integrations import ray as door
 from tests.integrations.marks import SYSTEMS, long
+from tests.integrations.ray.conftest import NODE
 from tests.processes import eventually
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
@@ -27,27 +28,14 @@ pytestmark = SYSTEMS
 ROOT = Path(__file__).parents[3]
 LOST_S = 40.0  # until Ray says that a Ray node has gone
 SMALL = {"memory": "32MiB", "spill": 0, "prewarm": 0}
-NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
-SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}  # Ray looks whether its nodes live
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False, "_system_config": SOON})
-    made.add_node(**NODE)
-    yield made
-    ray.shutdown()
-    made.shutdown()
 
 
 @pytest.fixture
-def joined(cluster: Any) -> Any:
-    """A Ray job of two nodes, with this process as its driver: one job for as many tests as leave it as it is."""
+def joined(driver: Any) -> Any:
+    """A Ray job of two nodes: one job for as many tests as leave it as it is."""
     if not ray.is_initialized():
-        ray.init(address=cluster.address, log_to_driver=False)
-    return cluster
+        ray.init(address=driver.address, log_to_driver=False)
+    return driver
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is 
 pytestmark = SYSTEMS
 
 SETTINGS = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 ANSWER_S = 90
 
 
@@ -90,18 +89,11 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[list[str]]:
+def two(driver: Any) -> list[str]:
     """A Ray job with nodes and the transport, on two Ray nodes: their names, this process's first."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
-    cluster.add_node(**NODE)
-    ray.init(address=cluster.address, log_to_driver=False)
     door.up(SETTINGS)
     here = ray.get_runtime_context().get_node_id()
-    yield sorted((node["NodeID"] for node in ray.nodes()), key=lambda name: name != here)
-    ray.shutdown()
-    cluster.shutdown()
+    return sorted((node["NodeID"] for node in ray.nodes() if node["Alive"]), key=lambda name: name != here)
 
 
 def actor(kind: type, place: str) -> Any:
