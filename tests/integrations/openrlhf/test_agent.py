@@ -18,7 +18,7 @@ from openrlhf_workers import Engine, LazyExecutor
 from PIL import Image
 
 import dataplane as dp
-from dataplane.integrations import freeing, process
+from dataplane.integrations import freeing
 from dataplane.integrations.openrlhf import LazyInputs
 from dataplane.integrations.openrlhf.owned import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
@@ -204,12 +204,3 @@ def test_an_executor_that_fails_leaves_nothing(plane: dp.Plane, processor: Proce
     gc.collect()
     assert freeing.settle()
     assert plane.stats().memory_used == 0
-
-
-def test_without_a_node_the_error_has_the_line_to_write(
-    monkeypatch: pytest.MonkeyPatch, processor: Processor, pictures: list[str]
-) -> None:
-    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    process.close()
-    with pytest.raises(dp.Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
-        answers(LazyExecutor(), processor, (PROMPT, [pictures[0]]))

@@ -75,12 +75,15 @@ def test_no_node(program: Callable[..., Process]) -> None:
 
 
 def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
-    """And the next `init()` has another."""
+    """Nobody waits for it, and the next `init()` has another."""
     code = """
         tq.init(SMALL)
+        client = tq.get_client()
+        client.put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
         from dataplane.integrations import process
         tell(process.plane().stats().pid); sys.stdin.readline()
-        tell(error_of(lambda: tq.kv_put("a", "p", tag={})))
+        tell([error_of(tq.kv_list), error_of(lambda: tq.kv_put("a", "p", tag={})),
+              error_of(lambda: client.get_meta(["x"], 9, "p", task_name="t", timeout=60))])
         tq.init(SMALL)
         tq.kv_put("a", "p", tag={})
         tell(tq.kv_list())
@@ -91,9 +94,9 @@ def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
         process.say()
-        kind, said = process.hear()
-        assert kind == "PeerUnavailable"
-        assert "next init()" in said
+        listing, putting, getting = process.hear()
+        assert [listing[0], putting[0], getting[0]] == ["PeerUnavailable"] * 3
+        assert "next init()" in putting[1]
         assert process.hear() == {"p": {"a": {}}}
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -149,31 +147,6 @@ def test_without_a_node_one_is_started_for_the_children_too(start: Callable[...,
         process.wait()
     gone = Path(address.removeprefix("unix://"))
     eventually(lambda: not gone.exists(), "the node ended with the process")
-
-
-def test_a_node_that_dies_is_told_and_nothing_hangs(tmp_path: Path, start: Callable[..., Process]) -> None:
-    program = """
-        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
-        client = tq.get_client()
-        client.put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
-        from dataplane.integrations import process
-        tell(process.plane().stats().pid); sys.stdin.readline()
-        found = []
-        for call in (lambda: tq.kv_list(), lambda: tq.kv_put("a", "p", tag={"x": 1}),
-                     lambda: client.get_meta(["x"], 9, "p", task_name="t", timeout=60)):
-            try:
-                call()
-            except Exception as error:
-                found.append(type(error).__name__)
-        tell(found)
-    """
-    with start(program) as process:
-        pid = process.hear()
-        node = psutil.Process(pid)
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
-        process.say()
-        assert process.hear() == ["PeerUnavailable"] * 3
 
 
 # streaming

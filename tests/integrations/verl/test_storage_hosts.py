@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from tensordict import TensorDict
 import dataplane as dp
 from tests.integrations.marks import SYSTEMS, long
 from tests.integrations.nursery import Nursery
-from tests.integrations.verl.storage_job import job, own, stats, used, worker
+from tests.integrations.verl.storage_job import job, own, stats, worker
 from tests.processes import eventually
 
 pytestmark = SYSTEMS
@@ -143,34 +141,6 @@ def test_a_checkpoint_of_rows_on_two_hosts(two: Any, tmp_path: Path) -> None:
     del got
     tq.get_client().clear_partition("c")
     eventually(lambda: [shards for shards, _ in here_and_there()] == [0, 0], "all of it is free")
-
-
-def test_more_than_memory_goes_to_disk(two: Any) -> None:
-    keys = [f"k{i}" for i in range(24)]
-    for number, key in enumerate(keys):
-        tq.kv_batch_put(keys=[key], partition_id="d", fields=rows(1, x=torch.full((1, 1 << 19), float(number))))
-    assert stats().spilled_bytes
-    assert used() <= 32 << 20
-    for number, key in enumerate(keys):
-        assert (tq.kv_batch_get(keys=[key], partition_id="d")["x"] == number).all()
-    tq.kv_clear(keys=keys, partition_id="d")
-    eventually(lambda: (own(stats()), stats().disk_used) == (0, 0), "memory and disk are free")
-
-
-def test_a_node_that_dies_is_lost_and_the_next_is_used(two: Any) -> None:
-    """Its rows raise OwnerDied, which can be cleared and put again; nobody has to connect again."""
-    tq.kv_batch_put(keys=["a"], partition_id="n", fields=rows(1, x=torch.ones(1, 8)))
-    pid = stats().pid
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not psutil.pid_exists(pid), "it is gone")
-    tq.kv_batch_put(keys=["b"], partition_id="n", fields=rows(1, x=torch.ones(1, 8)))
-    assert (tq.kv_batch_get(keys=["b"], partition_id="n")["x"] == 1).all()
-    with pytest.raises(dp.OwnerDied):
-        tq.kv_batch_get(keys=["a"], partition_id="n")
-    tq.kv_batch_put(keys=["a"], partition_id="n", fields=rows(1, x=torch.zeros(1, 8)))
-    assert (tq.kv_batch_get(keys=["a"], partition_id="n")["x"] == 0).all()
-    tq.kv_clear(keys=["a", "b"], partition_id="n")
-    eventually(lambda: own(stats()) == 0, "all of it is free")
 
 
 def test_without_a_node_it_says_what_to_write(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
