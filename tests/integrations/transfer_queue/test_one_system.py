@@ -58,6 +58,50 @@ def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callabl
     assert worker == own == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
 
 
+def test_workers_of_verl_stand_in_too(driver: Callable[[str], Process]) -> None:
+    """By the plugin that verl loads in each of them; on a node of Ray's job."""
+    code = """
+        ours.install()
+        import transfer_queue
+        ray = start_ray()
+        import dataplane as dp
+        from dataplane.integrations import ray as nodes
+        nodes.up(dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
+        transfer_queue.init({"backend": {"SimpleStorage": {"total_storage_size": "passed over"}}})
+
+        class Worker:
+            def __init__(self):
+                import verl  # which loads its plugins
+                import transfer_queue
+
+                self.module = transfer_queue.__name__
+
+            def where(self):
+                return self.module
+
+            def double(self, meta):
+                from verl.utils.transferqueue_utils import tqbridge
+
+                @tqbridge()
+                def double(data):
+                    assert data["x"].is_nested, "as TransferQueue gives it"
+                    return TensorDict({"y": data["x"] * 2}, batch_size=data.batch_size)
+
+                return double(meta)
+
+        worker = ray.remote(Worker).remote()
+        fields = TensorDict({"x": torch.ones(2, 3)}, batch_size=[2])
+        meta = transfer_queue.kv_batch_put(["a", "b"], "train", fields=fields)
+        after = ray.get(worker.double.remote(meta))
+        got = transfer_queue.kv_batch_get_by_meta(after, "y")["y"]
+        tell([ray.get(worker.where.remote()), after.keys, sorted(after.fields), [row.tolist() for row in got.unbind()]])
+    """
+    with driver(code) as process:
+        name, *seen = process.hear()
+    assert name == "dataplane.integrations.transfer_queue"
+    assert seen == [["a", "b"], ["x", "y"], [[2.0] * 3] * 2]
+
+
 def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Process]) -> None:
     """They have TransferQueue itself: they start no second system, and hear what to do."""
     code = """
