@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
+from tests.cases import each_case
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
@@ -206,7 +206,7 @@ def test_values_are_pure() -> None:
     assert found_in([path for path in MODULES if unit_of(module_name(path)) in PURE], IMPURE) == {}
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if unit_of(module_name(p)) == "replication"], ids=module_name)
+@each_case("path", [p for p in MODULES if unit_of(module_name(p)) == "replication"], ids=module_name)
 def test_replicas_are_handed_the_time(path: Path) -> None:
     assert not roots(path, top_level=False) & DRAWN
 
@@ -240,7 +240,7 @@ def test_importing_the_package_is_light() -> None:
     assert not loaded_after("import dataplane") & {"pandas", "sklearn", "matplotlib", *LAZY}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("module", "source"),
     [
         ("dataplane.batch.rows", "from dataplane.store import arena"),
@@ -268,7 +268,7 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
     assert len(violations(module, imported(source, module.rpartition(".")[0]))) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("module", "source"),
     [
         ("dataplane.batch.ref", "from dataplane.batch.rows import Rows\nfrom .. import errors"),

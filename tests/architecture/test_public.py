@@ -8,6 +8,7 @@ import pytest
 
 import dataplane
 from dataplane import errors, testing
+from tests.cases import each_case
 
 ERRORS = [
     "DataplaneError",
@@ -80,7 +81,7 @@ def test_the_public_names() -> None:
     assert sorted(dataplane.__all__) == sorted(NAMES + ERRORS)
 
 
-@pytest.mark.parametrize("name", NAMES + ERRORS)
+@each_case("name", NAMES + ERRORS)
 def test_each_is_there(name: str) -> None:
     assert getattr(dataplane, name) is not None
     assert name in dir(dataplane)

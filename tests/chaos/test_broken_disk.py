@@ -19,6 +19,7 @@ import pytest
 import dataplane as dp
 from dataplane.config import NodeConfig
 from dataplane.node.node import Node, run
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
@@ -156,7 +157,7 @@ def another_file(path: Path, sound: Path) -> None:
     path.write_bytes(sound.read_bytes())
 
 
-@pytest.mark.parametrize("replaced", [pipe, directory, link, link_to_a_pipe, listening_socket, device, another_file])
+@each_case("replaced", [pipe, directory, link, link_to_a_pipe, listening_socket, device, another_file])
 def test_what_is_no_spill_file_any_more_holds_up_nobody(tmp_path: Path, replaced: Callable[[Path, Path], None]) -> None:
     """All files but one: who reads them is told, who reads what is in memory or sound is served, and the node ends."""
     with (

@@ -25,6 +25,7 @@ from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
 from dataplane.stream.block import Head
 from dataplane.stream.page import PAGE
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.chaos.checkpoints import rewritten, worker
 from tests.chaos.raw import Raw
 from tests.mutation import mutated
@@ -430,7 +431,7 @@ def head(payload: bytes, **fields: Any) -> bytes:
     return msgspec.msgpack.encode([name, msgspec.msgpack.decode(edited(msgspec.msgpack.encode(told), **fields))])
 
 
-@pytest.mark.parametrize("what", list(CRAFTED))
+@each_case("what", list(CRAFTED))
 def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> None:
     """It is refused as such, and whoever read it goes on."""
     with dp.connect(node.address) as plane:

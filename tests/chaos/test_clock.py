@@ -6,9 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import dataplane
+from tests.cases import each_case
 
 PACKAGE = Path(dataplane.__file__).parent
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "ctime", "strftime")}
@@ -52,7 +51,7 @@ def test_nothing_reads_the_wall_clock() -> None:
     assert {name: read for name, read in found.items() if read} == {}
 
 
-@pytest.mark.parametrize(
+@each_case(
     "source",
     ["import time\ntime.time()", "from time import time", "import datetime", "from datetime import datetime"],
 )

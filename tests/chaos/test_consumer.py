@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
@@ -20,7 +21,7 @@ def consumer(pipe: Any, address: str) -> None:
     pipe.recv()
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@each_case("kind", ["numpy", "torch"])
 def test_a_killed_consumers_pins_drop_at_once(tmp_path: Path, kind: str) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, 12 * MIB).view(np.int64)})

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, eventually, pattern
 
 
@@ -146,7 +147,7 @@ def replace(path: Path) -> None:
     shutil.copyfile(other, path)
 
 
-@pytest.mark.parametrize("damage", [flip, flip_record, cut, empty, remove, replace])
+@each_case("damage", [flip, flip_record, cut, empty, remove, replace])
 def test_a_damaged_spill_file_is_never_served(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     with StandingNode(tmp_path, memory="8MiB") as node, dp.connect(node.address) as plane:
         refs = [plane.put({"x": pattern(seed, 2 * MIB)}) for seed in range(8)]

@@ -12,6 +12,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.observe.members import members_text
+from tests.cases import each_case
 from tests.etcd import EtcdServer, needs_etcd
 from tests.processes import WAIT_S, Command, eventually
 
@@ -236,7 +237,7 @@ def test_the_coordinator_is_wiped_while_all_nodes_are_down(tmp_path: Path) -> No
                 assert stream.lost() == []
 
 
-@pytest.mark.parametrize("down", [1, 2])  # of two, partitions may have had all replicas there
+@each_case("down", [1, 2])  # of two, partitions may have had all replicas there
 def test_what_was_dropped_while_hosts_were_away_is_gone_though_the_coordinator_is_wiped(
     tmp_path: Path, down: int
 ) -> None:

@@ -21,6 +21,7 @@ import dataplane as dp
 from dataplane.batch.columns import Plan, plan
 from dataplane.batch.layout import ColumnLayout, aligned
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.mutation import mutated
 from tests.processes import StandingNode, Worker
@@ -102,7 +103,7 @@ def reference(node: bytes, made: Plan, shards: Sequence[int]) -> bytes:
     return dp.concat(refs).encode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_shard_with_false_bytes_is_refused_or_harmless(node: StandingNode, kind: str) -> None:
     """Alone, and among others that lie like it, which are read in one pass."""
     made, found = planned(kind), Counter[str]()

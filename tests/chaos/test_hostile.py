@@ -21,6 +21,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
+from tests.cases import each_case
 from tests.chaos.raw import Raw, framed, one_column
 from tests.processes import MIB, StandingNode, eventually, pattern
 
@@ -116,14 +117,14 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize("what", NONSENSE)
+@each_case("what", NONSENSE)
 def test_nonsense_cuts_off(node: StandingNode, what: str) -> None:
     with Raw(node.address) as raw:
         raw.socket.sendall(NONSENSE[what])
         assert raw.is_cut_off()
 
 
-@pytest.mark.parametrize("what", ["text", "a reply", "text that is no UTF-8"])
+@each_case("what", ["text", "a reply", "text that is no UTF-8"])
 def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
     with Raw(node.address, greet=False) as raw:
         raw.socket.sendall(NONSENSE[what])
@@ -240,8 +241,8 @@ FALSE_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("how", ["put", "seal"])
-@pytest.mark.parametrize("what", FALSE_LAYOUTS)
+@each_case("how", ["put", "seal"])
+@each_case("what", FALSE_LAYOUTS)
 def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> None:
     layout = FALSE_LAYOUTS[what]
     # The bytes read as row offsets: 0, 9, 3, ..., which fall.

@@ -13,6 +13,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
 from tests.processes import StandingNode, Worker, before_requests, eventually, pattern
 
@@ -241,7 +242,7 @@ FALSE = {
 }
 
 
-@pytest.mark.parametrize("false", FALSE)
+@each_case("false", FALSE)
 def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: str) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"], max_rows=1)

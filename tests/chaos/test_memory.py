@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
@@ -66,7 +67,7 @@ def test_reservations_are_named_as_such(tmp_path: Path) -> None:
         plane.put({"x": pattern(5, 2 * MIB)}, timeout=60)
 
 
-@pytest.mark.parametrize("how", ["put", "draft"])
+@each_case("how", ["put", "draft"])
 def test_an_object_larger_than_the_budget_is_refused_at_once(tmp_path: Path, how: str) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         with pytest.raises(dp.LimitExceeded) as caught:

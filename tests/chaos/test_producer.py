@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 SIZE = 4 * MIB
@@ -35,7 +35,7 @@ def producer(pipe: Any, address: str, step: str) -> None:
     reached("after seal", pickle.dumps(ref))
 
 
-@pytest.mark.parametrize("step", ["after reserve", "mid-write", "before seal"])
+@each_case("step", ["after reserve", "mid-write", "before seal"])
 def test_a_producer_killed_before_the_seal_leaves_nothing(tmp_path: Path, step: str) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         with Worker(producer, node.address, step) as worker:

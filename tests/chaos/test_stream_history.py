@@ -17,9 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import dataplane as dp
+from tests.cases import each_case
 from tests.chaos.history import NEEDS, TASKS, History, reward, values
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integration.test_hosts import Host, members, together
@@ -329,12 +328,12 @@ def perform(seed: int, faults: list[str]) -> None:
         Run(seed, Path(directory), stack, faults).run()
 
 
-@pytest.mark.parametrize("seed", [5, 16, 71])
+@each_case("seed", [5, 16, 71])
 def test_a_history(seed: int) -> None:
     perform(seed, FAULTS)
 
 
-@pytest.mark.parametrize("seed", [126, 127])
+@each_case("seed", [126, 127])
 def test_a_history_of_nodes_that_come_back(seed: int) -> None:
     perform(seed, ["away", "stop", "join"])
 

@@ -17,6 +17,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.node.partitions.replicas import SETTINGS
+from tests.cases import each_case
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integration.test_hosts import LEASE_S, Host, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
@@ -139,7 +140,7 @@ def led(planes: list[Any]) -> dict[str, set[str]]:
     return {plane.stats().node: {*plane.members()["members"][plane.stats().node]["leads"]} for plane in planes}
 
 
-@pytest.mark.parametrize("how", ["away", "wiped"])
+@each_case("how", ["away", "wiped"])
 def test_rows_flow_while_the_coordinator_is_away_and_when_it_was_wiped(tmp_path: Path, how: str) -> None:
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServer(tmp_path))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.chaos.test_links import known
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.netns import Host, hosts, needs_namespaces
@@ -77,7 +78,7 @@ def read_again(plane: Any, ref: Any) -> Any:
                 raise
 
 
-@pytest.mark.parametrize("how", ["cut", "one way"])
+@each_case("how", ["cut", "one way"])
 def test_a_link_that_fails_and_heals(tmp_path: Path, how: str) -> None:
     """The host has a partition, columns of rows, a client that holds rows, and one that appends. Others lead, also if
     it is heard and hears nothing."""

@@ -20,6 +20,7 @@ import dataplane as dp
 from dataplane.stream.block import Block, Head
 from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.chaos.raw import Raw, framed, one_column
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
@@ -440,7 +441,7 @@ FALSE_APPENDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", FALSE_APPENDS)
+@each_case("what", FALSE_APPENDS)
 def test_false_appends(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: str) -> None:
     node, plane, stream = lied_to
     with Raw(node.address) as raw:

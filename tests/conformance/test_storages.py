@@ -16,6 +16,7 @@ from dataplane.replication.storage import Extend, MemoryStorage, Storage
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.log import SQLiteStorage, names
+from tests.cases import each_case
 from tests.conformance.storages import ME, DurableSuite, StorageSuite
 
 
@@ -128,9 +129,7 @@ def test_who_goes_on_after_a_batch_was_lost_is_told(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("application", "version", "reason"), [(7, 1, "another program's"), (0, 9, "another program's")]
-)
+@each_case(("application", "version", "reason"), [(7, 1, "another program's"), (0, 9, "another program's")])
 def test_a_file_of_another_program(tmp_path: Path, application: int, version: int, reason: str) -> None:
     path = tmp_path / "node.sqlite"
     with sqlite3.connect(path) as sql:

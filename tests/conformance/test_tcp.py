@@ -20,6 +20,7 @@ from dataplane.testing.transports import KIB, MIB, PAGE, Shelf, Target, shelves,
 from dataplane.transport import strangers, tcp
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
+from tests.cases import each_case
 
 Shelves = Callable[..., Shelf]
 
@@ -120,7 +121,7 @@ async def test_who_does_not_say_what_he_wants_is_sent_away(
     await until(lambda: not server._door._inside)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "said", [bytes(32), b"\xff" * 32, os.urandom(32), os.urandom(1 << 20)], ids=["zeros", "ones", "noise", "much"]
 )
 async def test_garbage_gets_nothing(server: Tcp, reader: Tcp, shelf: Shelves, said: bytes) -> None:
@@ -169,7 +170,7 @@ STRETCHES: dict[str, list[tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("what", STRETCHES)
+@each_case("what", STRETCHES)
 async def test_a_stretch_out_of_bounds_gets_nothing_and_costs_nobody_his_ticket(
     server: Tcp, reader: Tcp, shelf: Shelves, what: str
 ) -> None:

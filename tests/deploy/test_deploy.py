@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dataplane import cli
+from tests.cases import each_case
 from tests.optional import needs
 from tests.tools import tool
 
@@ -32,7 +33,7 @@ def check_node(arguments: list[str]) -> None:
 
 
 @needs("kubernetes_validate")
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@each_case("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_are_what_kubernetes_takes(path: Path) -> None:
     import kubernetes_validate
 
@@ -84,7 +85,7 @@ def test_the_services_run_nodes_as_the_command_has_it_and_files_are_there() -> N
     assert scraped == [f"node-{number}:9464" for number in range(3)]
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@each_case("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_parse(path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)
     text = path.read_text()

@@ -18,6 +18,7 @@ from dataplane import cli, config, errors
 from dataplane.client.loader import Loader
 from dataplane.client.sync_histories import History
 from dataplane.client.sync_weights import Weights
+from tests.cases import each_case
 from tests.docs import running
 from tests.processes import eventually
 
@@ -43,7 +44,7 @@ def blocks_of(page: str, language: str = "python") -> list[str]:
 # Code
 
 
-@pytest.mark.parametrize("page", [name for name in NAMES if blocks_of(name)])
+@each_case("page", [name for name in NAMES if blocks_of(name)])
 def test_the_code_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
     blocks = blocks_of(page)
     files = []
@@ -246,7 +247,7 @@ def test_the_asynchronous_plane_has_the_same_calls() -> None:
 # Operations
 
 
-@pytest.mark.parametrize("command", ["node", "status", "top"])
+@each_case("command", ["node", "status", "top"])
 def test_operations_has_every_option(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import dataplane
 from dataplane import cli
+from tests.cases import each_case
 from tests.optional import needs
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,7 @@ def test_the_map_has_twenty_questions() -> None:
     assert len(named_calls()) >= 20
 
 
-@pytest.mark.parametrize(("path", "name"), named_calls())
+@each_case(("path", "name"), named_calls())
 def test_what_the_map_names_is_there(path: str, name: str) -> None:
     defined = rf"^\s*(?:(?:async )?def {name}\(|class {name}\b|{name}\b.*=)"
     assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path}: {name}"
@@ -107,7 +106,7 @@ def test_the_changelog_keeps_its_form() -> None:
 
 
 @needs("yaml")
-@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
+@each_case("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
 def test_workflows_and_templates_are_yaml_without_secrets(path: Path) -> None:
     import yaml
 
@@ -136,7 +135,7 @@ def test_commands_are_found() -> None:
     assert ("two_hosts.md", "keygen cluster.key") in commands()
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
+@each_case(("page", "command"), commands())
 def test_a_command_of_a_page_is_taken(page: str, command: str) -> None:
     cli._parser().parse_args(shlex.split(command))
 

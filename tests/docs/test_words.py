@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from tests.cases import each_case
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
@@ -52,12 +52,12 @@ def found(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each_case("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_retired_word_is_used(page: Path) -> None:
     assert found(page.read_text()) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sentence",
     [
         "Each stream has a home.",
@@ -71,7 +71,7 @@ def test_a_retired_word_is_found(sentence: str) -> None:
     assert found(sentence)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sentence",
     [
         "It is in your home directory.",

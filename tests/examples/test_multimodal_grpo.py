@@ -26,6 +26,7 @@ from examples.multimodal_grpo.__main__ import main
 from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Failed, Job, Killed
 from examples.multimodal_grpo.watch import Watch
+from tests.cases import each_case
 from tests.examples.workers import live, report_and_wait
 from tests.optional import needs
 from tests.processes import eventually
@@ -65,7 +66,7 @@ def test_a_patch_has_1176_values_and_an_image_as_many_patches_as_its_grid_says()
     assert patches_of(an_image(112, 168)).shape == (96, 1176)
 
 
-@pytest.mark.parametrize("size", [(28, 28), (112, 168), (168, 112)])
+@each_case("size", [(28, 28), (112, 168), (168, 112)])
 def test_patches_lie_as_the_published_processor_lays_them(size: tuple[int, int]) -> None:
     """`Qwen2VLImageProcessor._preprocess`: the image in two frames, split into nine dimensions, these transposed."""
     image = an_image(*size)
@@ -92,7 +93,7 @@ def test_an_image_comes_back_from_its_patches() -> None:
     np.testing.assert_allclose(again, image, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [(0, 28), (28, 42), (100, 112)])
+@each_case("size", [(0, 28), (28, 42), (100, 112)])
 def test_sides_that_do_not_fit_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 28"):
         patches.grid_of(*size)

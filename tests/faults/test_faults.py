@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each_case
 from tests.faults.cells import STARTING, sample
 from tests.faults.driver import trials
 from tests.faults.shim import build, compiler, name
@@ -34,7 +35,7 @@ def test_every_call_is_in_a_group() -> None:
     assert {cell.call for cell in sample(SEED)} == set().union(*GROUPS.values())
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@each_case("group", GROUPS)
 def test_a_node_lives_through_failed_calls_and_recovers(tmp_path: Path, shim: Path, group: str) -> None:
     cells = [cell for cell in sample(SEED) if cell.call in GROUPS[group]]
     outcomes = list(trials(tmp_path, shim, cells))
@@ -42,9 +43,7 @@ def test_a_node_lives_through_failed_calls_and_recovers(tmp_path: Path, shim: Pa
     assert sum(isinstance(outcome, Outcome) and outcome.failed > 0 for outcome in outcomes) >= len(cells) / 2
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "target"), STARTING, ids=lambda value: name(value) if isinstance(value, int) else value
-)
+@each_case(("call", "error", "target"), STARTING, ids=lambda value: name(value) if isinstance(value, int) else value)
 def test_a_start_that_fails_says_why_and_leaves_nothing(
     tmp_path: Path, shim: Path, call: str, error: int, target: str
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.faults.shim import EVERY, HANG, build, compiler
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
@@ -73,7 +74,7 @@ def test_two_writes_that_hang_leave_others_a_way(tmp_path: Path, shim: Path) -> 
         eventually(lambda: plane.stats().memory_used == plane.stats().disk_used == 0, "nothing is left")
 
 
-@pytest.mark.parametrize("call", ["open", "write", "read", "unlink"])
+@each_case("call", ["open", "write", "read", "unlink"])
 def test_a_disk_that_does_not_answer_holds_up_neither_memory_nor_the_end(tmp_path: Path, shim: Path, call: str) -> None:
     with spilled(tmp_path, shim) as (node, plane, refs):
         kept = plane.get(refs[0])["x"].numpy()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.faults.shim import EVERY, HANG, build, compiler, name
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
@@ -81,7 +82,7 @@ def written(value: object) -> str | None:
     return name(value) if isinstance(value, int) and value < EVERY and value != 1 else None
 
 
-@pytest.mark.parametrize(("call", "error", "count", "target"), CELLS, ids=written)
+@each_case(("call", "error", "count", "target"), CELLS, ids=written)
 def test_reads_between_hosts_live_through_failed_calls(
     tmp_path: Path, shim: Path, call: str, error: int, count: int, target: str
 ) -> None:

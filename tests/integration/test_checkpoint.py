@@ -17,6 +17,7 @@ import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import TABLE, CheckpointReader
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.integration.test_hosts import Host
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.unit.batch.exact import bits
@@ -181,7 +182,7 @@ def test_rows_of_many_appends_and_extends(plane: Any, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize("order", ["by prompt", "by response"])
+@each_case("order", ["by prompt", "by response"])
 def test_what_is_repeated_is_stored_once(plane: Any, file: Path, order: str) -> None:
     stream = plane.stream("s", ["a"])
     images = plane.put({"image": pattern(1, 2 * MIB, 8), "prompt": [f"{i}" for i in range(8)]})
@@ -312,7 +313,7 @@ def test_under_another_name_beside_the_first(plane: Any, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize("closed", [True, False])
+@each_case("closed", [True, False])
 def test_a_stream_without_rows(plane: Any, file: Path, closed: bool) -> None:
     stream = plane.stream("s", ["a"])
     stream.append({"x": [1]}, version=3)

@@ -13,6 +13,7 @@ import pytest
 import dataplane as dp
 from dataplane.integrations import process
 from dataplane.integrations.checkpoint_engine import DataplaneCheckpointEngine, following
+from tests.cases import each_case
 
 torch = pytest.importorskip("torch", reason="weights are tensors of PyTorch")
 
@@ -51,7 +52,7 @@ def made(**how: Any) -> Any:
     return getattr(importlib.import_module(module), name)(bucket_size=1 << 16, **how)
 
 
-@pytest.mark.parametrize("name", NEMO_RL)
+@each_case("name", NEMO_RL)
 def test_it_has_the_methods_of_nemo_rl(name: str) -> None:
     positional, named, gives = NEMO_RL[name]
     method = getattr(DataplaneCheckpointEngine, name)

@@ -20,6 +20,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
+from tests.cases import each_case
 from tests.processes import WAIT_S, StandingNode
 
 
@@ -53,7 +54,7 @@ def test_top_looks_in_intervals(address: str, interval: str, capsys: pytest.Capt
     assert "interval" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["status", "top"])
+@each_case("command", ["status", "top"])
 def test_nobody_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, f"unix://{tmp_path}/none.sock"]) == 1
     assert f"dataplane {command}: " in capsys.readouterr().err

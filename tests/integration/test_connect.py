@@ -16,6 +16,7 @@ import pytest
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
+from tests.cases import each_case
 from tests.integration.faces import FACES
 from tests.processes import StandingNode, Worker, eventually
 
@@ -153,7 +154,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("what", ANSWERS)
+@each_case("what", ANSWERS)
 def test_an_impostor_is_no_node(tmp_path: Path, what: str) -> None:
     with (
         Impostor(tmp_path / "s", ANSWERS[what]),
@@ -174,7 +175,7 @@ def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert plane.stats().clients == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "reason"),
     [
         ({"spill_dir": "file"}, "File exists"),

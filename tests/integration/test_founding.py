@@ -16,6 +16,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
+from tests.cases import each_case
 from tests.etcd import needs_etcd, ports
 from tests.integration.test_hosts import ANY, Host, members, together
 from tests.processes import Worker, eventually, pattern
@@ -70,7 +71,7 @@ def test_three_run_a_server_each_and_one_that_is_killed_is_replaced(tmp_path: Pa
         assert planes[1].get(late.put({"x": [1, 2]}))["x"].to_list() == [1, 2]
 
 
-@pytest.mark.parametrize("left", [1, 2])
+@each_case("left", [1, 2])
 def test_the_first_is_killed_that_has_the_only_server(tmp_path: Path, left: int) -> None:
     """What it alone had is over, and those that are left found another."""
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ import pytest
 import dataplane as dp
 from dataplane.client.hosted import Hosted, new_key
 from dataplane.config import ClusterConfig, NodeConfig
+from tests.cases import each_case
 from tests.integration.test_hosts import ANY, members, together
 from tests.processes import Worker, eventually
 
@@ -81,7 +82,7 @@ def starting(pipe: Any, directory: str) -> None:
         pipe.recv()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@each_case("how", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     with Worker(starting, str(tmp_path)) as starter:
         pid, address = starter.hear()
@@ -104,7 +105,7 @@ def test_closed_it_has_ended(tmp_path: Path) -> None:
             plane.put({"x": [1]})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("cluster", "key", "why"),
     [
         (CLUSTER, b"no key", "is no key"),

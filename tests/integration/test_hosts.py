@@ -28,6 +28,7 @@ from dataplane.node.node import Node, run
 from dataplane.stream.machine import StreamMachine
 from dataplane.wire import auth
 from tests import etcd
+from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # torch comes with it: too much for each host to import
@@ -486,7 +487,7 @@ def test_a_part_that_was_read_is_no_copy_for_others(tmp_path: Path) -> None:
         assert sent(many.hosts[0]) == before, "a host that has it all by now was read"
 
 
-@pytest.mark.parametrize("how", ["taken for others", "killed"])
+@each_case("how", ["taken for others", "killed"])
 def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
     """Who was sent to it reads at the owner."""
     with Many(tmp_path, 3, memory="8MiB") as many:
@@ -793,7 +794,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", NO_ARGUMENTS)
+@each_case("what", NO_ARGUMENTS)
 def test_arguments_that_are_none_are_refused(
     tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 
 import dataplane as dp
 from dataplane.client.sync_streams import Stream
+from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually
 
 
@@ -383,7 +384,7 @@ def test_a_state_has_the_samplers(stream: Stream) -> None:
     assert second.turn == state["sampler"]["turn"] > 0
 
 
-@pytest.mark.parametrize("change", [{"form": 9}, {"stream": "other"}, {"task": "reward"}])
+@each_case("change", [{"form": 9}, {"stream": "other"}, {"task": "reward"}])
 def test_a_state_of_something_else_is_refused(stream: Stream, change: dict[str, Any]) -> None:
     with pytest.raises(dp.Misuse):
         load(stream).load_state_dict(load(stream).state_dict() | change)
@@ -394,7 +395,7 @@ def test_a_state_of_something_else_is_refused(stream: Stream, change: dict[str, 
 # Misuse
 
 
-@pytest.mark.parametrize("how", [{"columns": "id"}, {"columns": []}, {"collate": "ragged"}, {"prefetch": -1}])
+@each_case("how", [{"columns": "id"}, {"columns": []}, {"collate": "ragged"}, {"prefetch": -1}])
 def test_what_is_no_argument(stream: Stream, how: dict[str, Any]) -> None:
     with pytest.raises(dp.Misuse):
         load(stream, **how)

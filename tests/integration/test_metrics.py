@@ -22,6 +22,7 @@ import dataplane as dp
 from dataplane import cli
 from dataplane.client.observing import snapshot
 from dataplane.observe.snapshot import Snapshot
+from tests.cases import each_case
 from tests.integration.test_hosts import Host, together
 from tests.optional import needs
 from tests.processes import MIB, StandingNode, eventually, pattern
@@ -162,7 +163,7 @@ def test_the_command_serves_them_and_says_where(tmp_path: Path) -> None:
             process.stderr.close()
 
 
-@pytest.mark.parametrize("where", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
+@each_case("where", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
 def test_a_place_that_is_none_is_a_mistake(where: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["node", "--metrics", where])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, eventually, pattern
 
 
@@ -267,7 +268,7 @@ def test_columns_that_are_not_there(plane: Any) -> None:
         plane.get(ref)["b"]
 
 
-@pytest.mark.parametrize("timeout", [float("nan"), None, "5"])
+@each_case("timeout", [float("nan"), None, "5"])
 def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
     held = plane.put({"x": pattern(0, 31 * MIB)})
     view = plane.get(held)["x"].numpy()
@@ -276,8 +277,8 @@ def test_a_timeout_that_is_none(plane: Any, timeout: Any) -> None:
     assert view[0, 7] == plane.get(held)["x"].numpy()[0, 7]  # and the plane can be used
 
 
-@pytest.mark.parametrize("size", [4096, 4 * MIB], ids=["inline", "shared"])
-@pytest.mark.parametrize("timeout", [0, -3.5, np.float32(0), -float("inf")])
+@each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
+@each_case("timeout", [0, -3.5, np.float32(0), -float("inf")])
 def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> None:
     """What can be done at once is done; what would wait is backpressure, and the connection lives on."""
     plane.free(plane.put({"x": pattern(1, size)}, timeout=timeout))
@@ -288,7 +289,7 @@ def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> No
     assert view[0, 7] == 7
 
 
-@pytest.mark.parametrize("scope", [7, b"s", ["s"]])
+@each_case("scope", [7, b"s", ["s"]])
 def test_a_scope_that_is_none(plane: Any, scope: Any) -> None:
     for size in (64, MIB):
         with pytest.raises(dp.Misuse, match="scope"):

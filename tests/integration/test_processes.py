@@ -16,6 +16,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.client import embedded
+from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, pattern
 
 
@@ -106,7 +107,7 @@ def get_in_spawned(ref: dp.BatchRef, pipe: Any) -> None:
         pipe.send((plane.stats().pid, batch["x"].numpy().sum(), plane.put({"y": [1, 2]})))
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@each_case("method", ["spawn", "fork"])
 def test_children_attach_to_the_embedded_node(tmp_path: Path, method: str) -> None:
     """References are pickled there and back."""
     config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
@@ -198,7 +199,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ENDS)
+@each_case("how", ENDS)
 def test_an_embedded_node_ends_when_its_starter_ends(tmp_path: Path, how: str) -> None:
     code, expected = ENDS[how]
     command = [sys.executable, "-W", "ignore", "-c", STARTER, str(tmp_path), code]

@@ -15,6 +15,7 @@ from dataplane import cli
 from dataplane.client.recorder import Recording
 from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
 from dataplane.recording import Reader
+from tests.cases import each_case
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
 
@@ -127,7 +128,7 @@ def test_rows_of_which_some_have_a_group_are_replayed(plane: Any, tmp_path: Path
     assert found == [None, None, "a", "a", 7, 7, None, None]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("how", "message"),
     [
         ({"task": "nobody"}, "with a task 'nobody'"),

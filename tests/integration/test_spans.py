@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.optional import needs
 from tests.processes import StandingNode
 
@@ -235,7 +236,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("code", [_SYNC, _ASYNC], ids=["sync", "async"])
+@each_case("code", [_SYNC, _ASYNC], ids=["sync", "async"])
 def test_a_reference_carries_the_span_that_made_it(tmp_path: Path, code: str) -> None:
     with StandingNode(tmp_path) as node:
         run(_IN_MEMORY + code, node.address)

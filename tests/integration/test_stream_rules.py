@@ -14,6 +14,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire.messages import MAX_INLINE
+from tests.cases import each_case
 from tests.processes import StandingNode, eventually
 
 MORE_THAN_A_MESSAGE = np.zeros((1, 2 * MAX_INLINE), np.uint8)
@@ -387,7 +388,7 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
     assert task(stream)["acked"] == 2
 
 
-@pytest.mark.parametrize("shards", [0, -1, "2", 1.5, None])
+@each_case("shards", [0, -1, "2", 1.5, None])
 def test_a_step_for_no_ranks_is_refused_before_anything_is_leased(plane: dp.Plane, shards: Any) -> None:
     stream = plane.stream("s", ["a"])
     stream.append({"x": [1]})
@@ -828,7 +829,7 @@ def test_what_can_not_be_said_is_refused_and_the_connection_goes_on(plane: dp.Pl
     assert take(stream) == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "say",
     [
         lambda stream: stream.extend(5, {"y": [1]}),

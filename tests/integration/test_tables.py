@@ -14,6 +14,7 @@ import pytest
 import dataplane as dp
 from dataplane.wire import messages as m
 from dataplane.wire.messages import STAGED
+from tests.cases import each_case
 from tests.chaos.raw import Raw
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
@@ -418,7 +419,7 @@ def forged(ref: bytes, node: bytes = b"") -> bytes:
     return dp.BatchRef.of(node or own, 1, [("x", known.schema["x"], 8, 12345, 0)]).encode()
 
 
-@pytest.mark.parametrize("what", FALSE)
+@each_case("what", FALSE)
 def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         table = plane.table("t")

@@ -12,6 +12,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.chaos.raw import Raw, one_column
 from tests.processes import MIB, StandingNode, eventually, pattern
 
@@ -93,7 +94,7 @@ FALSE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", FALSE)
+@each_case("what", FALSE)
 def test_false_requests_leave_nothing(node: StandingNode, what: str) -> None:
     outer, inner = FALSE[what]
     with dp.connect(node.address) as plane, Raw(node.address) as raw:

@@ -18,6 +18,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.diagnosis.calls import current_frames, plain_current_frames
+from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, pattern
 
 
@@ -83,7 +84,7 @@ def test_a_call_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
         assert not large.ended
 
 
-@pytest.mark.parametrize("size", [4 << 10, 2 * MIB], ids=["small", "large"])
+@each_case("size", [4 << 10, 2 * MIB], ids=["small", "large"])
 def test_closing_while_threads_call(tmp_path: Path, size: int) -> None:
     """Each call ends, with its result or as Closed; none hangs, none sees another error."""
     with StandingNode(tmp_path) as node:
@@ -316,7 +317,7 @@ def looks(pipe: Any, plain: bool) -> None:
     pipe.send(gc.isenabled())
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@each_case("plain", [False, True])
 def test_who_asks_for_frames_does_not_wait_for_who_starts_a_thread(plain: bool) -> None:
     with Worker(looks, plain) as worker:
         assert worker.hear(), "garbage is collected as it was"

@@ -19,6 +19,7 @@ from dataplane import cli
 from dataplane.client.observing import collect, snapshot
 from dataplane.observe.ring import RING_BYTES
 from dataplane.observe.trace import Trace
+from tests.cases import each_case
 from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, Worker, eventually
 from tests.tools import tool
@@ -222,7 +223,7 @@ def together_in_a_loop(pipe: Any, address: str) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+@each_case("seconds", ["0", "-1", "nan", "1e9"])
 def test_seconds_that_are_none(seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with StandingNode(tmp_path) as node, pytest.raises(SystemExit):
         cli.main(["trace", f"--seconds={seconds}", "--out", str(tmp_path / "t.json"), node.address])

@@ -19,6 +19,7 @@ from dataplane import cli
 from dataplane.transport import choice
 from dataplane.transport.base import TransportError
 from dataplane.transport.tcp import Tcp
+from tests.cases import each_case
 from tests.integration.test_hosts import Host, _serve, members, together
 from tests.processes import MIB, eventually
 
@@ -116,7 +117,7 @@ def test_one_that_fails_is_passed_over(made: Any) -> None:
     assert (read["ucx"], read["tcp"] > 0) == (0, True)
 
 
-@pytest.mark.parametrize("name", ["ucx", "nixl"])
+@each_case("name", ["ucx", "nixl"])
 def test_a_node_whose_transport_is_not_installed_says_what_to_install(tmp_path: Path, name: str) -> None:
     hide = "import sys; sys.modules.update(dict.fromkeys(['ucxx', 'nixl', 'nixl_cu12', 'nixl_cu13']))"
     arguments = ["node", "--memory", "16MiB", "--spill", "0", "--socket", str(tmp_path / "s")]

@@ -28,6 +28,7 @@ from dataplane.web import limits
 from dataplane.web.access import Access
 from dataplane.web.feed import Feed
 from dataplane.web.server import Server
+from tests.cases import each_case
 from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, eventually
 
@@ -280,7 +281,7 @@ async def test_connections_are_bounded_and_those_that_say_nothing_are_closed(
         assert open_files > 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     "sent",
     [
         b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",

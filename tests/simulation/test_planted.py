@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.planted import FAULTS
 from tests.simulation.run import run_seed
 
@@ -31,7 +32,7 @@ NEAR = {
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; a thousand seeds are 15 s of its processor
-@pytest.mark.parametrize("name", FAULTS)
+@each_case("name", FAULTS)
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     near = NEAR.get(name, 0)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.run import run_seed
 from tests.simulation.shrink import report
 
@@ -16,7 +17,7 @@ SEED_S = 0.12
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; alone, a chunk takes 1.5 s
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@each_case("first", range(0, SEEDS, CHUNK))
 def test_every_invariant_holds(first: int) -> None:
     began = time.process_time()
     outcomes = [run_seed(seed) for seed in range(first, first + CHUNK)]
@@ -26,13 +27,13 @@ def test_every_invariant_holds(first: int) -> None:
     assert took < SEED_S * CHUNK
 
 
-@pytest.mark.parametrize("seed", [26875, 44814])
+@each_case("seed", [26875, 44814])
 def test_a_follower_that_restarts_keeps_what_it_has_beyond_a_snapshot(seed: int) -> None:
     """It was sent the leader's snapshot, dropped committed entries after it, and led without them."""
     assert run_seed(seed).broken is None
 
 
-@pytest.mark.parametrize("seed", [26412, 26661])
+@each_case("seed", [26412, 26661])
 def test_who_may_have_become_a_follower_unheard_may_lead(seed: int) -> None:
     """A leader whose recruit had followed and taken its place told a wiped coordinator that it led, alone."""
     assert run_seed(seed).broken is None

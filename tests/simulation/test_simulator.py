@@ -14,6 +14,7 @@ import pytest
 
 from dataplane.replication.messages import Entry
 from dataplane.replication.storage import Extend, Truncate
+from tests.cases import each_case
 from tests.simulation import __main__ as command
 from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS, Fault, plan
@@ -25,7 +26,7 @@ from tests.simulation.shrink import kept, only, report, shrink
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seed", [3, 17, 2001])
+@each_case("seed", [3, 17, 2001])
 def test_a_run_is_its_seed(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
 
@@ -85,7 +86,7 @@ def test_the_command_runs_in_two_processes() -> None:
     assert "seeds 7000 to 7011: 0 break an invariant" in done.stdout
 
 
-@pytest.mark.parametrize("kind", [kind[0] for kind in KINDS])
+@each_case("kind", [kind[0] for kind in KINDS])
 def test_each_kind_of_fault_ends(kind: str) -> None:
     """One of it alone, in a run on disk and in one in memory; all goes on after it."""
     assert callable(getattr(Injector, kind))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from dataplane.config import ClusterConfig
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("listen", "host"),
     [
         ("tcp://127.0.0.1:7000", "127.0.0.1"),
@@ -41,18 +42,18 @@ BEYOND = [
 ]
 
 
-@pytest.mark.parametrize("listen", BEYOND)
+@each_case("listen", BEYOND)
 def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
     with pytest.raises(ValueError, match="a key is needed"):
         ClusterConfig(listen, advertise="127.0.0.1")
 
 
-@pytest.mark.parametrize("listen", ["tcp://10.0.0.1:7000", "tcp://[fe80::1]:7000", "tcp://host.example:7000"])
+@each_case("listen", ["tcp://10.0.0.1:7000", "tcp://[fe80::1]:7000", "tcp://host.example:7000"])
 def test_with_a_key_it_may(listen: str) -> None:
     assert ClusterConfig(listen, key="cluster.key").listen == listen
 
 
-@pytest.mark.parametrize(
+@each_case(
     "listen",
     [
         "",
@@ -80,14 +81,14 @@ def test_where_nobody_can_listen(listen: str) -> None:
 EVERY = ["tcp://0.0.0.0:7000", "tcp://[::]:7000", "tcp://*:7000", "tcp://0:7000"]
 
 
-@pytest.mark.parametrize("listen", EVERY)
+@each_case("listen", EVERY)
 def test_every_address_is_none_that_others_could_be_told(listen: str) -> None:
     with pytest.raises(ValueError, match="--advertise HOST"):
         ClusterConfig(listen, key="cluster.key")
     assert ClusterConfig(listen, key="cluster.key", advertise="10.0.0.1").told == "10.0.0.1"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("advertise", "told"),
     [("", ""), ("host.example", "host.example"), ("fe80::1", "[fe80::1]"), ("[fe80::1]", "[fe80::1]")],
 )
@@ -95,9 +96,7 @@ def test_what_others_are_told(advertise: str, told: str) -> None:
     assert ClusterConfig("tcp://127.0.0.1:0", advertise=advertise).told == told
 
 
-@pytest.mark.parametrize(
-    "advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"]
-)
+@each_case("advertise", ["0.0.0.0", "::", "[::]", "*", "a:7000", "tcp://a", "a b", " a", "a,b", "[]", "::x"])
 def test_what_nobody_could_be_found_by(advertise: str) -> None:
     with pytest.raises(ValueError, match="is no host"):
         ClusterConfig("tcp://127.0.0.1:0", advertise=advertise)
@@ -113,7 +112,7 @@ def test_seeds_are_hosts_with_a_port_each() -> None:
     assert seeds("10.0.0.1,b:7,[::1]:8/run-7") == ("run-7", "10.0.0.1:2379", "b:7", "[::1]:8")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "said"),
     [
         ({"seeds": "a,b"}, "1, 3 or 5"),
@@ -141,7 +140,7 @@ def test_where_the_others_listen() -> None:
     assert ClusterConfig("tcp://127.0.0.1:0", "static://").joined.addresses == ()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "join",
     [
         "10.0.0.1:7000",
@@ -176,7 +175,7 @@ def test_nobody_is_joined_by_that(join: str) -> None:
         ClusterConfig("tcp://127.0.0.1:0", join)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("join", "name"),
     [("etcd://10.0.0.1:2379,[::1]:2380", "dataplane"), ("etcd://10.0.0.1:2379,[::1]:2380/run-7.a_B", "run-7.a_B")],
 )
@@ -185,7 +184,7 @@ def test_by_an_etcd(join: str, name: str) -> None:
     assert (joined.engine, joined.addresses, joined.name) == ("etcd", ("10.0.0.1:2379", "[::1]:2380"), name)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "é", "x" * 65, "a\n", "?"])
+@each_case("name", ["", "a/b", "a b", "é", "x" * 65, "a\n", "?"])
 def test_no_cluster_has_that_name(name: str) -> None:
     with pytest.raises(ValueError, match="cluster's name"):
         ClusterConfig("tcp://127.0.0.1:0", f"etcd://10.0.0.1:2379/{name}")

@@ -19,11 +19,12 @@ from dataplane.config import (
     format_size,
     parse_size,
 )
+from tests.cases import each_case
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "nbytes"),
     [
         (0, 0),
@@ -44,7 +45,7 @@ def test_sizes(text: int | str, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text", ["", "MiB", "1 mib", "1XB", "1.MiB", "-1", "-1MiB", "1e9", "1 GiB 2", "0x10", "nan", -1, 1.5, True, None]
 )
 def test_what_is_no_size_is_refused(text: object) -> None:
@@ -140,7 +141,7 @@ def test_settings_that_can_not_work_are_refused(tmp_path: Path, settings: dict[s
         NodeConfig(**({"memory": "4MiB", "spill_dir": tmp_path} | settings))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (0.5, 0.5), (0.01, 1.0)])
+@each_case(("low", "high"), [(1.0, 1.0), (0.5, 0.5), (0.01, 1.0)])
 def test_watermarks_may_meet(tmp_path: Path, low: float, high: float) -> None:
     config = NodeConfig(memory="4MiB", spill_dir=tmp_path, low_watermark=low, high_watermark=high)
     assert (config.low_watermark, config.high_watermark) == (low, high)

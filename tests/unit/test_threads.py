@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from dataplane.threads import Pool, together
+from tests.cases import each_case
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 100])
+@each_case("count", [0, 1, 2, 100])
 def test_results_are_in_order(pool: ThreadPoolExecutor, count: int) -> None:
     assert together(pool, lambda x: x * x, range(count)) == [x * x for x in range(count)]
 
@@ -46,7 +47,7 @@ def test_a_pool_that_is_shut_down_is_done_without() -> None:
     assert together(pool, str, range(3)) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("who", ["caller", "helper"])
+@each_case("who", ["caller", "helper"])
 def test_what_is_raised_comes_when_all_have_stopped(who: str) -> None:
     caller, both, done = threading.get_ident(), threading.Barrier(2, timeout=60), []
 

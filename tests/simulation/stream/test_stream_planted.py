@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.stream.planted import FAULTS
 from tests.simulation.stream.run import partitions, run_seed
 
@@ -58,7 +59,7 @@ LENT = {
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; all of its seeds are 4 s of a processor
-@pytest.mark.parametrize("name", FAULTS)
+@each_case("name", FAULTS)
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     seeds = (s for s in range(FIRST[name], FIRST[name] + SEEDS) if name not in LENT or partitions(s) > 1)

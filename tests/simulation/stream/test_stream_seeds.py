@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.shrink import only, report
 from tests.simulation.stream.planted import FAULTS
@@ -37,12 +38,12 @@ def test_every_invariant_holds() -> None:
     assert {partitions(outcome.plan.seed) for outcome in outcomes} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+@each_case("seed", [3, 17])
 def test_a_run_is_its_seed(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
 
 
-@pytest.mark.parametrize("kind", [kind[0] for kind in KINDS])
+@each_case("kind", [kind[0] for kind in KINDS])
 def test_each_kind_of_fault_ends(kind: str) -> None:
     """One of it alone, in a run on disk and in one in memory; all goes on after it."""
     plans = [next(plan(seed) for seed in range(1, 40) if plan(seed).durable is durable) for durable in (True, False)]

@@ -8,6 +8,7 @@ import pytest
 
 from dataplane.stream.patch import Patch
 from dataplane.stream.unfinished import Unfinished, UnfinishedState
+from tests.cases import each_case
 from tests.simulation.faults import Plan
 from tests.simulation.planted import Plant
 from tests.simulation.run import Outcome, outcome
@@ -72,7 +73,7 @@ FAULTS: list[Callable[[Plant], None]] = [
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@each_case("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_planted_fault_is_found(fault: Callable[[Plant], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch.setattr)
     first = FIRST.get(fault.__name__, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.table.planted import FAULTS
 from tests.simulation.table.run import run_seed
 
@@ -18,7 +19,7 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@each_case("name", FAULTS)
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     first = FIRST.get(name, 0)

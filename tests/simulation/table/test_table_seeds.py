@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each_case
 from tests.simulation.shrink import report
 from tests.simulation.table.run import run, run_seed
 
@@ -33,7 +34,7 @@ def test_every_invariant_holds() -> None:
     assert {outcome.plan.durable for outcome in outcomes} == {True, False}
 
 
-@pytest.mark.parametrize("seed", [3, 17])
+@each_case("seed", [3, 17])
 def test_a_run_is_its_seed(seed: int) -> None:
     assert run_seed(seed) == run_seed(seed)
 

@@ -17,6 +17,7 @@ from dataplane.batch.columns import plan, values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import batch_of, column, same
 
 _DTYPES = [
@@ -44,7 +45,7 @@ def _through(batch: Any) -> Any:
     return again
 
 
-@pytest.mark.parametrize("dtype", _DTYPES)
+@each_case("dtype", _DTYPES)
 def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
     columns: dict[str, Any] = {
         "flat": _of(dtype, 4),
@@ -69,7 +70,7 @@ def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
     assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+@each_case("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_bits_survive_arrow(dtype: str) -> None:
     assert dtype in BITS
     tensor = torch.rand(4, 3).to(getattr(torch, dtype))
@@ -120,7 +121,7 @@ def test_false_in_a_struct_of_times_is_absence() -> None:
     assert same(_through(batch_of(s=rows))["s"].numpy(), rows)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("array", "kind", "rows"),
     [
         (pa.array(["a", "ü", ""]), "text", ["a", "ü", ""]),
@@ -167,7 +168,7 @@ def test_run_end_encoding_is_undone() -> None:
     assert column(pa.RunEndEncodedArray.from_arrays([2, 3], [7, 8])).to_list() == [7, 7, 8]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "array",
     [
         pa.array([datetime.date(2020, 1, 1)]),

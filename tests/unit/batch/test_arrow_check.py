@@ -13,6 +13,7 @@ import pytest
 from dataplane.batch.arrow_check import check
 from dataplane.batch.columns import plan
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 
 TEXT = pa.large_string()
 FAR = 1 << 40
@@ -89,7 +90,7 @@ FALSE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", FALSE)
+@each_case("what", FALSE)
 def test_what_is_not_as_its_type_says_is_refused(what: str) -> None:
     """By the check, and by whoever puts it: alone, in chunks, in a table and in a slice."""
     try:
@@ -120,7 +121,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("what", GOOD)
+@each_case("what", GOOD)
 def test_what_is_as_its_type_says_passes(what: str) -> None:
     array = GOOD[what]
     for part in (array, array.slice(1), array.slice(1, 2), array.slice(0, 0), array.slice(4)):
@@ -129,7 +130,7 @@ def test_what_is_as_its_type_says_passes(what: str) -> None:
     check("x", pa.chunked_array([], array.type))
 
 
-@pytest.mark.parametrize("make", [struct, lambda child: lists(0, 1, 2, 3, child=child), lambda child: child])
+@each_case("make", [struct, lambda child: lists(0, 1, 2, 3, child=child), lambda child: child])
 def test_a_slice_is_looked_at_alone(make: Callable[[Any], Any]) -> None:
     """Whatever it was cut from: a table that is put in many slices is not looked at again for each."""
     array = make(text(0, 2, 4, 6, data=b"ab\xff\xffcd"))

@@ -18,6 +18,7 @@ from dataplane.batch.layout import check, check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
+from tests.cases import each_case
 from tests.mutation import mutated
 from tests.processes import Worker
 
@@ -56,7 +57,7 @@ def written(name: str) -> bytes:
     return bytes(arrow_file.encoded(stored({name: KINDS[name]}).to_arrow()))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each_case("name", KINDS)
 def test_each_kind_is_read_as_it_was_written(name: str) -> None:
     before = stored({name: KINDS[name]})
     after = stored(dict(arrow_in.columns_of(arrow_file.decoded(written(name)), checked=True)))
@@ -76,7 +77,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@each_case("what", OTHERS)
 def test_types_that_are_never_written_are_refused(what: str) -> None:
     """Some are a value a row that takes no byte."""
     with pytest.raises(Corrupt, match="type"):
@@ -109,7 +110,7 @@ def tries(pipe: Any, seed: int, count: int) -> None:
     pipe.send(dict(found))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@each_case("seed", range(2))
 def test_any_bytes_are_data_or_a_typed_error(seed: int) -> None:
     """In a process of its own, which would die of an offset that is followed and false."""
     with Worker(tries, seed, 1000) as worker:

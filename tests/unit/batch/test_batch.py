@@ -10,6 +10,7 @@ import torch
 from dataplane.batch.batch import Batch
 from dataplane.batch.local import local_batch
 from dataplane.errors import Misuse, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import batch_of, column, same
 
 
@@ -75,7 +76,7 @@ def test_rows_of_a_struct_by_view() -> None:
     assert found.to_list() == [{"n": 1, "t": "x", "p": [[1, 1, 1], [1, 1, 1]]}, {"t": "y"}]
 
 
-@pytest.mark.parametrize("values", [["a"], [b"a"], [None]])
+@each_case("values", [["a"], [b"a"], [None]])
 def test_what_is_no_tensor_says_so(values: list[object]) -> None:
     with pytest.raises(SchemaMismatch, match="to_list"):
         column(values).torch()

@@ -13,6 +13,7 @@ import pytest
 from dataplane.batch.local import local_batch
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
+from tests.cases import each_case
 
 _CLASS = 7  # the extension
 
@@ -115,7 +116,7 @@ def _changed() -> Reward:
     return reward
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         *Colour,
@@ -189,7 +190,7 @@ def _unset() -> Slotted:
     return object.__new__(Slotted)
 
 
-@pytest.mark.parametrize("value", [Deleted(), Error(), Plain(), Pair((1, 2)), _local(), Reward, lambda: 1])
+@each_case("value", [Deleted(), Error(), Plain(), Pair((1, 2)), _local(), Reward, lambda: 1])
 def test_what_is_none_of_these_is_refused_by_name(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         encode_rows("x", [None, (value,)])
@@ -253,7 +254,7 @@ def test_a_class_of_another_version_is_named(module: Any) -> None:
         decode_row("x", rows[0])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "parts",
     [
         [],

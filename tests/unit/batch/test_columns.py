@@ -15,6 +15,7 @@ from dataplane.batch.columns import plan
 from dataplane.batch.layout import check, check_contents
 from dataplane.batch.local import aligned_bytes, local_batch, materialise
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import batch_of, column, same
 
 _DTYPES = st.sampled_from(
@@ -57,7 +58,7 @@ def test_rows_of_any_shape_come_back_as_they_were(data: st.DataObject) -> None:
     assert not any(row.flags.writeable for row in found.numpy())
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (3, 0, 5), (0, 0)])
+@each_case("shape", [(0,), (0, 3), (2, 0), (3, 0, 5), (0, 0)])
 def test_arrays_without_elements_keep_dtype_and_shape(shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, np.int16)
     found = column(array)
@@ -95,7 +96,7 @@ def test_any_sequence_is_a_column() -> None:
     assert column(("a", "b")).to_list() == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("columns", "name", "says"),
     [
         ({}, "", "0 columns"),
@@ -149,7 +150,7 @@ _MIXED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("piece", [1, 100, 4096, 1 << 30])
+@each_case("piece", [1, 100, 4096, 1 << 30])
 def test_jobs_write_every_byte_in_any_order_and_in_threads(piece: int) -> None:
     planned = plan(_MIXED, dedupe=["twice"])
     results = []

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from dataplane.batch import copying
+from tests.cases import each_case
 
 LARGE = copying._STREAMED
 
@@ -29,8 +30,8 @@ def some(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1, 63, 64, 65, 16383, 16384, 16385])
-@pytest.mark.parametrize(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
+@each_case("more", [-1, 0, 1, 63, 64, 65, 16383, 16384, 16385])
+@each_case(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
 def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to: int, begin: int) -> None:
     source, place = some(LARGE + 16448)[begin:][: LARGE + more], np.full(LARGE + 16600, 7, np.uint8)
     copying.copy(place[64 + to : 64 + to + len(source)], source)
@@ -39,7 +40,7 @@ def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to:
     assert (place[64 + to + len(source) :] == 7).all()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int64", "float32", "bool", "complex64", "datetime64[s]", "float16"])
+@each_case("dtype", ["uint8", "int64", "float32", "bool", "complex64", "datetime64[s]", "float16"])
 def test_rows_are_joined_whatever_they_are_made_of(way: str, dtype: str) -> None:
     rows = [some(8 * n, n).view("uint8" if dtype == "bool" else dtype) for n in (0, 1, 100_000, 3, 500_000)]
     rows = [(row % 2).astype(bool) for row in rows] if dtype == "bool" else rows
@@ -74,7 +75,7 @@ def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], bef
     assert (place[before + len(data) :] == 9).all()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "error"),
     [
         ((np.zeros(4, np.uint8), (b"abc",)), ValueError),
@@ -107,8 +108,8 @@ def test_the_extension_holds_no_buffer_afterwards() -> None:
     source.append(1)
 
 
-@pytest.mark.parametrize("nbytes", [1, 63, 64, 4096, 16383, 16384, 16385, (256 << 10) - 1, 256 << 10, 600_001])
-@pytest.mark.parametrize("begin", [0, 3])
+@each_case("nbytes", [1, 63, 64, 4096, 16383, 16384, 16385, (256 << 10) - 1, 256 << 10, 600_001])
+@each_case("begin", [0, 3])
 def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -> None:
     first = some(nbytes)
     rows = [first, *(np.concatenate((some(begin + i), first))[begin + i :] for i in range(4))]
@@ -119,7 +120,7 @@ def test_rows_are_equal_where_every_byte_is(way: str, nbytes: int, begin: int) -
         rows[2][at] ^= 128
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "error"),
     [((b"abc", b"abcd"), ValueError), ((b"abc", 4), TypeError), ([b"a", b"a"], TypeError), ((b"a", "b"), TypeError)],
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dataplane.batch import dedupe
 from dataplane.batch.columns import plan, values_of
+from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 
 _ROW = np.arange(6.0)
@@ -21,7 +22,7 @@ def _stored(values: Any) -> int:
     return planned.values.rows
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "stored"),
     [
         pytest.param(np.repeat(np.arange(12).reshape(4, 3), 5, axis=0), 4, id="dense"),
@@ -87,7 +88,7 @@ def _noise(count: int = 1) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).integers(0, 255, (count, _LARGE), np.uint8).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rows",
     [
         pytest.param(_noise(4), id="dense"),
@@ -103,7 +104,7 @@ def test_large_rows_that_a_few_bytes_tell_apart_are_not_hashed(rows: Any, hashed
     assert hashed == []
 
 
-@pytest.mark.parametrize("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
+@each_case("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
 def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[int]) -> None:
     rows = np.repeat(_noise(), 6, axis=0)
     rows[1::2, at] ^= 1
@@ -124,7 +125,7 @@ def test_large_rows_with_strides_are_hashed(hashed: list[int]) -> None:
     assert len(hashed) == 6, "to look at a few bytes would copy all"
 
 
-@pytest.mark.parametrize("large", [True, False])
+@each_case("large", [True, False])
 def test_rows_are_looked_at_in_pieces_that_threads_can_share(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedupe, "_CHUNK", 20_000)
     rows = np.repeat(_noise(9) if large else _noise(9)[:, :6000], 2, axis=0)

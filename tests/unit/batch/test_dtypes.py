@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch.dtypes import BITS, decoded, name_of, storage
+from tests.cases import each_case
 
 
-@pytest.mark.parametrize(
-    "spelling", ["?", "i1", "u8", "f2", "f8", "c8", ">f4", ">c16", ">u2", "M8[ns]", "m8[25s]", ">M8[D]", "M8"]
-)
+@each_case("spelling", ["?", "i1", "u8", "f2", "f8", "c8", ">f4", ">c16", ">u2", "M8[ns]", "m8[25s]", ">M8[D]", "M8"])
 def test_a_numpy_dtype_comes_back_from_its_name(spelling: str) -> None:
     dtype = np.dtype(spelling)
     name = name_of(dtype)
@@ -20,14 +19,12 @@ def test_a_numpy_dtype_comes_back_from_its_name(spelling: str) -> None:
     assert storage(name).isnative == dtype.isnative
 
 
-@pytest.mark.parametrize("spelling", ["g", "G", "U3", "S3", "O", "V8", "i4,f4"])
+@each_case("spelling", ["g", "G", "U3", "S3", "O", "V8", "i4,f4"])
 def test_what_has_no_portable_bytes_has_no_name(spelling: str) -> None:
     assert name_of(np.dtype(spelling)) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["", "object", "O", "U9", "float128", ">int8", ">>float32", "datetime64[x]", "bfloat16 "]
-)
+@each_case("name", ["", "object", "O", "U9", "float128", ">int8", ">>float32", "datetime64[x]", "bfloat16 "])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="dtype"):
         storage(name)
@@ -42,7 +39,7 @@ def test_any_name_gives_a_dtype_of_numbers_or_is_refused(name: str) -> None:
     assert dtype.kind in "biufcmM"
 
 
-@pytest.mark.parametrize("name", [name for name in BITS if name != "float4_e2m1fn_x2" and hasattr(torch, name)])
+@each_case("name", [name for name in BITS if name != "float4_e2m1fn_x2" and hasattr(torch, name)])
 def test_bits_mean_what_torch_says(name: str) -> None:
     count = {1: 256, 2: 1 << 16, 4: 1 << 16}[storage(name).itemsize]
     codes = np.arange(count, dtype=np.int64) * (1 if count == 256 or storage(name).itemsize == 2 else 65537)

@@ -15,6 +15,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.filling import jobs
 from dataplane.batch.local import local_batch
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
+from tests.cases import each_case
 
 DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
 RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
@@ -39,7 +40,7 @@ def test_tensors_and_arrays_take_columns(batch: Batch) -> None:
     assert torch.equal(bits, torch.arange(4).bfloat16())
 
 
-@pytest.mark.parametrize("rows", [slice(1, 3), slice(None, None, -1), slice(2, 2)], ids=str)
+@each_case("rows", [slice(1, 3), slice(None, None, -1), slice(2, 2)], ids=str)
 def test_rows_are_gathered_into_their_place(batch: Batch, rows: slice) -> None:
     chosen = Batch({name: batch[name][rows] for name in ("dense", "ragged")})
     items = np.concatenate([np.empty((0, 2), np.int64), *RAGGED[rows]])
@@ -56,7 +57,7 @@ def test_a_part_of_a_larger_tensor_is_filled_and_no_more(batch: Batch) -> None:
     assert torch.equal(larger[1:5], torch.from_numpy(DENSE))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("out", "error", "match"),
     [
         ({"dense": torch.zeros(4, 4)}, SchemaMismatch, r"float32 \[4, 3\], and the tensor to be filled .*\[4, 4\]"),

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from dataplane.batch import gathering
 from dataplane.batch.columns import columns_of
 from dataplane.batch.gathering import Gathered
+from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 
 pytestmark = pytest.mark.skipif(gathering._write is None, reason="the extension was not built: no C compiler")
@@ -63,7 +64,7 @@ def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.D
     assert same(found["logp"], expected["logp"])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "other",
     [
         {**_ONE, "ids": [[1, 2.0]]},
@@ -112,7 +113,7 @@ def test_columns_that_are_no_numbers_are_not_gathered() -> None:
         assert Gathered.of([(name, values.field) for name, values in columns_of({"x": values})]) is None
 
 
-@pytest.mark.parametrize(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
+@each_case(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
 def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
     assert gathering._write is not None
     assert gathering._copy is not None
@@ -132,7 +133,7 @@ def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error:
     assert (memory[8:] == b"\xaa" * 8) == (at != 8)
 
 
-@pytest.mark.parametrize("given", [((1,),), ([1],), (5,)])
+@each_case("given", [((1,),), ([1],), (5,)])
 def test_the_extension_refuses_what_it_can_not_read(given: Any) -> None:
     assert gathering._write is not None
     for memory in (bytearray(16), b"constant", None):

@@ -12,6 +12,7 @@ from dataplane.batch import infer
 from dataplane.batch.columns import values_of
 from dataplane.batch.values import Values
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import bits, column, same
 
 _PLAIN = st.recursive(
@@ -51,7 +52,7 @@ def test_floats_keep_their_bits(rows: list[float]) -> None:
     assert same(column([rows, []]).to_list(), [rows, []])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "kind", "dtype", "shape"),
     [
         (["a", "", "ü"], "text", "", ()),
@@ -114,7 +115,7 @@ def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str,
         assert same(column(rows).to_list(), rows)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("array", "kind", "rows"),
     [
         (np.array(["a", "bc"]), "text", ["a", "bc"]),
@@ -148,7 +149,7 @@ def test_a_struct_too_deep_or_with_too_many_keys_becomes_objects() -> None:
     assert column(wide).to_list() == wide
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "row", "found"),
     [
         (["a", "\ud800"], 1, "surrogate"),
@@ -223,7 +224,7 @@ def test_lists_of_numbers_are_the_same_by_the_extension_and_without(rows: list[l
     assert _bytes(ours) == _bytes(plain)
 
 
-@pytest.mark.parametrize("rows", [(), [()], [[1], (2,)], [[1], None]])
+@each_case("rows", [(), [()], [[1], (2,)], [[1], None]])
 def test_the_extension_refuses_what_is_no_list_of_lists(rows: Any) -> None:
     if infer._read is None:
         pytest.skip("the extension was not built: there was no C compiler")

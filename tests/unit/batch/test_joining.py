@@ -6,12 +6,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 
 from dataplane.batch.columns import values_of
 from dataplane.batch.joining import joined, owned
+from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 
 _INTS = st.lists(st.integers(-9, 9), max_size=4)
@@ -34,7 +34,7 @@ def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[An
     assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+@each_case("shape", [(), (3,), (2, 2)])
 def test_arrays_and_tensors_are_joined_whatever_their_strides(shape: tuple[int, ...]) -> None:
     whole = np.random.default_rng(0).standard_normal((6, *shape)).astype(np.float32)
     several: list[Any] = [whole[:1], whole[1:4][::-1], torch.from_numpy(whole[4:])]
@@ -49,7 +49,7 @@ def test_ragged_rows_of_several_dimensions_are_joined() -> None:
     assert same(found, [row.tolist() for rows in several for row in rows])
 
 
-@pytest.mark.parametrize("given", [np.ones((2, 3)), [np.ones(3), np.ones(2)], torch.ones(2, 3), [{"a": np.ones(2)}]])
+@each_case("given", [np.ones((2, 3)), [np.ones(3), np.ones(2)], torch.ones(2, 3), [{"a": np.ones(2)}]])
 def test_what_is_owned_does_not_change_with_what_it_was_given_in(given: Any) -> None:
     values = owned(values_of("x", given))
     before = column(values).to_list()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dataplane.batch.kinds import Unfit, parts_of
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
@@ -93,7 +94,7 @@ def _unordered(value: Any) -> bool:
     return "{" in repr(value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         1 << 64,
@@ -140,7 +141,7 @@ def _marked() -> Any:
     return counter
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "match"),
     [
         (defaultdict(lambda: 0), "factory"),
@@ -165,7 +166,7 @@ def test_a_value_of_another_type_is_of_no_kind() -> None:
 _KIND = 6  # the extension
 
 
-@pytest.mark.parametrize(
+@each_case(
     "parts",
     [
         [],

@@ -18,6 +18,7 @@ from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
+from tests.cases import each_case
 
 _PLAN = plan(
     {
@@ -69,7 +70,7 @@ def test_a_layout_passes_only_within_its_extent() -> None:
         check(layout, len(memory) - 64)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "layout",
     [
         pytest.param(ShardLayout(()), id="no columns"),
@@ -109,7 +110,7 @@ def test_columns_of_different_rows_are_refused() -> None:
         check(ShardLayout((("a", one), ("b", two))), 64)
 
 
-@pytest.mark.parametrize("depth", [17, 200, 5000])
+@each_case("depth", [17, 200, 5000])
 def test_structs_nested_too_deeply_are_refused(depth: int) -> None:
     field: Any = ["dense", "int8", [], []]
     column: Any = [field, 0, 0, [[0, 0]], [], False]
@@ -180,7 +181,7 @@ def test_false_tables_in_the_bytes_are_corrupt_or_can_be_read(data: st.DataObjec
         pass  # an object that is none, text that is not UTF-8: values, which the check does not read
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "buffer", "words", "says"),
     [
         ("ragged", 0, [0, 3, 2, 5, 6], "do not rise"),
@@ -213,7 +214,7 @@ EMPTY = {
 }
 
 
-@pytest.mark.parametrize("what", EMPTY)
+@each_case("what", EMPTY)
 def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
     """As plain values they take memory all the same: 2^60 empty lists, of an offset of 8 bytes."""
     layout, memory = EMPTY[what], aligned_bytes(192)
@@ -275,7 +276,7 @@ class Changing(LocalMemory):
         return super().read(offset, nbytes)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in _shard()[0].columns])
+@each_case("name", [name for name, _ in _shard()[0].columns])
 def test_bytes_that_change_while_a_column_is_read_are_wrong_values_at_worst(name: str) -> None:
     layout, memory = _shard()
     column = layout.column(name)

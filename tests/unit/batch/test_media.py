@@ -19,6 +19,7 @@ from PIL import Image, ImageSequence, PngImagePlugin
 from dataplane.batch.batch import Column
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import column
 from tests.unit.batch.pictures import MODES, WIDE, file, is_lazy, noise, opened
 
@@ -61,7 +62,7 @@ def test_an_image_of_any_mode_comes_back(mode: str, size: tuple[int, int], seed:
     assert same_image(back(image), image)
 
 
-@pytest.mark.parametrize(("format", "mode"), _FILES)
+@each_case(("format", "mode"), _FILES)
 def test_a_file_that_was_not_loaded_is_kept_as_it_is(format: str, mode: str) -> None:
     data = file(noise(mode, (64, 48)), format)
     image = opened(data)
@@ -77,7 +78,7 @@ def test_a_file_that_was_not_loaded_is_kept_as_it_is(format: str, mode: str) -> 
     assert decode_row("x", row, decode=False) == {"bytes": data, "path": None}
 
 
-@pytest.mark.parametrize(("format", "mode"), _FILES)
+@each_case(("format", "mode"), _FILES)
 def test_a_file_that_was_loaded_comes_back_with_its_class(format: str, mode: str) -> None:
     image = opened(file(noise(mode, (20, 10)), format))
     image.load()
@@ -154,9 +155,9 @@ def _animated(format: str) -> bytes:
     )
 
 
-@pytest.mark.parametrize("format", ["GIF", "TIFF", "PNG"])
-@pytest.mark.parametrize("frame", [0, 2])
-@pytest.mark.parametrize("load", [False, True])
+@each_case("format", ["GIF", "TIFF", "PNG"])
+@each_case("frame", [0, 2])
+@each_case("load", [False, True])
 def test_an_image_of_frames_keeps_all_of_them(format: str, frame: int, load: bool) -> None:
     image = opened(_animated(format))
     image.seek(frame)
@@ -178,7 +179,7 @@ def test_an_animation_that_was_not_loaded() -> None:
     assert found == image
 
 
-@pytest.mark.parametrize("format", ["GIF", "TIFF", "PNG", "WEBP"])
+@each_case("format", ["GIF", "TIFF", "PNG", "WEBP"])
 def test_frames_that_were_changed_are_refused(format: str) -> None:
     image = opened(_animated(format))
     image.load()
@@ -288,7 +289,7 @@ def test_a_forged_row_is_one_to_begin_with() -> None:
     assert decode_row("x", forged(**_PNG, palette=None, data=_BYTES)).size == (32, 24)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changed",
     [
         {"size": (6, 5)},
@@ -343,7 +344,7 @@ def test_an_image_with_wrong_bytes_is_corrupt_or_another(data: st.DataObject) ->
         decode_row("x", bytes(raw))
 
 
-@pytest.mark.parametrize("opened_once", [False, True])
+@each_case("opened_once", [False, True])
 def test_pixels_that_pil_converts_are_taken_over_when_somebody_looks(opened_once: bool) -> None:
     image = noise("RGB", (64, 64))
     if opened_once:  # then it is of a class of files
@@ -422,7 +423,7 @@ def is_deferred(image: Any) -> bool:
     return type(image) is not image.__class__
 
 
-@pytest.mark.parametrize(
+@each_case(
     "look",
     [
         lambda image: image.size,

@@ -20,6 +20,7 @@ from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.narrowing import narrowed
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
@@ -91,7 +92,7 @@ def test_any_width_of_a_dense_column(given_: Any) -> None:
     assert found.narrow().numpy().tolist() == np.concatenate(arrays).tolist()
 
 
-@pytest.mark.parametrize("large", [4, 1 << 20])
+@each_case("large", [4, 1 << 20])
 def test_rows_of_all_sizes_stay_in_order(large: int) -> None:
     """Large rows are written in parts, and small ones together."""
     rows = [np.full((n, 2), i) for i, n in enumerate([3, large, 1, 0, large + 1, 2])]
@@ -150,7 +151,7 @@ def test_what_is_named_and_what_is_not() -> None:
         narrowed(columns, 7)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "dtype", ["int64:int64", "int8:uint8", "int64:float32", "float64:uint8", "int64:", ":uint8", "int64:uint8:uint8"]
 )
 def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:

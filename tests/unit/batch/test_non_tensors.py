@@ -11,6 +11,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from dataplane.batch import non_tensors
+from tests.cases import each_case
 
 _VALUES: list[Any] = [None, 1, "a", {"a": [1]}, [1, 2], (1,), torch.ones(2), b"x"]
 
@@ -31,7 +32,7 @@ def attributes(value: Any) -> Any:
     }
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 8])
+@each_case("count", [0, 1, 2, 8])
 def test_a_stack_has_what_tensordicts_own_has(count: int) -> None:
     values = _VALUES[:count]
     made, expected = non_tensors.stack(values), theirs(values)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.errors import Corrupt, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         None,
@@ -49,7 +50,7 @@ def test_a_value_comes_back_exactly(value: Any) -> None:
     assert same(decode_row("x", row), value)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "int4", "float8_e4m3fn", "float6_e2m3fn"])
+@each_case("name", ["bfloat16", "int4", "float8_e4m3fn", "float6_e2m3fn"])
 def test_an_array_of_ml_dtypes_comes_back_as_one(name: str) -> None:
     dtype = getattr(pytest.importorskip("ml_dtypes", reason="an extension of NumPy that nothing here needs"), name)
     for value in (np.arange(3).astype(dtype), np.arange(2).astype(dtype)[1], np.zeros((5000, 2), dtype)):
@@ -65,7 +66,7 @@ def test_what_comes_back_is_its_owners() -> None:
     assert same(decode_row("x", row), [np.ones(2), torch.ones(2)])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         memoryview(b"x"),

@@ -19,6 +19,7 @@ from dataplane.batch.objects import decode_row, encode_rows
 from dataplane.batch.parts import LARGE
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt
+from tests.cases import each_case
 from tests.unit.batch.exact import batch_of, column, piece, same
 from tests.unit.batch.pictures import file, noise, opened
 
@@ -33,7 +34,7 @@ def stored(values: Any) -> int:
     return plan({"x": values}).nbytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         large(1),
@@ -65,7 +66,7 @@ def _rows(n: int, value: Any) -> list[Any]:
     return [({"image": value, "answer": str(i)},) for i in range(n)]
 
 
-@pytest.mark.parametrize("again", [lambda value: value, lambda value: value.copy()], ids=["same", "equal"])
+@each_case("again", [lambda value: value, lambda value: value.copy()], ids=["same", "equal"])
 def test_parts_that_rows_share_are_stored_once(again: Any) -> None:
     array = large(1)
     rows = [[({"image": again(array), "answer": str(i)},), array] for i in range(8)]
@@ -164,7 +165,7 @@ def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
     return head + np.array(numbers, np.int64).tobytes() + rest
 
 
-@pytest.mark.parametrize(
+@each_case(
     "row",
     [
         b"\xc1",

@@ -17,6 +17,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Rows
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from tests.cases import each_case
 
 NODE = bytes(range(8))
 OTHER = bytes(range(8, 16))
@@ -80,20 +81,20 @@ class TestRows:
         assert numbers(one()[8:1:-3]) == [8, 5, 2]
         assert numbers(one()[1::4]) == [1, 5, 9]
 
-    @pytest.mark.parametrize("row", [3, -7, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)])
+    @each_case("row", [3, -7, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3)])
     def test_a_position_is_one_row(self, row: Any) -> None:
         assert numbers(one()[row]) == [3]
 
-    @pytest.mark.parametrize("row", [10, -11, [0, 10], [-11], np.array([2**63], dtype=np.uint64)])
+    @each_case("row", [10, -11, [0, 10], [-11], np.array([2**63], dtype=np.uint64)])
     def test_a_position_beyond_the_end_is_an_index_error(self, row: Any) -> None:
         with pytest.raises(IndexError, match="of 10 rows"):
             one()[row]
 
-    @pytest.mark.parametrize("make", [list, np.array, torch.tensor, lambda v: np.array(v, dtype=np.int16)])
+    @each_case("make", [list, np.array, torch.tensor, lambda v: np.array(v, dtype=np.int16)])
     def test_positions_in_any_order(self, make: Any) -> None:
         assert numbers(one()[make([3, 1, -1, 3])]) == [3, 1, 9, 3]
 
-    @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
+    @each_case("make", [list, np.array, torch.tensor])
     def test_a_mask(self, make: Any) -> None:
         flags = [row % 3 == 0 for row in range(10)]
         assert numbers(one()[make(flags)]) == [0, 3, 6, 9]
@@ -102,7 +103,7 @@ class TestRows:
         assert len(one()[[]]) == 0
         assert len(one()[np.zeros(10, dtype=bool)]) == 0
 
-    @pytest.mark.parametrize("rows", [True, "x", (1, 2), [0.5], [[1, 2]], np.zeros(9, dtype=bool), [None], {1: 2}, 1.5])
+    @each_case("rows", [True, "x", (1, 2), [0.5], [[1, 2]], np.zeros(9, dtype=bool), [None], {1: 2}, 1.5])
     def test_what_picks_no_rows_is_misuse(self, rows: Any) -> None:
         with pytest.raises(Misuse):
             one()[rows]
@@ -116,7 +117,7 @@ class TestRows:
         with pytest.raises(Misuse):
             one(3).repeat(-1)
 
-    @pytest.mark.parametrize(("rows", "count"), [(10, 3), (10, 1), (2, 5), (0, 2), (12, 4)])
+    @each_case(("rows", "count"), [(10, 3), (10, 1), (2, 5), (0, 2), (12, 4)])
     def test_chunk_is_array_split(self, rows: int, count: int) -> None:
         expected = [part.tolist() for part in np.array_split(np.arange(rows), count)]
         assert [numbers(part) for part in one(rows).chunk(count)] == expected
@@ -154,7 +155,7 @@ class TestColumns:
         assert "id" in ref.columns
         assert labels(ref[:1], "prompts") == labels(verl_ref()[:1], "responses")
 
-    @pytest.mark.parametrize("operation", ["select", "drop", "rename", "pieces", "sources"])
+    @each_case("operation", ["select", "drop", "rename", "pieces", "sources"])
     def test_a_column_that_is_not_there_is_named(self, operation: str) -> None:
         argument: Any = {"rewards": "r"} if operation == "rename" else "rewards"
         with pytest.raises(SchemaMismatch, match="'rewards'") as caught:
@@ -246,7 +247,7 @@ class TestConcat:
         merged = concat([one(field=a), one(field=b)]).schema["x"]
         assert merged.children == (("a", TEXT), ("b", IDS))
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("ours", "theirs"),
         [
             (MASK, Field("dense", "float64", (4,))),
@@ -401,7 +402,7 @@ class TestBytes:
         for name in ref.columns:
             assert sum(len(piece.rows) for piece in ref[:100].pieces(name)) == min(len(ref), 100)
 
-    @pytest.mark.parametrize(
+    @each_case(
         "change",
         [
             {0: 2},
@@ -591,7 +592,7 @@ def test_the_same_rows_taken_one_by_one_are_equal(model: Model) -> None:
         assert len(again.encode()) <= 2 * len(model.ref.encode()) + 64
 
 
-@pytest.mark.parametrize("times", [10**12, 2**62, 2**70, np.int64(2**62)])
+@each_case("times", [10**12, 2**62, 2**70, np.int64(2**62)])
 def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
     with pytest.raises(LimitExceeded) as caught:
         one(3).repeat(times)
@@ -599,7 +600,7 @@ def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
     assert len(one(0).repeat(times)) == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     "mistake",
     [
         lambda ref: ref[::0],

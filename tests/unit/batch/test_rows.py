@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from dataplane.batch.rows import Rows
+from tests.cases import each_case
 
 lists = st.lists(st.integers(0, 70_000), max_size=50)
 ranges = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(lambda pair: list(range(min(pair), max(pair))))
@@ -45,7 +46,7 @@ def test_encoded_and_back(rows: list[int]) -> None:
     assert hash(again) == hash(selected)
 
 
-@pytest.mark.parametrize(("top", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32 - 1, 4), (2**32, 8)])
+@each_case(("top", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**32 - 1, 4), (2**32, 8)])
 def test_an_index_takes_the_smallest_integers(top: int, width: int) -> None:
     selected = Rows.index([top, 0, 1])
     start, stop, packed = selected.encode()
@@ -69,7 +70,7 @@ def test_an_index_cannot_be_changed() -> None:
         selected.array()[0] = 1
 
 
-@pytest.mark.parametrize("wrong", [(-1, 2), (3, 2)])
+@each_case("wrong", [(-1, 2), (3, 2)])
 def test_a_range_that_is_none(wrong: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="not a range"):
         Rows.range(*wrong)
@@ -80,13 +81,13 @@ def test_a_negative_row() -> None:
         Rows.index([1, -1])
 
 
-@pytest.mark.parametrize("start", [0, 5])
+@each_case("start", [0, 5])
 def test_taking_beyond_the_end(start: int) -> None:
     with pytest.raises(IndexError, match="of 3 rows"):
         Rows.range(start, start + 3).take(Rows.range(1, 4))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "encoded",
     [
         (2, 1, b""),

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from dataplane.batch.shares import packed_share
 from dataplane.errors import Misuse
+from tests.cases import each_case
 
 
 @given(st.lists(st.integers(0, 30), max_size=8), st.integers(1, 5), st.integers(1, 6))
@@ -26,7 +27,7 @@ def test_the_shares_of_all_ranks_are_the_pack(lengths: list[int], ranks: int, mu
         assert start.dtype == stop.dtype == np.int64
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("lengths", "rank", "ranks", "multiple"),
     [
         ([1], 2, 2, 1),

@@ -6,13 +6,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from dataplane.batch import infer
 from dataplane.batch.columns import plan
 from dataplane.batch.field import MAX_COLUMNS
 from dataplane.batch.simple import laid_out
+from tests.cases import each_case
 
 _DTYPES = ["<f4", ">f4", "<i8", "u1", "?", "<c8", "<f2", "<M8[us]"]
 _MOST = 64 << 10
@@ -47,7 +47,7 @@ def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
     assert laid.lengths == {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
 
 
-@pytest.mark.parametrize(
+@each_case(
     "columns",
     [
         {},

@@ -15,6 +15,7 @@ from dataplane.batch import objects, variants
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.single import LARGE, Row, Single, laid_out, single
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 
 _DTYPES = (torch.int64, torch.float32, torch.uint8, torch.bool, torch.complex64)
 _shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -83,7 +84,7 @@ def test_a_row_of_variants_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bo
     assert laid_out(list(found.items())) == Row(*planned(given))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "value",
     [
         torch.empty(0),

@@ -21,6 +21,7 @@ from dataplane.batch.narrowing import narrowed
 from dataplane.batch.ref import BatchRef, frame_of
 from dataplane.batch.rows import Rows
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 NODE = bytes(8)
@@ -257,7 +258,7 @@ class TestFields:
         for found, row in zip(shards.read(sliced, "pair").numpy(), rows, strict=True):
             assert same(found, {"ids": row["ids"][1:4], "p": row["p"][1:4]})
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("name", "axis", "start", "error"),
         [
             ("dense", 2, 0, SchemaMismatch),
@@ -277,9 +278,7 @@ class TestFields:
         with pytest.raises(error):
             ref.slice_rows(name, axis, start)
 
-    @pytest.mark.parametrize(
-        ("rank", "ranks", "multiple"), [(2, 2, None), (-1, 2, None), (0, 0, None), (0, 2, 3), (0, "8", None)]
-    )
+    @each_case(("rank", "ranks", "multiple"), [(2, 2, None), (-1, 2, None), (0, 0, None), (0, 2, 3), (0, "8", None)])
     def test_shares_of_no_rank(self, rank: Any, ranks: Any, multiple: Any) -> None:
         ref = Shards().put(0, columns(0), narrow=False)
         with pytest.raises(Misuse):

@@ -17,6 +17,7 @@ from dataplane.batch.pieces import Selection
 from dataplane.batch.rows import Rows
 from dataplane.batch.stacks import Scattered, Stack
 from dataplane.errors import Corrupt
+from tests.cases import each_case
 
 
 def columns(i: int) -> dict[str, Any]:
@@ -79,9 +80,7 @@ def test_what_is_written_to_a_tensor_is_not_seen_in_an_array() -> None:
     assert not column.numpy().flags.writeable
 
 
-@pytest.mark.parametrize(
-    ("word", "value"), [(0, 1), (1, -1), (1, 1 << 61), (2, 2)], ids=["first", "falls", "far", "short"]
-)
+@each_case(("word", "value"), [(0, 1), (1, -1), (1, 1 << 61), (2, 2)], ids=["first", "falls", "far", "short"])
 def test_false_offsets_in_one_of_many_are_refused(word: int, value: int) -> None:
     shards = [stored({"x": [np.arange(2), np.arange(1)]}) for _ in range(9)]
     shards[5][1][:24].view(np.int64)[word] = value
@@ -92,7 +91,7 @@ def test_false_offsets_in_one_of_many_are_refused(word: int, value: int) -> None
         known[5].check_contents(shards[5][1])
 
 
-@pytest.mark.parametrize("flag", [0, 2])
+@each_case("flag", [0, 2])
 def test_false_flags_in_one_of_many_are_refused(flag: int) -> None:
     shards = [stored({"x": [{"a": 1}]}) for _ in range(9)]
     shards[5][1][0] = flag
@@ -107,8 +106,8 @@ def test_false_flags_in_one_of_many_are_refused(flag: int) -> None:
                 each.check_contents(memory)
 
 
-@pytest.mark.parametrize("many", [1, _FEW])
-@pytest.mark.parametrize("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
+@each_case("many", [1, _FEW])
+@each_case("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
 def test_no_number_is_believed_that_check_refuses(value: int, many: int) -> None:
     """Each number of a layout in turn is made false, where one or many good ones of its outline come with it."""
     encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
@@ -155,9 +154,9 @@ def test_the_contents_of_one_row_are_checked_as_those_of_many() -> None:
         check_contents(known.layout, memory)
 
 
-@pytest.mark.parametrize("memories", [1, 3])
-@pytest.mark.parametrize("distances", ["even", "touching", "uneven", "backwards", "the same", "one"])
-@pytest.mark.parametrize("sizes", ["equal", "different", "none"])
+@each_case("memories", [1, 3])
+@each_case("distances", ["even", "touching", "uneven", "backwards", "the same", "one"])
+@each_case("sizes", ["equal", "different", "none"])
 def test_parts_are_gathered_however_they_lie(memories: int, distances: str, sizes: str) -> None:
     """Those at one distance are copied in one go: it must be the same."""
     chance, count = np.random.default_rng(1), 1 if distances == "one" else 7

@@ -6,7 +6,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from dataplane.batch import stretches
@@ -15,6 +14,7 @@ from dataplane.batch.columns import plan
 from dataplane.batch.layout import check_contents
 from dataplane.batch.local import LocalMemory, aligned_bytes
 from dataplane.batch.rows import Rows
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 ROWS = 40
@@ -79,7 +79,7 @@ def test_no_more_is_named_than_the_rows_are() -> None:
     assert stretches.values(LAYOUT, range(len(LAYOUT.columns)), Rows.range(3, 3), WHOLE) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given_", "gap", "expected"),
     [
         ([(5, 9), (0, 2)], 0, [(0, 2), (5, 9)]),

@@ -11,6 +11,7 @@ from dataplane.batch import tensordicts
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.local import local_batch
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 
@@ -75,7 +76,7 @@ def test_a_tensordict_without_a_batch_dimension_is_refused() -> None:
     assert caught.value.column == "x"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("data", "rows"),
     [
         ([1, 2, 3], [1, 2, 3]),
@@ -109,7 +110,7 @@ def test_an_array_that_tensordict_keeps_as_it_is_has_a_value_for_each_row() -> N
     assert tensordicts.rows_of("x", TensorDict({"t": times}, batch_size=[2])) == [{"t": times[0]}, {"t": times[1]}]
 
 
-@pytest.mark.parametrize("data", [[1, 2], np.arange(2), torch.arange(2)], ids=["list", "array", "tensor"])
+@each_case("data", [[1, 2], np.arange(2), torch.arange(2)], ids=["list", "array", "tensor"])
 def test_more_or_fewer_values_than_rows_are_refused(data: object) -> None:
     with pytest.raises(SchemaMismatch, match=r"'x'.*2 values for 3 rows.*NonTensorStack\(\*\[value\] \* 3\)") as caught:
         values_of("x", NonTensorData(data=data, batch_size=[3]))
@@ -153,7 +154,7 @@ def test_rows_of_a_nested_tensordict_are_dicts() -> None:
     assert tensordicts.rows_of("x", TensorDict({}, batch_size=[2])) == [{}, {}]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "layout"),
     [
         ([torch.ones(1), torch.ones(2)], torch.jagged),
@@ -170,7 +171,7 @@ def test_rows_are_stacked_as_transferqueue_does(rows: list[torch.Tensor], layout
     assert same(list(whole.unbind()), rows)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rows",
     [
         [torch.ones(2), torch.ones(2, dtype=torch.int64)],

@@ -13,6 +13,7 @@ from dataplane.batch.buffers import offsets_of
 from dataplane.batch.columns import plan, values_of
 from dataplane.batch.dtypes import BITS
 from dataplane.errors import SchemaMismatch
+from tests.cases import each_case
 from tests.unit.batch.exact import column, same
 
 _DTYPES = [
@@ -31,7 +32,7 @@ def _of(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("dtype", _DTYPES)
+@each_case("dtype", _DTYPES)
 def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     tensor = _of(dtype, 4, 3)
     found = column(tensor)
@@ -110,7 +111,7 @@ def test_contiguous_tensors_are_read_in_place() -> None:
     assert memory[:8].view(np.int64)[0] == 9
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "found"),
     [
         (lambda: torch.eye(2).to_sparse(), "sparse"),
@@ -142,7 +143,7 @@ def test_tensors_without_rows_or_elements() -> None:
     assert same(list(column([torch.zeros(0, 2), torch.zeros(0, 2)]).torch().unbind()), [torch.zeros(0, 2)] * 2)
 
 
-@pytest.mark.parametrize("piece", [8, 1 << 20])
+@each_case("piece", [8, 1 << 20])
 def test_rows_that_torch_joins_are_written_whole(piece: int) -> None:
     rows = [torch.rand(n, 2, requires_grad=n == 3) for n in (3, 0, 5)]
     flat = torch.cat(rows).detach()

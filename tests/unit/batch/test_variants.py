@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from dataplane.batch import variants
 from dataplane.batch.columns import values_of
 from dataplane.batch.local import local_batch
+from tests.cases import each_case
 
 
 def mixed(texts: list[int], numbers: list[int], rows: int) -> object:
@@ -33,7 +33,7 @@ def test_rows_of_two_kinds_are_told_apart() -> None:
     assert found["number"].column.numpy().tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(("rows", "kinds"), [(slice(1, 3), ["number"]), (slice(0, 1), ["text"]), (slice(0, 0), [])])
+@each_case(("rows", "kinds"), [(slice(1, 3), ["number"]), (slice(0, 1), ["text"]), (slice(0, 0), [])])
 def test_a_kind_of_no_row_is_left_out(rows: slice, kinds: list[str]) -> None:
     column = local_batch({"x": mixed([0, 3], [1, 2], 4)})["x"][rows]
     assert [each.name for each in variants.split(column)] == kinds

@@ -12,6 +12,7 @@ from bench.report.__main__ import main
 from bench.report.markdown import BEGIN, END, NoMarkers, between, text
 from bench.report.page import html
 from bench.report.results import EXPECTED, read
+from tests.cases import each_case
 
 MACHINE = {
     "cpu": "A processor", "cores": 2, "memory_gib": 8.0, "kernel": "6.1", "python": "3.11.7",
@@ -106,7 +107,7 @@ def test_only_what_is_between_the_markers_changes() -> None:
     assert between(once, "new") == once
 
 
-@pytest.mark.parametrize("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+@each_case("page", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(NoMarkers, match="needs each of these lines once"):
         between(page, "new")

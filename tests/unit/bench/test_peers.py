@@ -18,6 +18,7 @@ from bench.peers.systems import SYSTEMS, System
 from bench.peers.targets import faster, targets
 from bench.peers.work import Share
 from bench.peers.workloads import Workload
+from tests.cases import each_case
 
 SHARE = Share(inputs=(5, 3), patches=(2, 4), responses=((7, 2), (1, 9)))
 SMALL = Workload("small", "a few rows", (SHARE, SHARE), 2)
@@ -51,7 +52,7 @@ def test_rows_that_go_one_by_one_are_those_that_were_made() -> None:
     assert work.nbytes(made) == Share(singles=5).nbytes
 
 
-@pytest.mark.parametrize("name", workloads.NAMES)
+@each_case("name", workloads.NAMES)
 def test_every_workload_gives_each_producer_rows(name: str) -> None:
     of = workloads.workload(name, 1 / 64)
     assert len(of.shares) == workloads.PRODUCERS
@@ -117,7 +118,7 @@ def test_promises_are_ratios_and_count_where_another_is_faster() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["dataplane", "controller"])
+@each_case("name", ["dataplane", "controller"])
 def test_what_arrives_is_what_was_sent(name: str, tmp_path: Path) -> None:
     where = environment(SYSTEMS[name])
     with Cycle(name, where.python, where.env, tmp_path, 64 << 20) as cycle:

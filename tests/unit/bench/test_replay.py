@@ -22,6 +22,7 @@ from bench.replaying.implied import error, implied
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
 from dataplane.workloads import Step, Trace, generate, write
+from tests.cases import each_case
 
 PACE = Pace(token_s=0.1, reference_token_s=0.01, train_token_s=0.02)
 
@@ -191,7 +192,7 @@ def test_bytes_that_are_not_those_written_are_found() -> None:
             payloads.check(plane.get(plane.put({**columns, "sums": sums})), ["input_ids"])
 
 
-@pytest.mark.parametrize("rows", [[0, 1], [0, 1, 1], [0, 1, 2, 2], [0, 1, 3]])
+@each_case("rows", [[0, 1], [0, 1, 1], [0, 1, 2, 2], [0, 1, 3]])
 def test_a_row_that_is_missed_or_given_twice_is_found(rows: list[int]) -> None:
     plan = a_plan(a_step(0, [10, 10, 10]))
     whole = [0, 1, 2]
@@ -219,7 +220,7 @@ def config(directory: Path) -> dp.NodeConfig:
     return dp.NodeConfig(memory="64MiB", spill="256MiB", spill_dir=directory, prewarm=0)
 
 
-@pytest.mark.parametrize("max_lag", [0, 1])
+@each_case("max_lag", [0, 1])
 def test_a_replay_gives_each_row_once_to_each_task(max_lag: int, tmp_path: Path) -> None:
     """All bytes are compared where they are read: a process that found others would have ended the run."""
     plan = small(max_lag)

@@ -8,11 +8,12 @@ import pytest
 from bench.scale.__main__ import measure
 from bench.scale.model import GROUPS, Costs, Line, outcomes, partitions_hit, scaling, text
 from dataplane.node.partitions.table import Table
+from tests.cases import each_case
 
 MEMBER = {16.0: 0.0001, 1024.0: 0.0002}
 
 
-@pytest.mark.parametrize("hosts", [2, 8, 64, 512])
+@each_case("hosts", [2, 8, 64, 512])
 def test_as_many_partitions_are_hit_as_the_table_has_groups_in(hosts: int) -> None:
     table = Table(0, "rollouts", "a1", b"", 1).extended([f"n{number}" for number in range(hosts)])
     hit = [len(np.unique(table.place([f"{block} {group}" for group in range(GROUPS)]))) for block in range(60)]

@@ -10,12 +10,13 @@ import pytest
 from dataplane.client import arguments
 from dataplane.errors import Misuse
 from dataplane.stream.settings import Settings
+from tests.cases import each_case
 
 SURROGATE = "\ud800"
 
 
 class TestSeconds:
-    @pytest.mark.parametrize("value", ["1", True, float("nan"), [1], None, 1j])
+    @each_case("value", ["1", True, float("nan"), [1], None, 1j])
     def test_what_is_no_duration(self, value: Any) -> None:
         with pytest.raises(Misuse, match="a lease is seconds"):
             arguments.seconds(value, what="a lease")
@@ -25,14 +26,14 @@ class TestSeconds:
         assert found == [5.0, 2.0, 0.5, 0.5, 3.0, 0.0, np.inf]
         assert {type(value) for value in found} == {float}
 
-    @pytest.mark.parametrize("value", [10**400, np.complex64(1)], ids=["huge", "complex"])
+    @each_case("value", [10**400, np.complex64(1)], ids=["huge", "complex"])
     def test_numbers_that_are_no_float(self, value: Any) -> None:
         with pytest.raises(Misuse):
             arguments.seconds(value)
 
 
 class TestWhole:
-    @pytest.mark.parametrize("value", ["5", 2.5, 2.0, None, True, 2**63, -(2**63) - 1, 2**70, [1], np.float64(1)])
+    @each_case("value", ["5", 2.5, 2.0, None, True, 2**63, -(2**63) - 1, 2**70, [1], np.float64(1)])
     def test_what_is_no_whole_number(self, value: Any) -> None:
         with pytest.raises(Misuse, match="rows is a whole number"):
             arguments.whole("rows", value)
@@ -44,12 +45,12 @@ class TestWhole:
 
 
 class TestTexts:
-    @pytest.mark.parametrize("value", [1, "", SURROGATE, "a" + SURROGATE, None, b"a", ["a"]])
+    @each_case("value", [1, "", SURROGATE, "a" + SURROGATE, None, b"a", ["a"]])
     def test_what_is_no_text(self, value: Any) -> None:
         with pytest.raises(Misuse, match="a task is a text"):
             arguments.text("a task", value)
 
-    @pytest.mark.parametrize("values", ["ids", 5, None, (1,), [""], ["a", SURROGATE], [b"a"], b"ab"])
+    @each_case("values", ["ids", 5, None, (1,), [""], ["a", SURROGATE], [b"a"], b"ab"])
     def test_what_are_no_names(self, values: Any) -> None:
         with pytest.raises(Misuse):
             arguments.names("columns", values)
@@ -59,7 +60,7 @@ class TestTexts:
             assert arguments.names("columns", values) == ["a", "é"]
         assert arguments.names("needs", ()) == []
 
-    @pytest.mark.parametrize("values", [[1, 2], [b"a", b"b"], ["a", SURROGATE], ["a"], ["a", None], 5])
+    @each_case("values", [[1, 2], [b"a", b"b"], ["a", SURROGATE], ["a"], ["a", None], 5])
     def test_what_are_no_keys(self, values: Any) -> None:
         with pytest.raises(Misuse):
             arguments.keys_of(values, 2)
@@ -71,7 +72,7 @@ class TestTexts:
 
 
 class TestOneARow:
-    @pytest.mark.parametrize(
+    @each_case(
         ("values", "kinds"),
         [
             ([1.5, 2.5], (int,)),
@@ -99,7 +100,7 @@ class TestOneARow:
 
 
 class TestTags:
-    @pytest.mark.parametrize(
+    @each_case(
         "tags",
         [
             ["t"],
@@ -129,7 +130,7 @@ class TestTags:
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
+    @each_case(
         "how",
         [
             {"tasks": [1]},
@@ -164,7 +165,7 @@ class TestSettings:
         with pytest.raises(Misuse):
             arguments.settings(**given)
 
-    @pytest.mark.parametrize("limit", ["max_bytes", "max_rows", "max_lag", "max_deliveries"])
+    @each_case("limit", ["max_bytes", "max_rows", "max_lag", "max_deliveries"])
     def test_limits_are_given_with_the_tasks(self, limit: str) -> None:
         given = {"tasks": None, "max_bytes": None, "max_rows": None, "max_lag": None, "max_deliveries": None}
         assert arguments.settings(**given) is None

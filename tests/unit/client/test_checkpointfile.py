@@ -15,6 +15,7 @@ import xxhash
 from dataplane.client import checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
+from tests.cases import each_case
 from tests.processes import MIB, Worker
 
 FRAMES = [(HEAD, b"head"), (BLOCK, b""), (COLUMNS, b"\0\xff" * 7), (TABLE, bytes(range(40))), (END, b"\x05")]
@@ -123,7 +124,7 @@ def test_a_name_as_long_as_names_are(tmp_path: Path) -> None:
     assert read(path) == FRAMES
 
 
-@pytest.mark.parametrize("where", ["", "nowhere/stream.dp", "file/stream.dp", "directory", "a" * 300, "a\0b", "\ud800"])
+@each_case("where", ["", "nowhere/stream.dp", "file/stream.dp", "directory", "a" * 300, "a\0b", "\ud800"])
 def test_where_no_file_can_be_written(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "directory").mkdir()
@@ -154,7 +155,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("how")
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@each_case("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_is_full_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """As on NFS, where one hears of it then."""
 

@@ -17,6 +17,7 @@ from dataplane.batch.columns import plan
 from dataplane.batch.rows import Rows
 from dataplane.batch.views import _there
 from dataplane.client.devicememory import MappedDevice
+from tests.cases import each_case
 
 
 class Pin:
@@ -48,7 +49,7 @@ def test_the_host_reads_copies() -> None:
     assert ragged.to_list() == [[1, 2], [], [3], [4, 5, 6]]
 
 
-@pytest.mark.parametrize("picked", [slice(0, 4), slice(1, 3)])
+@each_case("picked", [slice(0, 4), slice(1, 3)])
 def test_the_device_sees_the_memory_itself(picked: slice) -> None:
     values = torch.arange(12, dtype=torch.bfloat16).reshape(4, 3)
     rows = [[1, 2], [], [3], [4, 5, 6]]

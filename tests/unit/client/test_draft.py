@@ -19,6 +19,7 @@ from hypothesis import given, settings
 import dataplane as dp
 from dataplane.aio import AsyncPlane
 from dataplane.client.draft import Spec, dense, ragged
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode
 
 
@@ -41,13 +42,13 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
 # Descriptions
 
 
-@pytest.mark.parametrize("dtype", ["float32", np.float32, np.dtype("float32"), torch.float32])
+@each_case("dtype", ["float32", np.float32, np.dtype("float32"), torch.float32])
 def test_a_dtype_by_any_name(dtype: Any) -> None:
     assert dense((2, 3), dtype) == dense([2, 3], "float32")
     assert ragged([1], (2,), dtype).field.dtype == "float32"
 
 
-@pytest.mark.parametrize("dtype", ["float31", object, "V8", 7, "O", "str"])
+@each_case("dtype", ["float31", object, "V8", 7, "O", "str"])
 def test_a_dtype_that_no_column_has(dtype: Any) -> None:
     with pytest.raises(dp.SchemaMismatch):
         dense((2,), dtype)
@@ -55,19 +56,19 @@ def test_a_dtype_that_no_column_has(dtype: Any) -> None:
         ragged([2], (), dtype)
 
 
-@pytest.mark.parametrize("shape", [(), (-1,), (3, -2), (2.5,), ("3",), 3, None])
+@each_case("shape", [(), (-1,), (3, -2), (2.5,), ("3",), 3, None])
 def test_a_shape_that_is_none(shape: Any) -> None:
     with pytest.raises(dp.SchemaMismatch):
         dense(shape, "uint8")
 
 
-@pytest.mark.parametrize(("lengths", "shape"), [([-1], ()), ([1], (-2,)), ([1.5], ()), (["1"], ()), (3, ())])
+@each_case(("lengths", "shape"), [([-1], ()), ([1], (-2,)), ([1.5], ()), (["1"], ()), (3, ())])
 def test_lengths_that_are_none(lengths: Any, shape: Any) -> None:
     with pytest.raises(dp.SchemaMismatch):
         ragged(lengths, shape, "uint8")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "columns",
     [
         {},
@@ -143,7 +144,7 @@ async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> N
     await asyncio.to_thread(all_of_them)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.bool])
+@each_case("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.bool])
 async def test_torch_dtypes(plane: AsyncPlane, dtype: torch.dtype) -> None:
     draft = await plane.draft({"x": dense((3, 4), dtype), "y": ragged([2, 0, 1], (3,), dtype)})
     x = torch.arange(12).reshape(3, 4).to(dtype)
@@ -258,7 +259,7 @@ async def test_an_expired_lease(tmp_path: Path) -> None:
             assert (await plane.get(ref))["x"].to_list() == [1]
 
 
-@pytest.mark.parametrize("rows", [2**60, 2**62, 2**70])
+@each_case("rows", [2**60, 2**62, 2**70])
 async def test_more_than_can_be_asked_for_is_refused_as_more_than_the_budget(plane: AsyncPlane, rows: int) -> None:
     with pytest.raises(dp.LimitExceeded) as caught:
         await plane.draft({"x": dense((rows, 8), "int64")})

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import StandingNode, eventually
 
 ROW = {"ids": [[1, 2, 3]], "x": np.array([0.5])}
@@ -86,7 +87,7 @@ def test_one_that_is_interrupted_is_not_done(plane: dp.Plane) -> None:
     stream.append(ROW)  # the connection lives on
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("call", "error"),
     [
         (lambda plane, stream: stream.append(ROW, version=1.5), dp.Misuse),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dataplane.client.memory import HeldShard, Segment
+from tests.cases import each_case
 
 PAGE = mmap.PAGESIZE
 SIZE = 16 * PAGE
@@ -75,7 +76,7 @@ def test_a_right_that_was_not_granted(fd: int) -> None:
         segment.mapping(writable=True)
 
 
-@pytest.mark.parametrize(("offset", "size"), [(-1, 1), (0, SIZE + 1), (SIZE, 1), (1, -1)])
+@each_case(("offset", "size"), [(-1, 1), (0, SIZE + 1), (SIZE, 1), (1, -1)])
 def test_beyond_a_mapping(segment: Segment, offset: int, size: int) -> None:
     with pytest.raises(ValueError, match="of a mapping"):
         segment.mapping(writable=False).array(offset, size)
@@ -189,8 +190,8 @@ class TestHeldShard:
         del view
         assert gone() is None
 
-    @pytest.mark.parametrize("how", ["read", "private", "own"])
-    @pytest.mark.parametrize(("offset", "size"), [(-1, 1), (PAGE, 1), (0, PAGE + 1), (8, -8)])
+    @each_case("how", ["read", "private", "own"])
+    @each_case(("offset", "size"), [(-1, 1), (PAGE, 1), (0, PAGE + 1), (8, -8)])
     def test_beyond_the_shard(self, segment: Segment, how: str, offset: int, size: int) -> None:
         with pytest.raises(ValueError, match="of a shard"):
             getattr(HeldShard(segment, PAGE, PAGE, Pin()), how)(offset, size)

@@ -18,6 +18,7 @@ from dataplane.client.writer import _layout_of, _payload
 from dataplane.errors import Corrupt, Misuse, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.places import pack
+from tests.cases import each_case
 
 NODE = bytes(range(8))
 COLUMNS = {
@@ -48,7 +49,7 @@ def opened(span: Span | None, reply: m.Held) -> Batch:
     return Shown(reply).opened(span, segments, Pin)
 
 
-@pytest.mark.parametrize("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])
+@each_case("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])
 def test_a_span_reads_as_its_values(rows: slice) -> None:
     ref, layout, payload = stored(COLUMNS)
     batch = opened(span_of(ref[rows]), answer(layout, payload))
@@ -98,9 +99,7 @@ def test_rows_beyond_those_of_the_shard_are_refused() -> None:
         opened(span_of(lie), answer(layout, payload))
 
 
-@pytest.mark.parametrize(
-    "places", [b"", b"x" * 47, pack([7, -1, 0, 8, 0, 0, 8, -1, 0, 8, 0, 0]), pack([7, -1, 0, 8, 3, 0])]
-)
+@each_case("places", [b"", b"x" * 47, pack([7, -1, 0, 8, 0, 0, 8, -1, 0, 8, 0, 0]), pack([7, -1, 0, 8, 3, 0])])
 def test_an_answer_that_tells_of_no_single_shard_is_refused(places: bytes) -> None:
     _, layout, payload = stored(COLUMNS)
     with pytest.raises(ProtocolMismatch):

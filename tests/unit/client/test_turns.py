@@ -19,6 +19,7 @@ import pytest
 from dataplane.client import turns as module
 from dataplane.client.turns import Turns
 from dataplane.errors import Closed, Misuse
+from tests.cases import each_case
 from tests.processes import eventually
 
 
@@ -282,8 +283,8 @@ class Interrupting:
         return self._trace
 
 
-@pytest.mark.parametrize("over", [False, True], ids=["own turn", "handed over"])
-@pytest.mark.parametrize("soon", [False, True], ids=["call", "a little work"])
+@each_case("over", [False, True], ids=["own turn", "handed over"])
+@each_case("soon", [False, True], ids=["call", "a little work"])
 def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
     """Each interrupt is raised, once; no turn stays taken, and nothing is left that is waited for."""
     interrupted = 0

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import dataplane as dp
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.collective.overlaps import overlapping
+from tests.cases import each_case
 
 NODE = bytes(8)
 REF = BatchRef.of(NODE, 40, [("x", Field("dense", "int64"), 320, 1, 0), ("y", Field("text"), 400, 1, 1)])
 OTHER = BatchRef.of(NODE, 40, [("x", Field("dense", "int64"), 320, 2, 0), ("y", Field("text"), 400, 2, 1)])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("refs", "groups"),
     [
         ([REF], [[0]]),

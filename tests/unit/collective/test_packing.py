@@ -15,6 +15,7 @@ from dataplane.batch.views import _there
 from dataplane.collective.memory import Received
 from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
+from tests.cases import each_case
 
 ROWS = 23
 KINDS: dict[str, Any] = {
@@ -48,7 +49,7 @@ def check(batch: Batch) -> Header:
     return header
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_every_kind_arrives(kind: str) -> None:
     check(local_batch({kind: KINDS[kind]}))
 
@@ -57,8 +58,8 @@ def test_all_kinds_together_arrive_in_one_piece_where_they_are_small() -> None:
     assert len(check(local_batch(KINDS)).pieces) == 1
 
 
-@pytest.mark.parametrize("rows", [slice(3, 9), slice(4, 4), slice(20, 3, -2)], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("rows", [slice(3, 9), slice(4, 4), slice(20, 3, -2)], ids=str)
+@each_case("kind", KINDS)
 def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
     check(Batch({kind: local_batch({kind: KINDS[kind]})[kind][rows]}))
 
@@ -68,13 +69,13 @@ def repeated(kind: str, order: list[int]) -> Column:
     return Column.of(kind, whole.field, whole.reading.parts, np.array(order))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_rows_that_repeat_are_sent_once(kind: str) -> None:
     few, many = [9, 3, 4], [9, 3, 9, 4, 3, 9] * 50
     assert check(Batch({kind: repeated(kind, many)})).nbytes <= check(Batch({kind: repeated(kind, few)})).nbytes
 
 
-@pytest.mark.parametrize("kind", ["dense", "ragged", "text", "object"])
+@each_case("kind", ["dense", "ragged", "text", "object"])
 def test_rows_that_are_stored_once_are_sent_once(kind: str) -> None:
     values = list(KINDS[kind]) * 40
     stored = local_batch({kind: np.array(values) if kind == "dense" else values}, dedupe=[kind])
@@ -109,7 +110,7 @@ def test_tensors_of_what_was_received_are_its_memory() -> None:
     assert not batch["x"].numpy().flags.writeable
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         b"",

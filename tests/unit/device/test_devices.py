@@ -16,6 +16,7 @@ from dataplane.batch.local import local_batch
 from dataplane.device.memory import bytes_tensor, lent
 from dataplane.device.naming import device_of
 from dataplane.errors import Misuse, SchemaMismatch
+from tests.cases import each_case
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_tensor_of_one_call_is_where_that_call_says(batch: Batch) -> None:
     assert column.to("meta").torch(device="cpu").tolist() == column.to_list()
 
 
-@pytest.mark.parametrize("device", ["", "no such", 3.5, "cpu:x"], ids=repr)
+@each_case("device", ["", "no such", 3.5, "cpu:x"], ids=repr)
 def test_what_names_no_device_is_refused(batch: Batch, device: Any) -> None:
     with pytest.raises(Misuse, match="names no device"):
         batch.to(device)

@@ -12,6 +12,7 @@ import pytest
 from dataplane.client.turns import Turns
 from dataplane.device import ordering
 from dataplane.device.staging import Bytes, Staging
+from tests.cases import each_case
 
 SIZE = 64
 
@@ -47,8 +48,8 @@ def device() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("size", [0, 1, SIZE - 1, SIZE, SIZE + 1, 7 * SIZE + 3])
-@pytest.mark.parametrize("buffers", [1, 2, 4])
+@each_case("size", [0, 1, SIZE - 1, SIZE, SIZE + 1, 7 * SIZE + 3])
+@each_case("buffers", [1, 2, 4])
 def test_every_byte_gets_to_its_place(device: ThreadPoolExecutor, size: int, buffers: int) -> None:
     staging = Staging([Slow(device) for _ in range(buffers)])
     source = np.random.default_rng(size).integers(0, 255, size, np.uint8)

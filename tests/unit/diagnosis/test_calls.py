@@ -17,6 +17,7 @@ from dataplane.diagnosis import recorder as recording
 from dataplane.diagnosis.calls import Calls, Found, PlainCalls, current_frames, plain_current_frames
 from dataplane.diagnosis.recorder import Recorder
 from dataplane.waiting import PLACES
+from tests.cases import each_case
 
 KINDS: list[Any] = [PlainCalls]
 if module._calls is not None:
@@ -31,7 +32,7 @@ def unknown() -> int:
     return -1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., Calls]) -> None:
     calls = kind(unknown, nothing, nothing, 1 << 60)
     began = time.monotonic_ns() - 1000
@@ -47,7 +48,7 @@ def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., C
     assert calls.totals(5) == (0, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_gap_is_told_before_the_call_is_the_last(kind: Callable[..., Calls]) -> None:
     told: list[tuple[int, int]] = []
     calls = kind(unknown, nothing, lambda number, gap: told.append((number, gap)), 1000)
@@ -57,7 +58,7 @@ def test_a_gap_is_told_before_the_call_is_the_last(kind: Callable[..., Calls]) -
     assert told == [(3, 1001)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_number_that_the_context_has_is_taken(kind: Callable[..., Calls]) -> None:
     calls = kind(lambda: 9, nothing, nothing, 0)
     calls.active = True
@@ -66,7 +67,7 @@ def test_a_number_that_the_context_has_is_taken(kind: Callable[..., Calls]) -> N
     assert calls.place() == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_what_is_called_may_fail(kind: Callable[..., Calls]) -> None:
     def fails(*_: Any) -> Any:
         raise LookupError("no place")
@@ -81,7 +82,7 @@ def test_what_is_called_may_fail(kind: Callable[..., Calls]) -> None:
         calls.called("1", 1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_more_sites_than_are_kept_are_walked_to(kind: Callable[..., Calls]) -> None:
     walks = 0
 
@@ -204,7 +205,7 @@ def test_a_stack_that_is_less_deep_than_any_before_is_no_error() -> None:
     assert sys.exc_info() == (None, None, None)
 
 
-@pytest.mark.parametrize("ask", [current_frames, plain_current_frames])
+@each_case("ask", [current_frames, plain_current_frames])
 def test_to_ask_for_frames_leaves_it_as_it_was_whether_garbage_is_collected(ask: Callable[[], Any]) -> None:
     was = gc.isenabled()
     try:

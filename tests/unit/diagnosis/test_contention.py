@@ -12,6 +12,7 @@ from dataplane.diagnosis.contention import Host, hosts, hottest
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import Index, Node, Place, Run
 from dataplane.waiting import processor_s
+from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
 
@@ -127,7 +128,7 @@ def test_a_partition_that_is_not_waited_for_is_no_cause() -> None:
     assert diagnosed(job(0.05, rows=(200, 0))).causes[0].kind == "code"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "appends", "hot"),
     [((200, 0), 100, "n"), ((0, 200), 100, "other"), ((116, 84), 100, ""), ((62, 38), 5, ""), ((0, 0), 100, "")],
 )

@@ -11,6 +11,7 @@ from dataplane.diagnosis.diagnosis import compared, diagnosed
 from dataplane.diagnosis.graph import Process, Run
 from dataplane.diagnosis.text import as_text
 from dataplane.errors import Misuse
+from tests.cases import each_case
 from tests.unit.diagnosis.runs import appending, consuming, line, place, process, run, waited
 
 
@@ -74,7 +75,7 @@ def test_a_consumer_that_acks_late_is_named_by_the_line_that_it_dallies_at() -> 
     assert [link.kind for link in cause.chain] == ["rows", "max_rows"]
 
 
-@pytest.mark.parametrize(("host", "kind"), [("a", "straggler"), ("b", "host")])
+@each_case(("host", "kind"), [("a", "straggler"), ("b", "host")])
 def test_a_process_that_takes_longer_than_those_alike_is_told_from_its_host(host: str, kind: str) -> None:
     fast = [process(n, "roll_out", [appending(0.5, 0.02, 400)], [line(8, 9.5)]) for n in (2, 3, 4)]
     slow = [process(5, "roll_out", [appending(0.1, 0.3, 33)], [line(8, 9.9)], host=host)]

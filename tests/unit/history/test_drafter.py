@@ -8,6 +8,7 @@ import pytest
 import dataplane as dp
 from bench.history.responses import edited, text
 from dataplane.history.drafter import LEAST, LONGEST, Drafter, Learnt, Response, weights
+from tests.cases import each_case
 
 
 def response(*tokens: int, epoch: int = 0, reward: float | None = None) -> Response:
@@ -89,7 +90,7 @@ def test_history_that_does_not_rhyme_is_hardly_asked() -> None:
     assert drafter.statistics().proposed < 60  # of 300 tokens
 
 
-@pytest.mark.parametrize(("similarity", "acceptance", "tokens"), [(0.75, 0.6, 2.3), (0.95, 0.65, 7.0)])
+@each_case(("similarity", "acceptance", "tokens"), [(0.75, 0.6, 2.3), (0.95, 0.65, 7.0)])
 def test_similar_responses_are_drafted(similarity: float, acceptance: float, tokens: float) -> None:
     random = np.random.default_rng(1)
     root, learnt = text(random, 1500), Learnt()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dataplane.history.lengths import Past, predict
+from tests.cases import each_case
 
 
 def drawn(between: float, within: float, *, prompts: int = 300, samples: int = 8, epochs: int = 1, drift: float = 0.0):
@@ -31,7 +32,7 @@ def test_a_prompt_without_history_is_predicted_as_all_are() -> None:
     assert lengths.error[-1] > 2 * lengths.error[:-1].mean()
 
 
-@pytest.mark.parametrize(("between", "within"), [(0.1, 0.3), (0.4, 0.9), (0.7, 0.2)])
+@each_case(("between", "within"), [(0.1, 0.3), (0.4, 0.9), (0.7, 0.2)])
 def test_the_error_is_what_it_says(between: float, within: float) -> None:
     pasts, now = drawn(between, within)
     lengths = predict(pasts)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.history import matching
+from tests.cases import each_case
 
 texts = st.lists(st.integers(0, 3), max_size=90).map(lambda values: np.array(values, np.int32))
 native = pytest.mark.skipif(not matching.NATIVE, reason="the extension is not built: no C compiler was there")
@@ -25,7 +26,7 @@ def test_an_order_sorts_positions_by_what_is_before_them(tokens: np.ndarray) -> 
     assert found == matching.order_by_sorting(tokens).tolist()
 
 
-@pytest.mark.parametrize("tokens", [np.zeros(5000, np.int32), np.tile(np.arange(7, dtype=np.int32), 700)])
+@each_case("tokens", [np.zeros(5000, np.int32), np.tile(np.arange(7, dtype=np.int32), 700)])
 def test_repetition_costs_no_more(tokens: np.ndarray) -> None:
     assert matching.order(tokens).tolist() == matching.order_by_sorting(tokens).tolist()
 
@@ -55,7 +56,7 @@ if matching.NATIVE:
     MATCHERS.append(pytest.param(matching._suffix.Matcher, id="extension"))
 
 
-@pytest.mark.parametrize("make", MATCHERS)
+@each_case("make", MATCHERS)
 def test_what_is_no_response_is_refused(make: type) -> None:
     each = make()
     tokens = np.arange(4, dtype=np.int32)
@@ -70,8 +71,8 @@ def test_what_is_no_response_is_refused(make: type) -> None:
         each.add(tokens, tokens, 1.0)
 
 
-@pytest.mark.parametrize("make", MATCHERS)
-@pytest.mark.parametrize("order", [[-1, -5, 99, 1 << 30], [7, 7, 7, 7], [0, 0, 0, 0], [3, 2, 1, 0]])
+@each_case("make", MATCHERS)
+@each_case("order", [[-1, -5, 99, 1 << 30], [7, 7, 7, 7], [0, 0, 0, 0], [3, 2, 1, 0]])
 def test_a_false_order_reads_nothing_beyond(make: type, order: list[int]) -> None:
     each = make()
     each.add(np.array([1, 2, 3, 4], np.int32), np.array(order, np.int32), 1.0)

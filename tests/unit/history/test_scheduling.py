@@ -11,6 +11,7 @@ from dataplane.history.sampling import HistoPipe
 from dataplane.history.scheduling import BASE, plan
 from dataplane.history.timeline import Rollouts
 from dataplane.stream.sampler import Candidates, checked
+from tests.cases import each_case
 
 
 def steps(count: int, prompts: int = 64, samples: int = 4, error: float = 0.2):
@@ -55,7 +56,7 @@ def test_steps_turn_who_has_the_longest() -> None:
     assert one.workers[0][0] == two.workers[3][0]
 
 
-@pytest.mark.parametrize("arguments", [{"workers": 0}, {"workers": 1, "samples": 0}, {"workers": 2, "behind": [1.0]}])
+@each_case("arguments", [{"workers": 0}, {"workers": 1, "samples": 0}, {"workers": 2, "behind": [1.0]}])
 def test_what_is_no_schedule_is_refused(arguments: dict) -> None:
     with pytest.raises(dp.Misuse):
         plan(predict([]), **arguments)

@@ -8,6 +8,7 @@ import pytest
 import dataplane as dp
 from dataplane.history.drafter import Drafter, Response
 from dataplane.history.verifying import accepted, accepted_of_tree, choose
+from tests.cases import each_case
 
 VOCABULARY = 5
 
@@ -39,8 +40,8 @@ def made(length: int, seed: int, drafter: Drafter | None, temperature: float, *,
     return tokens[:length]
 
 
-@pytest.mark.parametrize("tree", [False, True])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@each_case("tree", [False, True])
+@each_case("temperature", [0.0, 1.0])
 def test_tokens_are_the_same_with_and_without_drafts(temperature: float, tree: bool) -> None:
     history: list[Response] = []
     for seed in range(6):

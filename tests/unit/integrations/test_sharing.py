@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dataplane.batch.columns import values_of
 from dataplane.integrations.sharing import FEW, LEAST, TENSOR, Known, keys_of
+from tests.cases import each_case
 from tests.processes import WAIT_S
 
 
@@ -104,7 +105,7 @@ def test_the_last_used_are_kept() -> None:
         assert there == {b"a": 0, b"c": 2}
 
 
-@pytest.mark.parametrize("keys", [(b"a",), (b"a", b"b", b"c")])
+@each_case("keys", [(b"a",), (b"a", b"b", b"c")])
 def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
     known: Known[int] = Known()
     put: list[bytes] = []

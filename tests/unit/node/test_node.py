@@ -16,6 +16,7 @@ import pytest
 import dataplane as dp
 from dataplane.config import NodeConfig
 from dataplane.node.node import Node, run
+from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually
 
 
@@ -98,7 +99,7 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@each_case("how", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_end(tmp_path: Path, how: signal.Signals) -> None:
     with StandingNode(tmp_path) as node:
         assert node.kill(how) == 0
@@ -163,7 +164,7 @@ async def test_it_hears_who_connects_as_soon_as_the_system_lets_it(
     assert caplog.text.count("nobody can be accepted now") == 2
 
 
-@pytest.mark.parametrize("fails", ["listen", "store"])
+@each_case("fails", ["listen", "store"])
 def test_a_node_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()

@@ -13,6 +13,7 @@ import pytest
 from dataplane.errors import LimitExceeded
 from dataplane.node.waits import Waits, footprint
 from dataplane.wire import messages as m
+from tests.cases import each_case
 
 REQUESTS: dict[str, Callable[[], Any]] = {
     "a payload": lambda: m.Put(1, bytes(1 << 20), b"", "", 1.0),
@@ -25,7 +26,7 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", REQUESTS)
+@each_case("what", REQUESTS)
 def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
     """As it is decoded: too little would let clients use more than they may, too much would refuse them for nothing."""
     body = msgspec.msgpack.encode(REQUESTS[what]())

@@ -12,6 +12,7 @@ import pytest
 
 from dataplane.observe import ring
 from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, WRITER, PlainWriter, Reader, Recorder
+from tests.cases import each_case
 
 
 def ring_of(count: int) -> Recorder:
@@ -21,7 +22,7 @@ def ring_of(count: int) -> Recorder:
     return recorder
 
 
-@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
 def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
     recorder = Recorder(writer=writer)
     reader = recorder.reader()
@@ -41,7 +42,7 @@ def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
     assert events["thread"].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
 def test_a_ring_that_was_closed_is_written_no_more(writer: type[PlainWriter]) -> None:
     recorder = Recorder(writer=writer)
     recorder.record(CODE["put"], 1)
@@ -67,7 +68,7 @@ def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
     assert memory == bytes(4096)
 
 
-@pytest.mark.parametrize("writer", list(dict.fromkeys([PlainWriter, WRITER])))
+@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
 def test_rings_of_one_thread_have_its_name_each(writer: type[PlainWriter]) -> None:
     both = Recorder(writer=writer), Recorder(writer=writer)
     for _ in range(3):

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.observe.top import frame
+from tests.cases import each_case
 from tests.unit.observe.figures import GIB, stats, stream, task
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_counted() -> None:
     assert lines[9] == f"... and {len(everything) - 9} lines more"
 
 
-@pytest.mark.parametrize("name", ["\x1b]0;x\x07", "a\nb", "名前" * 40, "e\u0301" * 90])
+@each_case("name", ["\x1b]0;x\x07", "a\nb", "名前" * 40, "e\u0301" * 90])
 def test_no_name_breaks_the_picture(name: str) -> None:
     figures = stats(streams={name: stream(task={name: task()})}, holders=({"holder": name, "bytes": 1, "how": "x"},))
     plain = drawn(replace(figures, streams={"x": stream(task={"x": task()})}), None, 0.0, width=60)

@@ -10,6 +10,7 @@ import pytest
 
 from dataplane import cli
 from dataplane.pipeline import Cost, Pipeline, Rows, Stage
+from tests.cases import each_case
 
 SHORT = ["--workers", "2", "--micro-batches", "2", "--seconds", "0.2"]
 
@@ -42,7 +43,7 @@ def test_stages_of_a_module_are_planned(capsys: pytest.CaptureFixture[str]) -> N
     assert sorted(i for part in found["parts"] for i in part) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "said"),
     [
         (["nobody"], "none of llama3_8b"),

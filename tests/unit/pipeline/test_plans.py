@@ -29,6 +29,7 @@ from dataplane.pipeline import (
 )
 from dataplane.pipeline.partition import balanced, even_out, lower_bound
 from dataplane.pipeline.search import lower_bound as stages_bound
+from tests.cases import each_case
 
 
 def model_of(seconds: list[float], **more: float) -> Model:
@@ -42,7 +43,7 @@ EVEN = model_of([1e-3] * 32)
 class TestKnownSchedules:
     """The bubbles that their papers say, for layers that are all alike."""
 
-    @pytest.mark.parametrize("chunks", [1, 2, 4])
+    @each_case("chunks", [1, 2, 4])
     def test_the_bubbles_of_1f1b_shrink_with_chunks(self, chunks: int) -> None:
         workers, count = 4, 16
         predicted = interleaved(EVEN, Cluster.uniform(workers), count, chunks).predict(EVEN)
@@ -165,7 +166,7 @@ class TestModels:
         plans = [plan_model(model, Cluster.uniform(3), 6, seconds=30.0) for _ in range(2)]
         assert plans[0].orders == plans[1].orders
 
-    @pytest.mark.parametrize("name", list(profiles.SIZES))
+    @each_case("name", list(profiles.SIZES))
     def test_a_published_model_has_the_parameters_that_it_is_named_for(self, name: str) -> None:
         """Of state, 18 bytes a parameter; experts are shared, so that models of experts have less here."""
         billions = float(profiles.model(name).sums[-1, 5]) / 18e9
@@ -235,7 +236,7 @@ class TestStages:
         six = plan(pipeline, ROWS, Cluster((Host(6, cores=2),)), seconds=0.2).predict(pipeline, ROWS).step_s
         assert six == pytest.approx(two, rel=0.1)
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("stages", "reason"),
         [
             ([], "has stages"),

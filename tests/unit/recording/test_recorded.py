@@ -21,6 +21,7 @@ from dataplane.batch.columns import plan
 from dataplane.batch.local import local_batch, materialise
 from dataplane.errors import Corrupt
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
+from tests.cases import each_case
 from tests.unit.batch.exact import same
 
 DTYPES = ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8", ">c8"]
@@ -186,7 +187,7 @@ def test_images_come_back_and_are_stored_once(tmp_path: Path) -> None:
     assert pq.read_table(media)["data"].to_pylist() == [file.getvalue()]
 
 
-@pytest.mark.parametrize("seeded", [True, False])  # not: as recordings were begun that had other hashes
+@each_case("seeded", [True, False])  # not: as recordings were begun that had other hashes
 def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> None:
     data = np.random.default_rng(0).bytes(1 << 18)
     if not seeded:

@@ -13,6 +13,7 @@ import pytest
 from dataplane.batch.local import local_batch
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from dataplane.recording import Manifest, Reader, RowNames, Writer
+from tests.cases import each_case
 
 BATCHES, ROWS = 4, 3
 
@@ -57,7 +58,7 @@ def rows(path: Path) -> list[str]:
 EXPECTED = [key for batch in range(BATCHES) for key in names(batch).keys]
 
 
-@pytest.mark.parametrize("call", ["replace", "fsync", "unlink", "open"])
+@each_case("call", ["replace", "fsync", "unlink", "open"])
 def test_a_writer_that_is_killed_anywhere_leaves_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

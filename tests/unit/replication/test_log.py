@@ -10,6 +10,7 @@ from dataplane.errors import Corrupt
 from dataplane.replication.log import Log
 from dataplane.replication.messages import Entry, Snapshot
 from dataplane.replication.storage import MemoryStorage, Stored
+from tests.cases import each_case
 
 
 def entries(*epochs: int) -> tuple[Entry, ...]:
@@ -83,7 +84,7 @@ def test_only_what_is_stored_is_persisted() -> None:
     assert [ticket for ticket, _ in log.changes] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 def test_storage_makes_the_same_log(seed: int) -> None:
     rng = Random(seed)
     log, storage = Log(Stored(), durable=True), MemoryStorage(("a", 1))

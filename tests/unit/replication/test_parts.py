@@ -24,6 +24,7 @@ from dataplane.replication.messages import (
 )
 from dataplane.replication.recruitment import choose
 from dataplane.replication.settings import Settings
+from tests.cases import each_case
 
 A, B, C, D = ("a", 1), ("b", 1), ("c", 1), ("d", 1)
 
@@ -41,7 +42,7 @@ def test_each_change_is_an_epoch() -> None:
         c.decode(b"\x93\x01")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [
         {"grace_s": 3.0},
@@ -111,7 +112,7 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     assert len({choose(f"p{i}", now, candidates, 2) for i in range(50)}) == 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     "message",
     [
         Append(c.Configuration(2, A, (B,)), 1.5, 3, 1, (Entry(2, b"x"), Entry(2, b"")), 3),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, LimitExceeded
 from dataplane.store.budget import Budget, Holders
+from tests.cases import each_case
 
 LONG = 20.0
 
@@ -189,7 +190,7 @@ async def test_a_wait_that_is_cancelled_just_before_bytes_are_freed_gets_none() 
     assert budget.statistics().waiting == 0
 
 
-@pytest.mark.parametrize("restore", [False, True])
+@each_case("restore", [False, True])
 async def test_more_than_there_ever_is_is_refused_at_once(restore: bool) -> None:
     budget = Budget(100)
     with pytest.raises(LimitExceeded) as caught:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dataplane.store.claim import Claim
+from tests.cases import each_case
 
 STRANGER = 12345  # a user of whom there is nothing here
 
@@ -220,7 +221,7 @@ def test_a_directory_that_was_moved_away_and_replaced_is_not_removed_in_its_stea
     assert (claim.path / "theirs").exists()
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(0o777, True), (0o1777, False), (0o755, False)])
+@each_case(("mode", "warned"), [(0o777, True), (0o1777, False), (0o755, False)])
 def test_a_parent_where_everybody_may_remove_everything_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:

@@ -13,6 +13,7 @@ from dataplane.errors import Corrupt
 from dataplane.store.durable import directory
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.errors import DirectoryUnusable
+from tests.cases import each_case
 
 HOLD = "import sys; from pathlib import Path; from dataplane.store.durable.directory import DataDirectory; \
 d = DataDirectory(Path(sys.argv[1])); print(d.identity.node.hex(), flush=True); sys.stdin.read()"
@@ -86,7 +87,7 @@ def _another_cluster(path: Path) -> None:
     DataDirectory(path, "prod").close()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "reason"),
     [
         (_another_program, "another program's"),

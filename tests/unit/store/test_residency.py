@@ -15,6 +15,7 @@ from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.store import Pinned, Store
+from tests.cases import each_case
 from tests.processes import WAIT_S
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -173,7 +174,7 @@ async def test_reading_a_set_again_and_again_restores_the_least_it_can(tmp_path:
         assert 16 <= restored <= 20, "least-recently-used would bring back all 80"
 
 
-@pytest.mark.parametrize(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
+@each_case(("low", "files"), [(0.5, 17), (0.125, 41)])  # at once, and in more than one go
 async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
     tmp_path: Path, low: float, files: int
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena
 from dataplane.store.segment import Segment
+from tests.cases import each_case
 from tests.processes import WAIT_S
 
 SIZE = 64 * PAGE
@@ -59,8 +60,8 @@ def outcome(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("size", [0, PAGE, 2 * SIZE])
-@pytest.mark.parametrize("which", ["fd", "readonly_fd"])
+@each_case("size", [0, PAGE, 2 * SIZE])
+@each_case("which", ["fd", "readonly_fd"])
 def test_nobody_changes_its_size(segment: Segment, which: str, size: int) -> None:
     """Not its writer either: to cut pages away ends all who map them with SIGBUS."""
     with pytest.raises(OSError, match=r"not permitted|Invalid argument"):

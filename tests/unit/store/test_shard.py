@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dataplane.batch.rows import Rows
 from dataplane.store.shard import Shard
+from tests.cases import each_case
 
 
 def a_shard(rows: int, columns: int) -> Shard:
@@ -46,7 +47,7 @@ def test_all_of_it_counts_at_first() -> None:
     assert a_shard(3, 2).live_bits() == b""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("columns", "rows"),
     [([2], Rows.range(0, 1)), ([-1], Rows.range(0, 1)), ([0], Rows.range(0, 4)), ([1], Rows.index([0, 3]))],
 )

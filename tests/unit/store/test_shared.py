@@ -10,6 +10,7 @@ import pytest
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena, Extent
 from dataplane.store.shared import SharedPages
+from tests.cases import each_case
 
 OWN = "node"
 
@@ -104,7 +105,7 @@ def test_nothing_goes_into_a_segment_that_was_retired() -> None:
     arena.close()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each_case("seed", range(5))
 def test_places_never_overlap_and_all_comes_back(seed: int) -> None:
     chance = random.Random(seed)
     arena, shared = made(512)

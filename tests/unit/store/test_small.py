@@ -18,6 +18,7 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Backpressure, Corrupt, LimitExceeded
 from dataplane.store.shared import MOST
 from dataplane.store.store import Pinned, Store
+from tests.cases import each_case
 from tests.processes import WAIT_S
 
 MIB = 1 << 20
@@ -80,7 +81,7 @@ async def test_rows_take_the_pages_that_their_bytes_fill(tmp_path: Path) -> None
         assert (store.statistics().put, store.statistics().freed) == (100 * 1024, 100 * 1024)
 
 
-@pytest.mark.parametrize(("nbytes", "held"), [(MOST, MOST), (MOST + 1, MOST + PAGE)])
+@each_case(("nbytes", "held"), [(MOST, MOST), (MOST + 1, MOST + PAGE)])
 async def test_larger_shards_have_pages_of_their_own(tmp_path: Path, nbytes: int, held: int) -> None:
     async with running(tmp_path) as store:
         await put(store, bytes(100))
@@ -135,7 +136,7 @@ async def test_what_is_false_takes_no_page(tmp_path: Path) -> None:
         assert (used(store), store.statistics().shards) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_case("seed", range(4))
 async def test_whatever_comes_and_goes_each_row_is_what_was_put(tmp_path: Path, seed: int) -> None:
     """Of several sizes, in a memory that is too small, pinned by two readers."""
     chance = random.Random(seed)

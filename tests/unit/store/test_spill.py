@@ -23,6 +23,7 @@ from dataplane.node.shards.reading import _check, _Damaged
 from dataplane.store import spill
 from dataplane.store.spill import Disk
 from dataplane.store.spillfile import CHUNK, SpillFile
+from tests.cases import each_case
 
 MIB = 1 << 20
 
@@ -114,9 +115,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
 SIZES = [PAGE, 3 * PAGE, CHUNK - PAGE, CHUNK, CHUNK + PAGE, 3 * CHUNK]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("make", [random_bytes, compressible])
-@pytest.mark.parametrize("compression", ["never", "always", "auto"])
+@each_case("size", SIZES)
+@each_case("make", [random_bytes, compressible])
+@each_case("compression", ["never", "always", "auto"])
 async def test_what_was_written_is_read(
     tmp_path: Path, size: int, make: Callable[[int], memoryview], compression: str
 ) -> None:
@@ -198,7 +199,7 @@ REGIONS = {
 }
 
 
-@pytest.mark.parametrize("region", REGIONS)
+@each_case("region", REGIONS)
 async def test_a_flipped_bit_is_corrupt_wherever_it_is(disk: Disk, region: str) -> None:
     data = random_bytes(EXTENT)
     file = await disk.write(3, data, nothing)
@@ -251,7 +252,7 @@ def test_any_flipped_bit_is_corrupt(tmp_path: Path, offset: int, bit: int) -> No
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("left", [0, 1, PAGE, EXTENT, EXTENT + 40, EXTENT + PAGE - 1])
+@each_case("left", [0, 1, PAGE, EXTENT, EXTENT + 40, EXTENT + PAGE - 1])
 async def test_a_file_cut_short_is_corrupt(disk: Disk, left: int) -> None:
     file = await disk.write(1, random_bytes(EXTENT), nothing)
     os.truncate(file.path, left)
@@ -320,7 +321,7 @@ async def test_entries_of_a_record_that_change_places_are_corrupt(disk: Disk) ->
     assert not await sent(disk, file, extent)
 
 
-@pytest.mark.parametrize("what", ["a chunk", "the record", "all but the record", "all"])
+@each_case("what", ["a chunk", "the record", "all but the record", "all"])
 async def test_parts_of_another_file_are_corrupt(disk: Disk, what: str) -> None:
     extent = 2 * CHUNK
     mine, other = [await disk.write(shard, random_bytes(extent, shard), nothing) for shard in (1, 2)]
@@ -436,8 +437,8 @@ async def test_a_full_disk_is_named_and_nothing_is_left(small: Path) -> None:
         disk.close()
 
 
-@pytest.mark.parametrize("size", [2 * MIB, 2 * CHUNK + PAGE])
-@pytest.mark.parametrize("compression", ["never", "always"])
+@each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
+@each_case("compression", ["never", "always"])
 async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, size: int, compression: str) -> None:
     """As a full disk: the write fails part of the way, here at a limit of the process."""
     disk = Disk(tmp_path, 64 * MIB, compression=compression)
@@ -603,7 +604,7 @@ async def test_speeds_are_measured_on_whole_chunks_only(tmp_path: Path) -> None:
         disk.close()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("write_rate", "make", "packs"),
     [
         (0.0, compressible, False),  # nobody knows how fast it is

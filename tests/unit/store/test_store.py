@@ -27,6 +27,7 @@ from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import Extent
 from dataplane.store.store import Store
+from tests.cases import each_case
 from tests.processes import WAIT_S
 
 MIB = 1 << 20
@@ -436,7 +437,7 @@ async def test_a_silent_clients_memory_goes_to_others_at_once_but_its_addresses_
         assert store.statistics().reserved == MIB
 
 
-@pytest.mark.parametrize("how", ["aborts", "goes"])
+@each_case("how", ["aborts", "goes"])
 async def test_revoked_addresses_are_given_out_again_when_the_client_aborts_and_not_when_it_goes(
     tmp_path: Path, how: str
 ) -> None:
@@ -504,7 +505,7 @@ def nonsense() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("what", nonsense())
+@each_case("what", nonsense())
 async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path: Path, what: str) -> None:
     async with running(tmp_path) as store:
         (good, bad) = await store.reserve("a", [PAGE, PAGE], soon())
@@ -544,7 +545,7 @@ async def test_nobody_seals_or_aborts_what_is_anothers(tmp_path: Path) -> None:
         assert store.pin_now("b", [mine.shard])
 
 
-@pytest.mark.parametrize("sizes", [[], [-1], [PAGE, -PAGE]])
+@each_case("sizes", [[], [-1], [PAGE, -PAGE]])
 async def test_a_reservation_of_nothing_or_less_is_no_request(tmp_path: Path, sizes: list[int]) -> None:
     async with running(tmp_path) as store:
         with refused(store, ProtocolMismatch):

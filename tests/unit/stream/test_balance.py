@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 
 from dataplane.errors import Misuse
 from dataplane.stream.balance import balanced
+from tests.cases import each_case
 
 Index = npt.NDArray[np.int64]
 
@@ -89,8 +90,8 @@ def test_no_exchange_of_two_rows_would_make_the_largest_smaller(numbers: list[in
             assert (np.maximum(sums[heavy] - less, sums[light] + less) >= sums[heavy]).all()
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("equal", [True, False])
+@each_case("seed", range(8))
+@each_case("equal", [True, False])
 def test_a_step_of_long_responses_is_even(seed: int, equal: bool) -> None:
     lengths = drawn(CODE_14B, seed)
     mean = lengths.sum() / 64
@@ -98,7 +99,7 @@ def test_a_step_of_long_responses_is_even(seed: int, equal: bool) -> None:
     assert largest(lengths, balanced(lengths, 64, equal=equal)) <= 1.005 * mean
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_case("seed", range(8))
 def test_a_step_with_a_long_tail_is_near_what_its_longest_row_allows(seed: int) -> None:
     lengths = drawn(MATH_32B, seed)
     ascending = np.sort(lengths)
@@ -106,7 +107,7 @@ def test_a_step_with_a_long_tail_is_near_what_its_longest_row_allows(seed: int) 
     assert largest(lengths, balanced(lengths, 64)) <= 1.05 * bound
 
 
-@pytest.mark.parametrize("equal", [True, False])
+@each_case("equal", [True, False])
 def test_a_step_is_split_soon(equal: bool) -> None:
     lengths = drawn(MATH_32B, 0)
     took = []
@@ -124,18 +125,18 @@ def test_many_rows_over_few_shards() -> None:
     assert largest(lengths, split) <= 1.0001 * lengths.sum() / 7
 
 
-@pytest.mark.parametrize("equal", [True, False])
+@each_case("equal", [True, False])
 def test_no_rows(equal: bool) -> None:
     assert [rows.tolist() for rows in balanced(np.empty(0, np.int64), 3, equal=equal)] == [[], [], []]
 
 
-@pytest.mark.parametrize("equal", [True, False])
+@each_case("equal", [True, False])
 def test_fewer_rows_than_shards(equal: bool) -> None:
     split = balanced(np.array([5, 7]), 4, equal=equal)
     assert sorted(rows.tolist() for rows in split) == [[], [], [0], [1]]
 
 
-@pytest.mark.parametrize("equal", [True, False])
+@each_case("equal", [True, False])
 def test_rows_of_one_length(equal: bool) -> None:
     split = balanced(np.full(24, 6), 8, equal=equal)
     assert [len(rows) for rows in split] == [3] * 8
@@ -164,7 +165,7 @@ def test_one_shard_has_all() -> None:
     assert rows.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("lengths", "shards", "message"),
     [
         (np.array([1, -2]), 2, "row 1 has the length -2"),

@@ -24,6 +24,7 @@ from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, Choice, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, Settings
+from tests.cases import each_case
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 
@@ -174,7 +175,7 @@ class TestAdmission:
             stream.ask(1, nbytes=65)
         assert stream.figures()["waiting"] == 0
 
-    @pytest.mark.parametrize("limits", [{"max_rows": 4}, {"max_bytes": 32}])
+    @each_case("limits", [{"max_rows": 4}, {"max_bytes": 32}])
     def test_who_waits_is_let_in_in_turn_when_rows_are_gone(self, limits: dict[str, int]) -> None:
         stream = Stream(**limits)
         stream.append(4)
@@ -331,8 +332,8 @@ class TestDelivery:
             with pytest.raises(LeaseExpired):
                 stream.ack(late)
 
-    @pytest.mark.parametrize("how", ["nack", "time", "leave"])
-    @pytest.mark.parametrize("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
+    @each_case("how", ["nack", "time", "leave"])
+    @each_case("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
     def test_who_has_lost_rows_can_not_extend_them_whatever_became_of_them(self, how: str, then: str) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
@@ -437,7 +438,7 @@ class TestDelivery:
         later = stream.take([0], who=Who("e", "m", 2, 3))
         assert later.grant is first.grant, "whatever it would have chosen"
 
-    @pytest.mark.parametrize("how", ["consume", "take"])
+    @each_case("how", ["consume", "take"])
     def test_replicas_that_ask_for_other_columns_are_refused(self, how: str) -> None:
         stream = Stream()
         stream.append(2, columns=["x", "y"])
@@ -514,7 +515,7 @@ class Bad:
 
 
 class TestSamplers:
-    @pytest.mark.parametrize("answer", [ValueError("mine"), [2], [-1], [0, 0], [0, 1, 0], "x", None])
+    @each_case("answer", [ValueError("mine"), [2], [-1], [0, 0], [0, 1, 0], "x", None])
     def test_one_that_fails_is_the_end_of_its_demand_alone(self, answer: Any) -> None:
         stream = Stream()
         bad, good = stream.consume(2, sampler=Bad(answer)), stream.consume(2)
@@ -566,7 +567,7 @@ class TestSamplers:
         stream.append(10, version=1)
         assert stream.consume(5, sampler=Freshest(5)).rows == list(range(16 * PAGE, 16 * PAGE + 5))
 
-    @pytest.mark.parametrize("built_in", [True, False])
+    @each_case("built_in", [True, False])
     def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:
         class Measures(Bad):
             needs = ("x",)
@@ -628,7 +629,7 @@ class TestGroups:
         assert stream.consume(2, "reward", sampler=CompleteGroups(2)).rows == [1]
         assert stream.consume(2, "actor", sampler=CompleteGroups(2)).rows == [0, 1]
 
-    @pytest.mark.parametrize(
+    @each_case(
         "sampler",
         [CompleteGroups(4), TokenBalanced("x", 2, within=CompleteGroups(4)), Bad(Choice(np.arange(7), full=True))],
     )
@@ -647,7 +648,7 @@ class TestGroups:
         stream.append(1, groups=["h"])
         assert waiting.rows == [0, 1, 2, 3]
 
-    @pytest.mark.parametrize("acked", ["before they come", "after they came"])
+    @each_case("acked", ["before they come", "after they came"])
     def test_a_name_that_is_used_again_is_a_group_of_its_own(self, acked: str) -> None:
         stream = Stream("actor", "reward")  # who keeps the first rows in the stream
         stream.append(2, groups=["g", "g"])
@@ -659,7 +660,7 @@ class TestGroups:
             stream.ack(first)
         assert stream.consume(2, sampler=CompleteGroups(2)).rows == [2, 3]
 
-    @pytest.mark.parametrize("dropped", ["before the ack", "after the ack"])
+    @each_case("dropped", ["before the ack", "after the ack"])
     def test_rows_dropped_of_a_group_that_a_task_is_done_with_do_not_count_for_one_of_the_same_name(
         self, dropped: str
     ) -> None:
@@ -738,7 +739,7 @@ class TestGroups:
 
 
 class TestExtending:
-    @pytest.mark.parametrize("how", ["leave", "nack", "expiry"])
+    @each_case("how", ["leave", "nack", "expiry"])
     def test_who_holds_rows_next_brings_again_what_came_between_a_delivery_and_its_loss(self, how: str) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
@@ -789,7 +790,7 @@ class TestExtending:
                 stream.extend([0], "y", by=by)
         assert stream.shards_of([0, 1], "y") == {brought}
 
-    @pytest.mark.parametrize("task", ["t0", "t63"])
+    @each_case("task", ["t0", "t63"])
     def test_what_was_brought_under_no_delivery_is_not_brought_again(self, task: str) -> None:
         stream = Stream(*(f"t{i}" for i in range(MAX_TASKS)))
         stream.append(1)
@@ -797,7 +798,7 @@ class TestExtending:
         with pytest.raises(Misuse, match="already"):
             stream.extend([0], "y", by=stream.consume(task=task))
 
-    @pytest.mark.parametrize("now_held", [False, True])
+    @each_case("now_held", [False, True])
     def test_a_holder_that_was_superseded_brings_nothing(self, now_held: bool) -> None:
         stream = Stream("reward", "actor")
         stream.append(1)
@@ -851,7 +852,7 @@ class TestExtending:
         brought = stream.extend([0], "y", by=again)
         assert stream.shards_of([0], "y") == {brought}
 
-    @pytest.mark.parametrize("how", ["ack", "nack", "expiry", "leave"])
+    @each_case("how", ["ack", "nack", "expiry", "leave"])
     def test_what_is_replaced_stays_as_long_as_somebody_holds_the_rows(self, how: str) -> None:
         stream = Stream("reward", "actor")
         stream.append(1)
@@ -880,7 +881,7 @@ class TestExtending:
         stream.home.drop()
         assert sorted(stream.released) == [1, 2, 3]
 
-    @pytest.mark.parametrize("last", ["replaced too", "gone"])
+    @each_case("last", ["replaced too", "gone"])
     def test_what_a_holder_reads_stays_also_where_rows_that_he_does_not_hold_needed_it_last(self, last: str) -> None:
         stream = Stream("actor", "reward")
         stream.append(2)
@@ -906,7 +907,7 @@ class TestDropping:
         stream.ack(held)
         assert (stream.figures()["rows"], stream.released) == (0, [1])
 
-    @pytest.mark.parametrize("how", ["ack", "nack", "expiry"])
+    @each_case("how", ["ack", "nack", "expiry"])
     def test_a_row_dropped_while_held_is_done_for_the_other_tasks_too(self, how: str) -> None:
         stream = Stream("reward", "actor")
         stream.append(1)

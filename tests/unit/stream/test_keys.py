@@ -7,6 +7,7 @@ import pytest
 
 from dataplane.errors import Misuse
 from dataplane.stream.keys import Keys
+from tests.cases import each_case
 
 
 def named(*keys: str, first: int = 0) -> Keys:
@@ -21,13 +22,13 @@ def test_rows_without_a_key_are_called_by_number() -> None:
     assert keys.numbers(["~m.3", "b"]).tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
+@each_case("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
 def test_what_is_no_key_is_refused(key: str) -> None:
     with pytest.raises(Misuse, match="there is no row"):
         named("a", first=5).numbers([key])
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("keys", "said"),
     [
         (["b", "b"], "'b' is given twice"),

@@ -8,6 +8,7 @@ import pytest
 from dataplane.errors import LeaseExpired, Misuse
 from dataplane.stream import lease
 from dataplane.stream.lease import Grant, Leases, Who
+from tests.cases import each_case
 
 
 def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> Grant:
@@ -187,9 +188,7 @@ def test_who_asks_is_checked() -> None:
         Who("p", "m", 2, 2)
 
 
-@pytest.mark.parametrize(
-    "who", [("", 0, 0), ("m", -1, 0), ("m", 2, 2), ("m", 1 << 40, 0), ("m", 0, -1)], ids=lambda who: str(who)
-)
+@each_case("who", [("", 0, 0), ("m", -1, 0), ("m", 2, 2), ("m", 1 << 40, 0), ("m", 0, -1)], ids=lambda who: str(who))
 def test_replicas_that_can_not_be(who: tuple[str, int, int]) -> None:
     with pytest.raises(Misuse):
         Who("c", *who)

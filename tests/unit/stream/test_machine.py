@@ -30,6 +30,7 @@ from dataplane.stream.machine import StreamMachine
 from dataplane.stream.quota import Loan
 from dataplane.stream.sampler import CompleteGroups, Fifo, Freshest
 from dataplane.stream.settings import Settings
+from tests.cases import each_case
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 SETTINGS = Settings(("train", "score"), max_deliveries=2)
@@ -609,7 +610,7 @@ def test_rows_are_never_taken_for_older_than_they_are(part: Partition) -> None:
     assert part.leader.home.books.progress.tally(0)["expired"] == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     "broken",
     [
         lambda state: b"x",
@@ -714,7 +715,7 @@ def steps(part: Partition, rng: Random) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", range(2))
+@each_case("seed", range(2))
 def test_replicas_have_one_state_whatever_happens(seed: int) -> None:
     part, rng = Partition(), Random(seed)
     happening = steps(part, rng)

@@ -27,6 +27,7 @@ from dataplane.stream.sampler import (
     Weighted,
     checked,
 )
+from tests.cases import each_case
 
 
 def ready(
@@ -74,14 +75,14 @@ SAMPLERS: list[BuiltIn] = [
 ]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@each_case("sampler", SAMPLERS, ids=repr)
 def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
     again: BuiltIn = msgspec.msgpack.decode(msgspec.msgpack.encode(sampler), type=BuiltIn)
     assert again == sampler
     assert type(again) is type(sampler)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@each_case("sampler", SAMPLERS, ids=repr)
 def test_of_no_rows_none_are_chosen(sampler: BuiltIn) -> None:
     assert chosen(sampler, ready([], tags={"domain": []}), 8) == ([], [])
 
@@ -146,7 +147,7 @@ class TestCompleteGroups:
         assert chosen(CompleteGroups(2), ready([1, 1, 1], rows={1: 4}), 4) == ([], [])
         assert chosen(CompleteGroups(2), ready([1, 1, 1, 1]), 4) == ([0, 1, 2, 3], [])
 
-    @pytest.mark.parametrize("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
+    @each_case("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
     def test_a_group_larger_than_what_was_asked_for_is_refused(self, group: list[int]) -> None:
         with pytest.raises(Misuse, match="a group of 3 rows is delivered whole: ask for 3 rows or more, not 2"):
             CompleteGroups(2).choose(ready(group), 2)
@@ -178,7 +179,7 @@ class TestCompleteGroups:
         candidates = ready([1, 1, 2], rows={1: 3}, age_s=[9.0] * 3, whole=False)
         assert chosen(CompleteGroups(3, timeout=5.0), candidates, 3) == ([], [2])
 
-    @pytest.mark.parametrize("far", [0, 1 << 40, (1 << 63) - 3])
+    @each_case("far", [0, 1 << 40, (1 << 63) - 3])
     def test_groups_of_any_number(self, far: int) -> None:
         candidates = ready([far + 2, -far, far, far + 2, far, -far - 1, -far, -far - 1])
         rows = [0, 3, 1, 6, 2, 4, 5, 7] if far else [0, 3, 1, 2, 4, 6, 5, 7]
@@ -288,7 +289,7 @@ class TestWeighted:
             1,
         }
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("tags", "value"),
         [
             (np.array([3, 4]), 4),
@@ -360,7 +361,7 @@ class TestTokenBalanced:
         assert (Fifo().needs, Fifo().tags_read) == ((), ())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("build", "message"),
     [
         (lambda: CompleteGroups(0), "size is a whole number, 1 or more, not 0"),
@@ -388,7 +389,7 @@ def test_arguments_that_make_no_sense(build: Any, message: str) -> None:
         build()
 
 
-@pytest.mark.parametrize(
+@each_case(
     "build",
     [
         lambda: TokenBalanced("\ud800", 2),
@@ -405,9 +406,7 @@ def test_arguments_that_no_message_holds(build: Any) -> None:
 
 
 class TestChecked:
-    @pytest.mark.parametrize(
-        "answer", [[2, 0], (2, 0), np.array([2, 0], np.uint8), Choice(np.array([2, 0])), Choice([2, 0])]
-    )
+    @each_case("answer", [[2, 0], (2, 0), np.array([2, 0], np.uint8), Choice(np.array([2, 0])), Choice([2, 0])])
     def test_what_is_a_choice(self, answer: Any) -> None:
         choice = checked(answer, ready([0, 1, 2]), 2)
         assert choice.rows.tolist() == [2, 0]
@@ -418,11 +417,11 @@ class TestChecked:
         for full in (True, False):
             assert checked(Choice([0], [1], full=full), ready([0, 1]), 2).full == full
 
-    @pytest.mark.parametrize("answer", [[], np.empty(0), Choice(np.empty(0, np.int64), np.array([1, 0, 2]))])
+    @each_case("answer", [[], np.empty(0), Choice(np.empty(0, np.int64), np.array([1, 0, 2]))])
     def test_nothing_is_a_choice(self, answer: Any) -> None:
         assert len(checked(answer, ready([0, 1, 2]), 1).rows) == 0
 
-    @pytest.mark.parametrize(
+    @each_case(
         ("answer", "message"),
         [
             ([0, 1, 2], "chose 3 rows where at most 2 were wanted"),

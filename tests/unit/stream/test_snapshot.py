@@ -27,6 +27,7 @@ from dataplane.stream.progress import LEASED
 from dataplane.stream.sampler import CompleteGroups, Fifo, TokenBalanced
 from dataplane.stream.settings import Settings
 from dataplane.stream.snapshot import Snapshot, begin, finish, put_back, put_columns
+from tests.cases import each_case
 
 TASKS = ("reward", "actor")
 NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
@@ -206,7 +207,7 @@ def filled() -> Stream:
     return stream
 
 
-@pytest.mark.parametrize("size", [PAGE, 1000, 61])
+@each_case("size", [PAGE, 1000, 61])
 def test_all_that_is_known_is_there_again(size: int) -> None:
     stream = filled()
     again = restored(stream, size)
@@ -257,7 +258,7 @@ def test_leased_rows_are_pending_and_that_was_no_try() -> None:
     assert again.home.books.dead_letters() == ["actor"]
 
 
-@pytest.mark.parametrize("size", [PAGE, 1])
+@each_case("size", [PAGE, 1])
 def test_the_very_same_append_is_recognised(size: int) -> None:
     stream = Stream()
     stream.append(2)
@@ -478,7 +479,7 @@ def of_three(**other: Any) -> tuple[Head, Block]:
     return snapshot.head, msgspec.structs.replace(snapshot.block(0, PAGE), **other)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "other",
     [
         {"rows": int64s(2, 1, 0)},
@@ -539,7 +540,7 @@ def test_blocks_that_do_not_follow_each_other() -> None:
     assert home.books.rows.count == 200
 
 
-@pytest.mark.parametrize(
+@each_case(
     "other",
     [
         {"following": -1},
@@ -561,7 +562,7 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
         empty(msgspec.structs.replace(head, **other))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rows", "task", "count"),
     [
         ([0, 1, 3], 0, 3),  # of which one is not there

@@ -17,6 +17,7 @@ from dataplane.errors import LeaseExpired, Misuse, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.pieces import Piece, stale_version
 from dataplane.stream.settings import Settings
+from tests.cases import each_case
 from tests.unit.stream.test_machine import INT, INTS, Partition, at
 
 SPANS = Field("ragged", "int64", (None, 3))
@@ -213,7 +214,7 @@ def test_a_lease_outlives_a_failover_and_ends_by_time() -> None:
     assert rows.part.leader.clients()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("share", "version"), [(0.0, 1), (0.09, 1), (0.1, 2), (0.5, 2), (0.6, 3), (0.99, 3)], ids=lambda value: str(value)
 )
 def test_the_stale_share(share: float, version: int) -> None:

@@ -17,6 +17,7 @@ from dataplane.replication.sessions import WINDOW
 from dataplane.table import requests as r
 from dataplane.table.freeing import decode
 from dataplane.table.machine import NOTHING, TableMachine
+from tests.cases import each_case
 
 INT = Field("dense", "int64", ())
 ME, OTHER = b"node-one", b"node-two"
@@ -145,7 +146,7 @@ def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> Non
     assert "new" in asked.look().keys
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("request_", "error", "match"),
     [
         (r.Write(keys=["a", "a"]), Misuse, "given twice"),

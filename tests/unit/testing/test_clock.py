@@ -6,6 +6,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.testing import ManualClock
+from tests.cases import each_case
 
 
 def test_it_stands_still_until_it_is_advanced() -> None:
@@ -26,7 +27,7 @@ def test_with_a_base_time_passes_by_itself() -> None:
     assert clock() == 108.0
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+@each_case("seconds", [-1.0, float("nan")])
 def test_it_never_goes_back(seconds: float) -> None:
     clock = ManualClock(3.0)
     with pytest.raises(ValueError, match="never goes back"):

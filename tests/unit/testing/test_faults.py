@@ -7,6 +7,7 @@ import pytest
 from dataplane import testing
 from dataplane.errors import Backpressure, OutcomeUnknown
 from dataplane.testing import ManualClock
+from tests.cases import each_case
 
 
 class Shop:
@@ -39,7 +40,7 @@ def outcomes(shop: Shop, calls: int) -> str:
     return told
 
 
-@pytest.mark.parametrize("of_class", [False, True])
+@each_case("of_class", [False, True])
 def test_the_next_calls_fail_and_no_others(of_class: bool) -> None:
     shop = Shop()
     with testing.failing(Shop if of_class else shop, "sell", Backpressure("full"), times=2, after=1) as sales:

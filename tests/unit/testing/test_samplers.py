@@ -11,6 +11,7 @@ import pytest
 import dataplane as dp
 from dataplane import testing
 from dataplane.stream.sampler import Candidates
+from tests.cases import each_case
 
 
 class TestFifo(testing.SamplerSuite):
@@ -92,7 +93,7 @@ class NamesOne(Newest):
     needs = "ids"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "found_by"),
     [
         (TooMany, "test_a_choice_is_valid"),

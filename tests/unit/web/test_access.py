@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from dataplane.web.access import Access, host_and_port, is_loopback, read_token
+from tests.cases import each_case
 
 TOKEN = "correct-horse-battery"
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:8642", "127.0.0.1:1", "127.9.9.9", "[::1]:8642", "[::1]"])
+@each_case("host", ["localhost", "localhost:8642", "127.0.0.1:1", "127.9.9.9", "[::1]:8642", "[::1]"])
 def test_without_a_token_requests_for_this_host_are_answered(host: str) -> None:
     assert Access(None).allows(host=host)
 
 
-@pytest.mark.parametrize(
-    "host", ["", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "10.0.0.1"]
-)
+@each_case("host", ["", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "10.0.0.1"])
 def test_without_a_token_no_other_name_leads_here(host: str) -> None:
     assert not Access(None).allows(host=host)
 
@@ -33,7 +32,7 @@ def test_the_token_comes_in_a_header_or_as_a_cookie_made_of_it() -> None:
     assert Access(TOKEN + "x").cookie != access.cookie
 
 
-@pytest.mark.parametrize("wrong", ["", TOKEN[:-1], TOKEN + "x", "x" * 100_000, "\udcff", "é" * 30])
+@each_case("wrong", ["", TOKEN[:-1], TOKEN + "x", "x" * 100_000, "\udcff", "é" * 30])
 def test_nothing_else_opens_the_page(wrong: str) -> None:
     access = Access(TOKEN)
     assert not access.allows(host="localhost", authorization=f"Bearer {wrong}")
@@ -55,7 +54,7 @@ def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert read_token(path) == (token, False)
 
 
-@pytest.mark.parametrize("text", ["", "short", "x" * 5000, "two\nlines of some length", "nicht ganz richtig: ä"])
+@each_case("text", ["", "short", "x" * 5000, "two\nlines of some length", "nicht ganz richtig: ä"])
 def test_what_is_no_token_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(text)
     with pytest.raises(ValueError, match="a token is one line"):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-import pytest
-
 from bench.cluster_figures import GeneratedPlane
 from dataplane.web.attention import HOLD_S, STAYS_S, Alert
 from dataplane.web.feed import Feed
 from dataplane.web.looks import look
+from tests.cases import each_case
 from tests.unit.observe.figures import task
 from tests.unit.web.looking import A, B, C, looked, part, stats
 
@@ -37,7 +36,7 @@ def test_a_cluster_that_is_well_has_none() -> None:
     assert not any(watched((), 0, 240).values())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ill", "tag", "within_s"),
     [("task", "slow", HOLD_S + 3), ("disk", "disk error", 2), ("left", "gone", 2), ("silent", "silent", 2)],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dataplane.errors import Corrupt
 from dataplane.weights import deltas
 from dataplane.weights.deltas import BLOCK, apply, encode, unchanged, worth
+from tests.cases import each_case
 
 WAYS = ["python", *(["extension"] if deltas._sparse is not None else [])]
 
@@ -61,8 +62,8 @@ def test_any_change_is_made_again(width: int, elements: int, runs: list[tuple[in
     assert unchanged(delta) == np.array_equal(old, new)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-@pytest.mark.parametrize("share", [0.0, 0.0001, 0.02, 0.3, 1.0])
+@each_case("width", [1, 2, 4, 8])
+@each_case("share", [0.0, 0.0001, 0.02, 0.3, 1.0])
 def test_several_blocks_are_made_again_and_both_ways_encode_alike(width: int, share: float) -> None:
     old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK + 640).astype(np.uint8)
     new = changed(old, width, share)
@@ -130,7 +131,7 @@ def test_a_false_delta_is_refused() -> None:
             pass
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.02, 1 << 30), (0.4, 1000)])
+@each_case(("share", "most"), [(0.02, 1 << 30), (0.4, 1000)])
 def test_what_is_written_while_it_is_encoded_is_all_there(share: float, most: int) -> None:
     old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK + 64).astype(np.uint8)
     new, into = changed(old, 2, share), np.zeros_like(old)

@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from dataplane.wire import auth
+from tests.cases import each_case
 
 HEAD = b"dataplane key 1"
 
@@ -46,7 +47,7 @@ def test_the_secret_is_not_shown(tmp_path: Path) -> None:
     assert key.secret.decode() not in str(key)
 
 
-@pytest.mark.parametrize("content", [b"", b"precious", b"dataplane key 1\n"])
+@each_case("content", [b"", b"precious", b"dataplane key 1\n"])
 def test_no_file_is_overwritten(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path / "key", content)
     with pytest.raises(FileExistsError):
@@ -68,7 +69,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         auth.load(tmp_path / "key")
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o610, 0o602, 0o777])
+@each_case("mode", [0o640, 0o604, 0o620, 0o601, 0o610, 0o602, 0o777])
 def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
     auth.generate(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
@@ -76,7 +77,7 @@ def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> No
         auth.load(tmp_path / "key")
 
 
-@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+@each_case("mode", [0o400, 0o600, 0o700])
 def test_a_key_that_only_its_owner_may_touch(tmp_path: Path, mode: int) -> None:
     key = auth.generate(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
@@ -101,7 +102,7 @@ NONE = {
 }
 
 
-@pytest.mark.parametrize("what", NONE)
+@each_case("what", NONE)
 def test_what_is_no_key_is_refused(tmp_path: Path, what: str) -> None:
     with pytest.raises(ValueError, match=r"is no key; `dataplane keygen FILE`"):
         auth.load(write(tmp_path / "key", NONE[what]))

@@ -12,6 +12,7 @@ from dataplane.errors import DataplaneError, Freed, LimitExceeded, Misuse, Proto
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
+from tests.cases import each_case
 
 encode = msgspec.msgpack.encode
 LOCAL, PEERS = Heads(m.Request), Heads(pm.PeerRequest)
@@ -37,7 +38,7 @@ def tag(kind: Any) -> str:
 NUMBERS = [0, 1, 127, 128, 255, 65_536, 2**32, 2**63 - 1, 2**64 - 1, -1, -32, -33, -(2**63)]
 
 
-@pytest.mark.parametrize("kind", [*get_args(m.Request), *get_args(pm.PeerRequest)], ids=tag)
+@each_case("kind", [*get_args(m.Request), *get_args(pm.PeerRequest)], ids=tag)
 def test_the_number_of_every_kind_of_request_is_read(kind: Any) -> None:
     """However the rest of it goes on; and of those without one, none is."""
     heads = LOCAL if kind in get_args(m.Request) else PEERS
@@ -49,7 +50,7 @@ def test_the_number_of_every_kind_of_request_is_read(kind: Any) -> None:
         assert heads.number(encode([tag(kind), number]) + b"\xc1") == read
 
 
-@pytest.mark.parametrize(
+@each_case(
     "body",
     [b"", b"\xc1", b"\x92", b"\x92\xa3put", b"\x92\xa3put\xcf\x00", encode(["put"]), encode([1, 2]), encode({"put": 1})]
     + [encode(["put", each]) for each in ("1", 1.0, None, True, [1], b"1")]
@@ -76,7 +77,7 @@ WORST: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", WORST)
+@each_case("what", WORST)
 def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
     error = LimitExceeded(f"much: {WORST[what]}"[:5_000_000], what=what, asked=WORST[what], limit=1)
     said = failure(7, error, "somebody")
@@ -94,7 +95,7 @@ def test_fields_that_a_message_holds_come_as_they_are() -> None:
     assert failure(1, error, "z").fields == {"holders": list(holders)}
 
 
-@pytest.mark.parametrize("reply", [m.Stored(3, 1 << 64), m.Admitted(3, b"x", -(1 << 64))])
+@each_case("reply", [m.Stored(3, 1 << 64), m.Admitted(3, b"x", -(1 << 64))])
 def test_an_answer_that_can_not_be_encoded_is_a_failure(reply: Any) -> None:
     said = msgspec.msgpack.decode(answered(reply, "z"), type=m.Reply)
     assert (said.id, said.name) == (3, "Misuse")

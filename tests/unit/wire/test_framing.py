@@ -11,6 +11,7 @@ from hypothesis import given
 from dataplane.errors import LimitExceeded, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire.framing import Framer, frame
+from tests.cases import each_case
 
 bodies = st.lists(st.binary(max_size=200), max_size=12)
 
@@ -44,7 +45,7 @@ def test_a_frame_is_its_length_and_its_message() -> None:
     assert frame(message) == framed(body)
 
 
-@pytest.mark.parametrize("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
+@each_case("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
 def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: int) -> None:
     framer = Framer()
     with pytest.raises(ProtocolMismatch, match=str(size)):

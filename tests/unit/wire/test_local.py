@@ -18,6 +18,7 @@ from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMi
 from dataplane.wire import messages as m
 from dataplane.wire.framing import frame
 from dataplane.wire.local import Channel, connect, format_address, listen, parse_address, peer
+from tests.cases import each_case
 
 decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(m.Request | m.Reply)
 
@@ -86,7 +87,7 @@ def test_an_address_and_back() -> None:
     assert format_address(Path("/run/a b/node.sock")) == "unix:///run/a b/node.sock"
 
 
-@pytest.mark.parametrize("address", ["", "unix://", "unix://node.sock", "/node.sock", "tcp:///node.sock", "UNIX:///x"])
+@each_case("address", ["", "unix://", "unix://node.sock", "/node.sock", "tcp:///node.sock", "UNIX:///x"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="no address of a node"):
         parse_address(address)

@@ -15,6 +15,7 @@ import pytest
 
 from dataplane.wire import loopback
 from dataplane.wire.loopback import Relay, address_of, heard_at, listening, private_name, reached_by
+from tests.cases import each_case
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -191,7 +192,7 @@ async def test_who_was_accepted_as_the_relay_ends_is_closed(relay: tuple[Relay, 
     gc.collect()  # a socket that nobody had closed would be told of
 
 
-@pytest.mark.parametrize("address", ["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:1"])
+@each_case("address", ["tcp://192.0.2.1:9", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:1"])
 async def test_who_is_not_there_or_on_another_host_is_not_reached(address: str) -> None:
     name = private_name()
     relay = reached_by(name, address)

@@ -13,6 +13,7 @@ from hypothesis import given
 from dataplane.errors import Misuse
 from dataplane.stream.sampler import CompleteGroups, Fifo, Freshest, TokenBalanced, Weighted
 from dataplane.wire import messages as m
+from tests.cases import each_case
 
 SAMPLERS = [Fifo(), CompleteGroups(8), Freshest(2), Weighted("domain", {"math": 0.5}), TokenBalanced("ids", 4)]
 
@@ -87,7 +88,7 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
             pass
 
 
-@pytest.mark.parametrize("union", [m.Request, m.Reply])
+@each_case("union", [m.Request, m.Reply])
 def test_what_a_later_minor_version_adds_at_the_end_is_ignored(union: Any) -> None:
     decoder = msgspec.msgpack.Decoder(union)
 

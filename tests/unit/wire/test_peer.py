@@ -30,6 +30,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Done, Message
 from dataplane.wire.partition_messages import Frame, Withdrawn, encode_item, pack
 from dataplane.wire.peer import Peers
+from tests.cases import each_case
 
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
@@ -376,7 +377,7 @@ async def test_a_request_that_is_cancelled(start: Start) -> None:
     await asks(one, other)
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "foo://a:1"])
+@each_case("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "foo://a:1"])
 async def test_what_is_no_address_raises_as_everything_does(start: Start, address: str) -> None:
     """Addresses come from other nodes, too."""
     one, other = start(), start()
@@ -525,7 +526,7 @@ async def test_what_is_no_message_is_passed_over(
     await asks(start(key=shared), other)
 
 
-@pytest.mark.parametrize("length", [MAX_FRAME + 1, 4 * MAX_FRAME])
+@each_case("length", [MAX_FRAME + 1, 4 * MAX_FRAME])
 async def test_a_message_that_is_too_large_is_not_taken(start: Start, shared: Key | None, length: int) -> None:
     heard: list[Any] = []
 
@@ -728,7 +729,7 @@ async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
     await asks(one, other)
 
 
-@pytest.mark.parametrize(("callback", "keyed"), WATCHED)
+@each_case(("callback", "keyed"), WATCHED)
 async def test_a_start_that_can_not_be_watched_leaves_nothing(
     key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from dataplane.errors import ProtocolMismatch
 from dataplane.wire.places import WIDTH, Place, numbers, pack, unpack
+from tests.cases import each_case
 
 
 def test_what_is_packed_is_unpacked() -> None:
@@ -16,7 +17,7 @@ def test_what_is_packed_is_unpacked() -> None:
     assert unpack(b"").shape == (0, WIDTH)
 
 
-@pytest.mark.parametrize("nbytes", [1, 8, 8 * WIDTH - 1, 8 * WIDTH + 8])
+@each_case("nbytes", [1, 8, 8 * WIDTH - 1, 8 * WIDTH + 8])
 def test_what_is_no_block_is_refused(nbytes: int) -> None:
     with pytest.raises(ProtocolMismatch):
         unpack(bytes(nbytes))

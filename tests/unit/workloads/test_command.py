@@ -11,6 +11,7 @@ import pytest
 
 from dataplane import cli
 from dataplane.workloads import TASKS, generate, read, summary
+from tests.cases import each_case
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -18,7 +19,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each_case("name", TASKS)
 def test_a_task_is_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, name, "--prompts", "20", "--samples", "4", "--steps", "3", "--scale", "0.5")
     assert f"{name} (" in text
@@ -38,7 +39,7 @@ def test_a_trace_is_written_and_shown_again(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.leaks(reason="matplotlib keeps the fonts open that it has read")
-@pytest.mark.parametrize("name", ["video_understanding_7b", "search_7b"])
+@each_case("name", ["video_understanding_7b", "search_7b"])
 def test_a_plot_is_drawn(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     shown(capsys, name, "--prompts", "8", "--plot", str(tmp_path / "drawn.png"))
@@ -68,7 +69,7 @@ def test_lengths_of_a_file_that_do_not_pair(tmp_path: Path, capsys: pytest.Captu
     assert "1 step, 1 prompts, 2 responses" in shown(capsys, str(file), "--samples", "2")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "said"),
     [
         (["no_such_task"], "neither a file nor one of the tasks: video_understanding_7b"),

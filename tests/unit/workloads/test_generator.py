@@ -16,6 +16,7 @@ from dataplane.errors import LimitExceeded
 from dataplane.workloads import TASKS, Trace, generate
 from dataplane.workloads.tables import percentiles, task
 from dataplane.workloads.trace import ARRAYS
+from tests.cases import each_case
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +52,7 @@ def test_the_distance_tells_other_distributions_apart() -> None:
     assert distance(made * 1.1, other) > 0.03
 
 
-@pytest.mark.parametrize("name", ["video_understanding_7b", "math_dapo_32b", "code_14b"])
+@each_case("name", ["video_understanding_7b", "math_dapo_32b", "code_14b"])
 def test_groups_are_as_alike_as_was_measured(name: str) -> None:
     known, found = task(name).figures, alike(generate(name, prompts=1280, steps=8, seed=3), 8)
     for figure in ("sibling_spearman", "input_output_spearman"):
@@ -146,7 +147,7 @@ def test_moments_of_calls_are_those_published() -> None:
             assert cell.std() == pytest.approx(deviation, rel=0.1), (part, i)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "wrong",
     [{"prompts": 0}, {"samples": -1}, {"steps": 0}, {"scale": 0.0}, {"scale": float("nan")}, {"seed": -1}],
     ids=str,
@@ -156,7 +157,7 @@ def test_sizes_that_are_none_are_refused(wrong: dict[str, float]) -> None:
         generate("code_14b", **wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("large", [{"scale": 1e300}, {"prompts": 10**9}, {"steps": 10**6, "prompts": 10**6}], ids=str)
+@each_case("large", [{"scale": 1e300}, {"prompts": 10**9}, {"steps": 10**6, "prompts": 10**6}], ids=str)
 def test_a_trace_too_large_to_make_is_refused_at_once(large: dict[str, float]) -> None:
     with pytest.raises(LimitExceeded, match="more than"):
         generate("code_14b", **large)  # type: ignore[arg-type]

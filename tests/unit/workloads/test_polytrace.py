@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dataplane.errors import SchemaMismatch
 from dataplane.workloads import TASKS, generate, read, write
 from dataplane.workloads.trace import ARRAYS
+from tests.cases import each_case
 
 # Lines as PolyTrace's logs of a video task and of its search task have them.
 PROMPT = {
@@ -84,7 +85,7 @@ def test_inputs_that_are_not_of_the_outputs(file: Path) -> None:
     assert read(file, unpaired="cycle").steps[1].input_tokens.tolist() == [5, 6, 7, 5]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each_case("name", TASKS)
 def test_what_was_written_is_read_again(name: str, file: Path) -> None:
     made = generate(name, prompts=12, steps=2, seed=5)
     write(made, file)
@@ -147,8 +148,8 @@ def refused(path: Path, line: int, what: str) -> SchemaMismatch:
     return caught.value
 
 
-@pytest.mark.parametrize("name", ["math_dapo_32b", "search_7b"])
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
+@each_case("name", ["math_dapo_32b", "search_7b"])
+@each_case("share", [0.3, 0.6, 0.999])
 def test_a_file_of_lengths_that_is_cut_short(name: str, share: float, file: Path) -> None:
     write(generate(name, prompts=3, steps=3), file)
     text = file.read_text()
@@ -164,7 +165,7 @@ def test_a_log_that_is_cut_short(file: Path) -> None:
     refused(file, 1, "the file is cut short here")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("lines", "line", "what"),
     [
         ([""], 1, "cut short"),

@@ -10,13 +10,14 @@ import pytest
 import bench.workloads
 import dataplane.workloads
 from dataplane.workloads.tables import TASKS, percentiles, task
+from tests.cases import each_case
 
 
 def test_there_are_seven() -> None:
     assert len(TASKS) == len(set(TASKS)) == 7
 
 
-@pytest.mark.parametrize("name", TASKS)
+@each_case("name", TASKS)
 def test_a_task_is_whole(name: str) -> None:
     known = task(name)
     assert known.source

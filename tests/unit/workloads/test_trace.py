@@ -9,6 +9,7 @@ import pytest
 
 from dataplane.errors import SchemaMismatch
 from dataplane.workloads import Step, Trace
+from tests.cases import each_case
 
 
 def arrays(**changed: Any) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def test_sums() -> None:
     assert (step.patch_bytes, step.repeated_patch_bytes) == (16 * 4704, 2 * 16 * 4704)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changed",
     [
         {"images": [1]}, {"engine_seconds": [0.1]}, {"turns": [1, 2, 2]}, {"turns": [1, 3, 0]}, {"group": [0, 1, 0]},

@@ -7,6 +7,7 @@ import pytest
 
 from dataplane.workloads import vision
 from dataplane.workloads.generator import generate
+from tests.cases import each_case
 
 
 def test_examples_of_the_rule() -> None:
@@ -15,7 +16,7 @@ def test_examples_of_the_rule() -> None:
     assert vision.video_patches(32, 448, 448) == 16384
 
 
-@pytest.mark.parametrize(("patches", "megabytes"), [(4, 0.0188), (1024, 4.8), (5476, 25.8), (16384, 77)])
+@each_case(("patches", "megabytes"), [(4, 0.0188), (1024, 4.8), (5476, 25.8), (16384, 77)])
 def test_examples_in_bytes(patches: int, megabytes: float) -> None:
     assert patches * vision.PATCH_BYTES / 1e6 == pytest.approx(megabytes, rel=0.01)
 

@@ -13,6 +13,7 @@ from dataplane.node.clustered import session as sessions
 from dataplane.node.clustered.streams import Partition
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.unit.node.clustered.readers import TASK, Client, ReaderBench, ids, readers
 from tests.unit.node.partitions.bench import until
 
@@ -58,7 +59,7 @@ def replicas(nodes: Sequence[ReaderBench], key: str) -> set[str]:
     return {configuration.leader[0], *(name for name, _ in configuration.followers)}
 
 
-@pytest.mark.parametrize("phase", [r.Prepare, r.Conclude])
+@each_case("phase", [r.Prepare, r.Conclude])
 async def test_a_leader_that_dies_before_it_is_asked_to_settle_makes_no_half_an_ack(phase: type[r.Request]) -> None:
     async with readers(3) as nodes:
         client, dead, left = nodes[0].reader(), nodes[2], nodes[:2]
@@ -85,7 +86,7 @@ async def test_a_leader_that_dies_before_it_is_asked_to_settle_makes_no_half_an_
             await nodes[1].reader().take(1, 0.0)
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
+@each_case("at", [0, 1, 2])
 async def test_where_one_partition_refuses_none_counts_and_all_is_given_again(at: int) -> None:
     async with readers(3) as nodes:
         client = nodes[0].reader()
@@ -192,7 +193,7 @@ async def test_a_node_that_dies_between_gives_back_what_it_has_prepared() -> Non
         await asyncio.gather(acking, return_exceptions=True)
 
 
-@pytest.mark.parametrize("phase", [r.Prepare, r.Conclude])
+@each_case("phase", [r.Prepare, r.Conclude])
 async def test_where_an_answer_is_lost_to_ack_again_settles_it(
     phase: type[r.Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:

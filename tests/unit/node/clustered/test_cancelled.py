@@ -16,6 +16,7 @@ from dataplane.node.partitions import deliveries
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import messages as m
 from dataplane.wire.partition_messages import Frame
+from tests.cases import each_case
 from tests.unit.node.clustered.readers import Client, ReaderBench, look, readers
 from tests.unit.node.clustered.test_stream_promises import a_group_of
 from tests.unit.node.partitions.bench import WAIT_S, until
@@ -113,8 +114,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "CONFIRM_S", 10 * WAIT_S)
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["as it waits", "as it is answered"])
-@pytest.mark.parametrize("request_", REQUESTS)
+@each_case("ready", [False, True], ids=["as it waits", "as it is answered"])
+@each_case("request_", REQUESTS)
 async def test_a_request_that_is_cancelled_in_any_of_its_awaits_holds_nothing(request_: Request, ready: bool) -> None:
     async with readers(3, max_rows=100 if request_ is admission else 0) as nodes:
         client = await filled(nodes, request_)
@@ -135,7 +136,7 @@ async def test_a_request_that_is_cancelled_in_any_of_its_awaits_holds_nothing(re
         assert number
 
 
-@pytest.mark.parametrize("request_", REQUESTS)
+@each_case("request_", REQUESTS)
 async def test_an_answer_that_comes_as_its_asker_is_cancelled_gives_nothing(request_: Request) -> None:
     """By so many turns of the loop after the cancellation, for each answer."""
     async with readers(3, max_rows=100 if request_ is admission else 0) as nodes:

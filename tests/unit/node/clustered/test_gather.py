@@ -14,6 +14,7 @@ from dataplane.node.clustered.gather import IN_A_ROW
 from dataplane.stream import requests as r
 from dataplane.stream.sampler import CompleteGroups, Freshest, TokenBalanced
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.unit.node.clustered.readers import Client, ReaderBench, ids, readers, rows_of
 from tests.unit.node.partitions.bench import until
 
@@ -123,7 +124,7 @@ async def test_a_delivery_of_a_leader_that_has_ended_is_not_acked() -> None:
         assert sorted(ids(await nodes[1].reader().take(12, min_rows=12))) == list(range(12))
 
 
-@pytest.mark.parametrize("several", [False, True])
+@each_case("several", [False, True])
 async def test_an_ack_that_counted_is_no_refusal_when_it_is_made_again_at_another_leader(several: bool) -> None:
     async with readers(3) as nodes:
         leader = nodes[1]

@@ -14,6 +14,7 @@ from dataplane.errors import Corrupt, Misuse, NotReady, OwnerDied
 from dataplane.node.clustered.table_directory import key_of
 from dataplane.node.partitions.table import Table
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.unit.node.clustered.tablebench import T, TableBench, hosted_at, leader, table_nodes
 from tests.unit.node.partitions.bench import WAIT_S, until
 
@@ -142,7 +143,7 @@ async def test_who_waits_is_told_of_rows_that_come_elsewhere(tmp_path: Path) -> 
         await until(lambda: not hosted.waiters)  # nobody is remembered who waited in vain
 
 
-@pytest.mark.parametrize("leading", [True, False])
+@each_case("leading", [True, False])
 async def test_a_table_survives_the_death_of_any_node(tmp_path: Path, leading: bool) -> None:
     async with table_nodes(3, tmp_path) as nodes:
         users = {node: node.client() for node in nodes}

@@ -16,6 +16,7 @@ from dataplane.node.partitions import caretaker
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.table import LostPartition, Table
 from dataplane.replication.configuration import GENERATION
+from tests.cases import each_case
 from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
 from tests.unit.node.partitions.machine import Asks
@@ -177,7 +178,7 @@ async def test_a_leader_and_all_that_the_coordinator_knew_may_end_together() -> 
         assert hosted.configuration.epoch >= GENERATION
 
 
-@pytest.mark.parametrize("has", [False, True])
+@each_case("has", [False, True])
 async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
     monkeypatch: pytest.MonkeyPatch, has: bool
 ) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pytest
-
 from dataplane.node.shards.gate import Gate
+from tests.cases import each_case
 
 
 async def turns(gate: Gate, who: str, order: list[str], go: asyncio.Event) -> None:
@@ -43,7 +42,7 @@ async def test_one_partys_part_is_not_everybodys() -> None:
     assert sorted(order) == list("aaaabbbc")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each_case("seed", range(20))
 async def test_whoever_is_cancelled_whenever(seed: int) -> None:
     """No turn is lost, and none is given twice."""
     chance, gate = random.Random(seed), Gate(3, 2)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
-
 from dataplane.clock import Deadline
 from dataplane.node.shards.sources import Sources
+from tests.cases import each_case
 
 ME = b"me"
 LONG_S = 10.0
@@ -30,7 +29,7 @@ async def test_the_first_reads_here_and_the_second_there() -> None:
     assert await choose(sources, b"c") == ME
 
 
-@pytest.mark.parametrize(("count", "here"), [(6, 3), (15, 4), (31, 5)])
+@each_case(("count", "here"), [(6, 3), (15, 4), (31, 5)])
 async def test_each_round_doubles_the_places(count: int, here: int) -> None:
     """All come at once; each read takes a round. As many rounds as doublings, each with at most one read here."""
     sources = Sources(ME)
