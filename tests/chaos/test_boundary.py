@@ -165,6 +165,7 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
 
 
+@pytest.mark.long
 def test_a_name_that_would_be_lines_of_the_log_is_one(tmp_path: Path) -> None:
     node = Node(tmp_path)  # of its own: it tells of few lines of one process
     try:
@@ -185,6 +186,7 @@ def test_settings_that_can_not_be_are_misuse(node: Node) -> None:
         assert raw.is_cut_off()
 
 
+@pytest.mark.long
 def test_values_that_are_nested_too_deep_to_be_told_of_are_misuse(node: Node) -> None:
     """They came in one message, and would go in another."""
     deep: list[Any] = []

@@ -58,6 +58,7 @@ def on_disk(directory: Path, refs: list[dp.BatchRef]) -> list[dp.BatchRef]:
     return [ref for ref in refs if number(ref) in there]
 
 
+@pytest.mark.long
 def test_what_is_freed_on_a_disk_that_turned_read_only_counts_until_it_can_be_deleted(
     tmp_path: Path, mounted: Path
 ) -> None:
@@ -157,6 +158,7 @@ def another_file(path: Path, sound: Path) -> None:
     path.write_bytes(sound.read_bytes())
 
 
+@pytest.mark.long
 @each_case("replaced", [pipe, directory, link, link_to_a_pipe, listening_socket, device, another_file])
 def test_what_is_no_spill_file_any_more_holds_up_nobody(tmp_path: Path, replaced: Callable[[Path, Path], None]) -> None:
     """All files but one: who reads them is told, who reads what is in memory or sound is served, and the node ends."""
@@ -229,6 +231,7 @@ def theirs() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
+@pytest.mark.long
 def test_a_node_spills_where_no_thread_can_be_started_any_more(theirs: Path) -> None:
     with Worker(as_a_user_without_threads, theirs, False) as node:
         address = node.hear()
@@ -240,6 +243,7 @@ def test_a_node_spills_where_no_thread_can_be_started_any_more(theirs: Path) -> 
     assert list(theirs.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_node_that_can_start_no_thread_says_so_and_leaves_nothing(theirs: Path) -> None:
     with Worker(as_a_user_without_threads, theirs, True) as node:
         assert "no thread can be started" in node.hear()

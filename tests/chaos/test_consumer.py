@@ -38,6 +38,7 @@ def test_a_killed_consumers_pins_drop_at_once(tmp_path: Path, kind: str) -> None
         assert np.array_equal(plane.get(again)["x"].numpy(), pattern(2, 12 * MIB))
 
 
+@pytest.mark.long
 def test_others_pins_stay_when_a_consumer_is_killed(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, 4 * MIB).view(np.int64)})
@@ -95,6 +96,7 @@ def test_a_process_stopped_past_its_lease_is_refused(tmp_path: Path) -> None:
         assert np.array_equal(plane.get(worker.ask())["x"].numpy(), pattern(5, MIB))
 
 
+@pytest.mark.long
 def test_a_process_that_only_takes_its_time_keeps_its_lease(tmp_path: Path) -> None:
     """Signs of life go out by themselves: a draft may stay open for several leases."""
     with (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dataplane as dp
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
@@ -42,6 +43,7 @@ def limited_reader(pipe: Any, address: str) -> None:
     pipe.recv()
 
 
+@pytest.mark.long
 def test_a_thousand_live_views_with_256_descriptors(tmp_path: Path) -> None:
     with (
         StandingNode(tmp_path, memory="32MiB") as node,
@@ -103,6 +105,7 @@ def test_a_node_out_of_descriptors_serves_those_it_has_and_recovers(tmp_path: Pa
             assert np.array_equal(plane.get(refs[12])["x"].numpy(), pattern(12, MIB))
 
 
+@pytest.mark.long
 def test_spilling_without_descriptors_loses_nothing(tmp_path: Path) -> None:
     """Neither writing nor reading back can open a file: both are tried again, no shard is taken to be damaged."""
     with Worker(limited_node, tmp_path) as node:

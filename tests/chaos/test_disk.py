@@ -41,6 +41,7 @@ def test_a_full_disk_makes_producers_wait_and_is_named_and_recovers(tmp_path: Pa
             assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
 
 
+@pytest.mark.long
 def test_a_full_disk_costs_no_processor_time(tmp_path: Path, small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(bytes(4 * MIB - 64 * 1024))
     with (
@@ -59,6 +60,7 @@ def test_a_full_disk_costs_no_processor_time(tmp_path: Path, small_disk: Path) -
         assert len(refs) == 8
 
 
+@pytest.mark.long
 def test_a_full_disk_quota_is_named(tmp_path: Path) -> None:
     with (
         StandingNode(tmp_path, memory="8MiB", spill="4MiB") as node,
@@ -76,6 +78,7 @@ def test_a_full_disk_quota_is_named(tmp_path: Path) -> None:
         assert np.array_equal(plane.get(refs[-1])["x"].numpy(), pattern(99, MIB // 2))
 
 
+@pytest.mark.long
 def test_a_small_disk_is_not_written_over_and_over(tmp_path: Path) -> None:
     """Above the watermark for good, with a disk that helps little: shards must not take each other's place there."""
     with (
@@ -89,6 +92,7 @@ def test_a_small_disk_is_not_written_over_and_over(tmp_path: Path) -> None:
         assert plane.stats().spilled_bytes <= len(refs) * MIB // 2
 
 
+@pytest.mark.long
 def test_the_quota_is_never_passed_by_many_small_shards(tmp_path: Path) -> None:
     with (
         StandingNode(tmp_path, memory="1MiB", spill="400KiB") as node,
@@ -172,6 +176,7 @@ def test_a_damaged_spill_file_is_never_served(tmp_path: Path, damage: Callable[[
         eventually(lambda: plane.stats().memory_used == plane.stats().disk_used == 0, "all of it can be freed")
 
 
+@pytest.mark.long
 def test_a_damaged_shard_does_not_hold_up_a_get_of_several(tmp_path: Path) -> None:
     with StandingNode(tmp_path, memory="8MiB") as node, dp.connect(node.address) as plane:
         refs = [plane.put({"x": pattern(seed, MIB)}) for seed in range(16)]

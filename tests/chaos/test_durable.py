@@ -152,6 +152,7 @@ def drained(path: Path, history: History) -> set[str]:
     return left
 
 
+@pytest.mark.long
 def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 
@@ -188,6 +189,7 @@ def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Pat
                 process.kill()
 
 
+@pytest.mark.long
 def test_a_full_disk_is_backpressure_and_room_is_made_by_acks(tmp_path: Path, small_disk: Path) -> None:
     put: list[str] = []
     with node(tmp_path, small_disk / "data") as process:

@@ -110,6 +110,7 @@ def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
             assert stream.lost() == []
 
 
+@pytest.mark.long
 def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> None:
     processes: list[Command] = []
     with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, processes=processes) as planes:
@@ -138,6 +139,7 @@ def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> No
                 process.kill()
 
 
+@pytest.mark.long
 def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         put: dict[str, bytes] = {}
@@ -165,6 +167,7 @@ def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(t
             eventually(lambda: planes[1].stats().shards == 0, "nothing is left of them", SLOW_S)
 
 
+@pytest.mark.long
 def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         there: dict[str, bytes] = {}
@@ -200,6 +203,7 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
             ]
 
 
+@pytest.mark.long
 def test_the_coordinator_is_wiped_while_all_nodes_are_down(tmp_path: Path) -> None:
     put: dict[str, bytes] = {}
     with EtcdServer(tmp_path) as etcd:
@@ -237,6 +241,7 @@ def test_the_coordinator_is_wiped_while_all_nodes_are_down(tmp_path: Path) -> No
                 assert stream.lost() == []
 
 
+@pytest.mark.long
 @each_case("down", [1, 2])  # of two, partitions may have had all replicas there
 def test_what_was_dropped_while_hosts_were_away_is_gone_though_the_coordinator_is_wiped(
     tmp_path: Path, down: int
@@ -286,6 +291,7 @@ def patiently(ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
     return found[0]
 
 
+@pytest.mark.long
 def test_a_host_without_a_data_directory_is_no_place_for_it(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd, started(tmp_path, 0, f"etcd://{etcd.address}/durable", keeps=False) as process:
         try:

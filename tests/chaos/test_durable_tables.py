@@ -151,6 +151,7 @@ def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
                 assert found_rows.tolist() == rows
 
 
+@pytest.mark.long
 def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
     with living(tmp_path) as plane:
         table = plane.table("state", durable=True)
@@ -183,6 +184,7 @@ def test_a_table_is_as_it_was_left(tmp_path: Path) -> None:
         assert plane.table("state", durable=True).write(["a"]).tolist() == [5], "numbers go on"
 
 
+@pytest.mark.long
 def test_rows_that_others_own_too_are_there(tmp_path: Path) -> None:
     with living(tmp_path) as plane:
         put = plane.put({"x": [b"a" * MIB, b"b" * MIB, b"c"]})
@@ -198,6 +200,7 @@ def test_rows_that_others_own_too_are_there(tmp_path: Path) -> None:
         eventually(lambda: plane.stats().shards == 0, "it goes with the last owner")
 
 
+@pytest.mark.long
 def test_a_name_is_one_table(tmp_path: Path) -> None:
     with living(tmp_path) as plane:
         plane.table("process").write(["a"], tags=[{"n": 1}])

@@ -179,6 +179,7 @@ def repeated_reader(pipe: Any, address: str) -> None:
     pipe.send(dict(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("numbers", "repeated")])
 def test_bytes_that_change_while_they_are_read_harm_nobody(node: StandingNode, kind: str) -> None:
     """What the node has looked at is not what is there any more. Where the memory can not be written after the seal,

@@ -28,6 +28,7 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
         yield node
 
 
+@pytest.mark.long
 async def test_many_consumers_of_one_plane_that_are_answered_at_once_all_get_their_rows(node: StandingNode) -> None:
     """More than 100 MiB of answers in one turn of the node's loop."""
     async with dp.aio.connect(node.address) as plane, dp.aio.connect(node.address) as other:
@@ -50,6 +51,7 @@ async def test_many_consumers_of_one_plane_that_are_answered_at_once_all_get_the
         assert grown < between - before + 80 * MIB, "answers are not made before they can be taken"
 
 
+@pytest.mark.long
 def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node: StandingNode) -> None:
     """It takes them later: a process may be stopped for a while."""
     with Raw(node.address) as raw, dp.connect(node.address) as plane:
@@ -74,6 +76,7 @@ def test_who_takes_no_answers_keeps_what_it_is_to_be_given_and_costs_little(node
         assert all(isinstance(each, m.Delivered) and len(each.versions) == ROWS for each in heard)
 
 
+@pytest.mark.long
 def test_room_that_was_given_and_could_not_be_told_is_given_back(node: StandingNode) -> None:
     """The answer waits behind others that the client does not take, and then the client wants it no more."""
     with Raw(node.address) as raw, dp.connect(node.address) as plane:
@@ -123,6 +126,7 @@ def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: Stand
         assert modest.hear().name == m.CANCELLED
 
 
+@pytest.mark.long
 def test_half_messages_are_bounded_together_and_leave_nothing_behind(node: StandingNode) -> None:
     """Sixty connections with all but a byte of the largest message: 240 MiB, of which the node keeps what it may, and
     nothing once they have gone."""
@@ -149,6 +153,7 @@ def test_half_messages_are_bounded_together_and_leave_nothing_behind(node: Stand
     eventually(lambda: own_memory(node.pid) - before < 16 * MIB, "what they took is given back")
 
 
+@pytest.mark.long
 def test_a_large_message_goes_through_while_others_have_half_of_one(node: StandingNode) -> None:
     half = struct.pack("<I", m.MAX_FRAME) + bytes(m.MAX_FRAME // 2)
     with ExitStack() as stack:

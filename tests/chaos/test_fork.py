@@ -66,6 +66,7 @@ def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("use", ["seal", "drop"])
 def test_a_parents_draft_in_the_child(node: StandingNode, use: str) -> None:
     with dp.connect(node.address) as plane, plane.draft({"x": dp.dense((1, MIB // 8), "uint64")}) as draft:
@@ -75,6 +76,7 @@ def test_a_parents_draft_in_the_child(node: StandingNode, use: str) -> None:
         assert np.array_equal(plane.get(draft.seal())["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 def test_closing_in_the_child_closes_nothing_of_the_parents(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
@@ -83,6 +85,7 @@ def test_closing_in_the_child_closes_nothing_of_the_parents(node: StandingNode) 
         assert np.array_equal(view, pattern(1, MIB))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
 def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
     with dp.connect(node.address) as watcher:
@@ -137,6 +140,7 @@ def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     theirs.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
 def test_a_living_child_keeps_no_connection_of_the_parent(node: StandingNode, child: Any, closed: bool) -> None:
     """The child has the parent's socket, from the fork; it must not keep the connection up. Of views that were dropped
@@ -180,6 +184,7 @@ def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, c
         assert watcher.stats().memory_used == 0
 
 
+@pytest.mark.long
 def test_a_grandchild_holds_what_its_parent_inherited(node: StandingNode, child: Any) -> None:
     """A worker that is forked forks again, after its own parent has dropped its views."""
     with dp.connect(node.address) as watcher:
@@ -204,6 +209,7 @@ def test_a_grandchild_holds_what_its_parent_inherited(node: StandingNode, child:
         assert ask() is True
 
 
+@pytest.mark.long
 def test_a_child_without_pins_maps_nothing_more_and_reads_other_planes(
     tmp_path: Path, node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +230,7 @@ def test_a_child_without_pins_maps_nothing_more_and_reads_other_planes(
             node.thaw()
 
 
+@pytest.mark.long
 def test_a_child_reads_what_a_node_held_that_has_died(node: StandingNode) -> None:
     """Nobody can change it any more."""
     plane = dp.connect(node.address)
@@ -233,6 +240,7 @@ def test_a_child_reads_what_a_node_held_that_has_died(node: StandingNode) -> Non
     plane.close()
 
 
+@pytest.mark.long
 def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, child: Any) -> None:
     with dp.connect(node.address) as plane:
         draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
@@ -250,6 +258,7 @@ def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, chi
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 def test_a_child_whose_node_does_not_answer_can_not_read_views(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +291,7 @@ def test_the_child_connects_by_itself(node: StandingNode) -> None:
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, MIB))
 
 
+@pytest.mark.long
 def test_a_fork_while_other_threads_use_the_plane(node: StandingNode) -> None:
     """The parent's messages must not be disturbed, whatever was half sent when it forked."""
     with dp.connect(node.address) as plane:
@@ -317,6 +327,7 @@ def use_in_process(plane: dp.Plane, pipe: Any) -> None:
         pipe.send(error)
 
 
+@pytest.mark.long
 def test_a_process_forked_by_multiprocessing(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         view = plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy()
@@ -336,6 +347,7 @@ def test_a_process_forked_by_multiprocessing(node: StandingNode) -> None:
         assert np.array_equal(view, pattern(1, MIB))
 
 
+@pytest.mark.long
 async def test_the_asynchronous_plane_in_the_child(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         ref = await plane.put({"x": pattern(1, MIB)})
@@ -348,6 +360,7 @@ async def test_the_asynchronous_plane_in_the_child(node: StandingNode) -> None:
         assert np.array_equal((await plane.get(ref))["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 def test_a_forked_child_leaves_the_embedded_node_running(tmp_path: Path) -> None:
     config = dp.NodeConfig(memory="16MiB", spill=0, spill_dir=tmp_path, prewarm=0)
     with dp.connect(config=config) as plane:

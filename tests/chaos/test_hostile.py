@@ -131,6 +131,7 @@ def test_nonsense_for_a_greeting(node: StandingNode, what: str) -> None:
         assert raw.is_cut_off()
 
 
+@pytest.mark.long
 def test_nothing_is_answered_before_a_greeting(node: StandingNode) -> None:
     with Raw(node.address, greet=False) as raw:
         raw.send(m.Stats(1))
@@ -139,6 +140,7 @@ def test_nothing_is_answered_before_a_greeting(node: StandingNode) -> None:
         assert raw.is_cut_off()
 
 
+@pytest.mark.long
 def test_random_bytes(node: StandingNode) -> None:
     chance = random.Random(1)
     for round_ in range(60):
@@ -147,6 +149,7 @@ def test_random_bytes(node: StandingNode) -> None:
                 raw.socket.sendall(chance.randbytes(chance.choice([1, 7, 100, 5000])))
 
 
+@pytest.mark.long
 def test_frames_of_random_bytes(node: StandingNode) -> None:
     chance = random.Random(2)
     tags = ["hello", "reserve", "seal", "abort", "put", "pin", "prefetch", "unpin", "free", "stats", "cancel", "alive"]
@@ -260,6 +263,7 @@ def test_a_false_layout_is_refused(node: StandingNode, what: str, how: str) -> N
         eventually(lambda: plane.stats().shards <= before + 1, "nothing came of it")  # the neighbour comes and goes
 
 
+@pytest.mark.long
 def test_a_payload_beyond_the_limit(node: StandingNode) -> None:
     with Raw(node.address) as raw:
         reply = raw.ask(m.Put(raw.next(), bytes(m.MAX_INLINE + 1), one_column(8), "", 1.0))
@@ -267,6 +271,7 @@ def test_a_payload_beyond_the_limit(node: StandingNode) -> None:
         assert raw.put() > 0
 
 
+@pytest.mark.long
 def test_rows_of_nothing_are_not_worth_memory(node: StandingNode) -> None:
     """A column of no width has as many rows as it says; freeing one of them must not make a table of all."""
     with Raw(node.address) as raw:
@@ -277,6 +282,7 @@ def test_rows_of_nothing_are_not_worth_memory(node: StandingNode) -> None:
             raw.ask(m.Free(raw.next(), [], [(reply.shard, [0], (0, 1, b""))], ""))
 
 
+@pytest.mark.long
 def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingNode) -> None:
     """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
     with Raw(node.address) as raw:
@@ -287,6 +293,7 @@ def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingN
         assert isinstance(reply, m.Failure)
 
 
+@pytest.mark.long
 def test_freeing_a_column_a_million_times(node: StandingNode) -> None:
     with Raw(node.address) as raw:
         shard = raw.put(60_000)
@@ -316,6 +323,7 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
         assert isinstance(victim.ask(m.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
 
 
+@pytest.mark.long
 def test_descriptors_that_nobody_asked_for(node: StandingNode) -> None:
     open_before = psutil.Process(node.pid).num_fds()
     with Raw(node.address) as raw:
@@ -332,6 +340,7 @@ def test_descriptors_that_nobody_asked_for(node: StandingNode) -> None:
 # Too much
 
 
+@pytest.mark.long
 def test_half_frames_from_many(node: StandingNode) -> None:
     """Announces what is large and sends a byte of it: what is kept is what came."""
     raws = [Raw(node.address) for _ in range(150)]
@@ -345,6 +354,7 @@ def test_half_frames_from_many(node: StandingNode) -> None:
             raw.close()
 
 
+@pytest.mark.long
 def test_byte_by_byte(node: StandingNode) -> None:
     with Raw(node.address) as raw:
         for byte in frame(m.Stats(9)):
@@ -352,6 +362,7 @@ def test_byte_by_byte(node: StandingNode) -> None:
         assert isinstance(raw.hear(), m.Figures)
 
 
+@pytest.mark.long
 def test_a_flood_of_requests_that_wait(node: StandingNode) -> None:
     with Raw(node.address) as raw, dp.connect(node.address) as plane:
         held = raw.reserve(14 * MIB)
@@ -367,6 +378,7 @@ def test_a_flood_of_requests_that_wait(node: StandingNode) -> None:
         raw.send(m.Abort(held))
 
 
+@pytest.mark.long
 def test_waiting_for_very_many_shards(node: StandingNode) -> None:
     """Each request names as many as fit a frame, and all of them wait: what they name must not add up."""
     with Raw(node.address) as raw:
@@ -380,6 +392,7 @@ def test_waiting_for_very_many_shards(node: StandingNode) -> None:
                 raw.send(m.Pin(raw.next(), numbers, 60.0))
 
 
+@pytest.mark.long
 def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> None:
     """The answer would describe it a million times."""
     with Raw(node.address) as raw:
@@ -389,6 +402,7 @@ def test_a_shard_pinned_a_million_times_in_one_request(node: StandingNode) -> No
             assert isinstance(raw.hear(), m.Failure)
 
 
+@pytest.mark.long
 def test_names_and_scopes_are_not_memory_for_free(node: StandingNode) -> None:
     """Thousands of shards of a page each, that come with a MiB of words."""
     words = "y" * MIB
@@ -414,6 +428,7 @@ def test_an_answer_is_not_read(node: StandingNode) -> None:
         assert np.array_equal(plane.get(plane.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 def test_views_of_a_client_that_is_cut_off_stay(node: StandingNode) -> None:
     with dp.connect(node.address) as other, dp.connect(node.address) as plane:
         before = other.stats().memory_used
@@ -430,6 +445,7 @@ def test_views_of_a_client_that_is_cut_off_stay(node: StandingNode) -> None:
         eventually(lambda: other.stats().memory_used == before, "its end gives the memory back")
 
 
+@pytest.mark.long
 def test_connections_that_come_and_go(node: StandingNode) -> None:
     def come(speak: Callable[[Raw], object]) -> None:
         with Raw(node.address) as raw:
@@ -449,6 +465,7 @@ def test_connections_that_come_and_go(node: StandingNode) -> None:
 # Every request has one answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [True, False])
 def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) -> None:
     with Raw(node.address) as raw:
@@ -466,6 +483,7 @@ def test_a_cancelled_request_has_one_answer(node: StandingNode, together: bool) 
         assert raw.ask(m.Stats(101)).id == 101
 
 
+@pytest.mark.long
 def test_a_number_that_is_in_use(node: StandingNode) -> None:
     with Raw(node.address) as raw:
         raw.reserve(14 * MIB)

@@ -66,6 +66,7 @@ def test_unavailable_and_then_lost(two: Hosts, planes: Planes) -> None:
     other.free(small)
 
 
+@pytest.mark.long
 def test_a_reader_that_waits_hears_of_the_death_as_soon_as_the_node_does(two: Hosts, planes: Planes) -> None:
     """It was told what the shard is, and waits for leave to read it."""
     one, other = planes
@@ -127,6 +128,7 @@ def test_killed_while_others_read(tmp_path: Path) -> None:
         assert np.array_equal(other.get(other.put({"x": pattern(9, 48 * MIB)}))["x"].numpy(), pattern(9, 48 * MIB))
 
 
+@pytest.mark.long
 def test_what_was_copied_outlives_its_owner(two: Hosts, planes: Planes) -> None:
     one, other = planes
     ref = one.put({"x": pattern(1, 2 * MIB)})
@@ -140,6 +142,7 @@ def test_what_was_copied_outlives_its_owner(two: Hosts, planes: Planes) -> None:
     eventually(lambda: other.stats().memory_used == 0, "it was freed here")
 
 
+@pytest.mark.long
 def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, planes: Planes) -> None:
     other, one = planes
     old = one.stats().node
@@ -157,6 +160,7 @@ def test_a_node_that_is_started_again_is_another(tmp_path: Path, two: Hosts, pla
         assert np.array_equal(again.get(other.put({"x": pattern(3, MIB)}))["x"].numpy(), pattern(3, MIB))
 
 
+@pytest.mark.long
 def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> None:
     """Away is not gone: it is the same member as before, what it holds can be read again, and nothing that was offered
     meanwhile stays."""
@@ -179,6 +183,7 @@ def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> No
     eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
 
 
+@pytest.mark.long
 def test_a_reader_that_was_stopped_in_the_middle_costs_the_owner_nothing(two: Hosts, planes: Planes) -> None:
     one, other = planes
     ref = one.put({"x": pattern(1, 8 * MIB)})
@@ -201,6 +206,7 @@ def read_quietly(plane: Any, ref: dp.BatchRef) -> None:
         plane.get(ref, timeout=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1], ids=["the owner", "the reader"])
 def test_told_to_stop_it_stops_though_the_other_is_stopped(two: Hosts, planes: Planes, which: int) -> None:
     one, other = planes

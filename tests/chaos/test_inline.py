@@ -55,6 +55,7 @@ def test_a_small_put_append_or_extend_is_one_request(node: StandingNode) -> None
             assert (delivery.groups, delivery.versions, delivery.keys) == (["g"], [7], [key])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [0, 1])
 def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, more: int) -> None:
     values = pattern(1, m.MAX_INLINE + 64 * more)
@@ -66,6 +67,7 @@ def test_what_is_larger_than_a_message_carries_is_put_first(node: StandingNode, 
         assert take(stream) == [values.tolist()]
 
 
+@pytest.mark.long
 def test_an_append_made_again_is_counted_once_and_keeps_nothing(node: StandingNode) -> None:
     """Also where the stream is full."""
     with dp.connect(node.address) as plane:
@@ -79,6 +81,7 @@ def test_an_append_made_again_is_counted_once_and_keeps_nothing(node: StandingNo
         eventually(lambda: plane.stats().memory_used == 0, "all of it is freed")
 
 
+@pytest.mark.long
 def test_rows_that_are_refused_keep_nothing(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"])
@@ -99,6 +102,7 @@ def test_rows_that_are_refused_keep_nothing(node: StandingNode) -> None:
 # Who waits
 
 
+@pytest.mark.long
 def test_an_append_waits_for_room_in_the_stream_with_its_bytes(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, dp.connect(node.address) as other:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -112,6 +116,7 @@ def test_an_append_waits_for_room_in_the_stream_with_its_bytes(node: StandingNod
         assert take(stream) == [[2]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["append", "extend"])
 def test_rows_wait_for_room_in_memory_with_their_bytes(node: StandingNode, what: str) -> None:
     with dp.connect(node.address) as plane, dp.connect(node.address) as other:
@@ -142,6 +147,7 @@ def fill(plane: Any) -> list[dp.BatchRef]:
     return [plane.put({"x": np.zeros(size, np.uint8)}) for size in (half, left - half)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["stream", "memory"])
 @pytest.mark.parametrize("how", ["timeout", "killed"])
 def test_who_waits_and_goes_leaves_nothing(node: StandingNode, of: str, how: str) -> None:
@@ -176,6 +182,7 @@ def waits(pipe: Any, address: str, how: str) -> None:
         pipe.send(type(error).__name__)
 
 
+@pytest.mark.long
 def test_many_that_wait_keep_no_more_than_one_client_may(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -259,6 +266,7 @@ def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: s
         eventually(lambda: plane.stats().memory_used == 0, "nothing else was kept")
 
 
+@pytest.mark.long
 def test_columns_for_rows_that_are_not_there_keep_nothing(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"])

@@ -62,6 +62,7 @@ def test_a_writer_can_not_cut_its_segment_away_under_readers(node: StandingNode)
         memory.close()
 
 
+@pytest.mark.long
 def test_who_has_closed_its_connection_writes_to_nobody_elses_bytes(node: StandingNode) -> None:
     """Its descriptor and mapping stay with it: its segment must not go to the next client."""
     raw = Raw(node.address)
@@ -76,6 +77,7 @@ def test_who_has_closed_its_connection_writes_to_nobody_elses_bytes(node: Standi
         memory.close()
 
 
+@pytest.mark.long
 def test_an_open_draft_of_a_client_that_was_cut_off_changes_nothing(node: StandingNode) -> None:
     """The array of a draft outlives the connection, and the user's loop goes on filling it."""
     with dp.connect(node.address) as other:
@@ -144,6 +146,7 @@ def test_a_reader_can_not_open_its_descriptor_again_for_writing(node: StandingNo
         plane.free(ref)
 
 
+@pytest.mark.long
 def test_a_reader_lets_go_of_segments_that_are_no_more(node: StandingNode) -> None:
     """Producers come and go, each with a segment of its own: neither descriptors nor mappings of a reader grow."""
 
@@ -161,6 +164,7 @@ def test_a_reader_lets_go_of_segments_that_are_no_more(node: StandingNode) -> No
         assert seen[-1] == seen[3]
 
 
+@pytest.mark.long
 def test_512_processes_put_into_a_node_of_a_tebibyte(tmp_path: Path) -> None:
     """Each has a segment, which the node maps too: one as large as the budget for each were more than there are
     addresses."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cases import each_case
 from tests.chaos.kills import TASKS, Event, Found, judge, run
 
 
+@pytest.mark.long
 @each_case("seed", [1])
 def test_40_kills_under_load_lose_no_row_double_none_and_leave_nothing(seed: int, tmp_path: Path) -> None:
     found = run(seed, 40, tmp_path)

@@ -68,6 +68,7 @@ def test_a_link_that_is_cut_and_healed(two: tuple[list[Host], list[dp.Plane]]) -
     eventually(lambda: again(b, refs[1], 1), "it is read")
 
 
+@pytest.mark.long
 def test_a_link_that_is_cut_one_way(two: tuple[list[Host], list[dp.Plane]]) -> None:
     """Who hears and is not heard does not answer."""
     (near, far), (a, b) = two
@@ -78,6 +79,7 @@ def test_a_link_that_is_cut_one_way(two: tuple[list[Host], list[dp.Plane]]) -> N
     eventually(lambda: again(b, ref, 1), "it is read")
 
 
+@pytest.mark.long
 def test_a_link_cut_while_bytes_come(two: tuple[list[Host], list[dp.Plane]]) -> None:
     (near, far), (a, b) = two
     near.slow_down("80mbit")
@@ -94,6 +96,7 @@ def test_a_link_cut_while_bytes_come(two: tuple[list[Host], list[dp.Plane]]) -> 
     eventually(lambda: not a.stats().pinned_bytes, "nothing is held for who did not come")
 
 
+@pytest.mark.long
 def test_who_reads_is_told_when_the_owner_is_gone(tmp_path: Path) -> None:
     """Not only when the streams find out: all who have joined a read, long before their time is over, that it can
     not be had. Then what they read from others goes on."""
@@ -117,6 +120,7 @@ def test_who_reads_is_told_when_the_owner_is_gone(tmp_path: Path) -> None:
         eventually(lambda: again(b, ref, 4, 32 * MIB), "it is there again")
 
 
+@pytest.mark.long
 def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
     """Who was sent there reads at the owner, as soon as it is known."""
     with hosts(3, tmp_path) as made, ExitStack() as undo:
@@ -134,6 +138,7 @@ def test_a_copy_whose_host_goes_while_it_is_read(tmp_path: Path) -> None:
             assert reading.result()
 
 
+@pytest.mark.long
 def test_a_slow_link_only_takes_longer(two: tuple[list[Host], list[dp.Plane]]) -> None:
     (near, _), (a, b) = two
     near.slow_down("1gbit")
@@ -144,6 +149,7 @@ def test_a_slow_link_only_takes_longer(two: tuple[list[Host], list[dp.Plane]]) -
     assert known(b) == 2
 
 
+@pytest.mark.long
 def test_a_node_that_is_stopped_and_continued(two: tuple[list[Host], list[dp.Plane]]) -> None:
     (near, _), (a, b) = two
     ref = put(a, 3)
@@ -153,6 +159,7 @@ def test_a_node_that_is_stopped_and_continued(two: tuple[list[Host], list[dp.Pla
     eventually(lambda: again(b, ref, 3), "it is there again")
 
 
+@pytest.mark.long
 def test_a_node_killed_while_others_read_from_it(tmp_path: Path) -> None:
     with hosts(3, tmp_path) as made, dp.connect(made[1].address) as b, dp.connect(made[2].address) as c:
         with dp.connect(made[0].address) as a:
@@ -172,6 +179,7 @@ def test_a_node_killed_while_others_read_from_it(tmp_path: Path) -> None:
             eventually(lambda plane=plane: not plane.stats().pinned_bytes, "nothing is held")
 
 
+@pytest.mark.long
 def test_who_reads_at_once_fetches_once(two: tuple[list[Host], list[dp.Plane]], tmp_path: Path) -> None:
     (_, far), (a, _) = two
     ref = put(a, 7, 8 * MIB)

@@ -58,6 +58,7 @@ def test_everything_pinned_is_backpressure_that_names_the_holders(tmp_path: Path
         assert np.array_equal(view, pattern(1, 6 * MIB))
 
 
+@pytest.mark.long
 def test_reservations_are_named_as_such(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         with plane.draft({"x": dp.dense((15, MIB), "uint8")}):
@@ -79,6 +80,7 @@ def test_an_object_larger_than_the_budget_is_refused_at_once(tmp_path: Path, how
         assert plane.stats().memory_used == 0
 
 
+@pytest.mark.long
 def test_a_put_whose_columns_exceed_the_budget_together(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         with pytest.raises(dp.LimitExceeded):
@@ -86,6 +88,7 @@ def test_a_put_whose_columns_exceed_the_budget_together(tmp_path: Path) -> None:
         assert plane.stats().memory_used == 0
 
 
+@pytest.mark.long
 def test_a_get_of_more_than_the_budget_is_refused_at_once(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         refs = [plane.put({"x": pattern(seed, 4 * MIB)}) for seed in range(6)]
@@ -125,6 +128,7 @@ def shared(pid: int) -> int:
     return 512 * sum(blocks.values())
 
 
+@pytest.mark.long
 def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Path) -> None:
     """256 MiB through 32: the node's memory and the shared memory stay in bounds all the while, every byte is right."""
     config = dp.NodeConfig(memory=BUDGET, spill="1GiB", spill_dir=tmp_path, prewarm=0)
@@ -148,6 +152,7 @@ def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Pa
         assert psutil.Process(node).is_running()
 
 
+@pytest.mark.long
 def test_a_queue_of_twice_the_budget_is_read_back_once(tmp_path: Path) -> None:
     """Read in order, what is restored is at most 1.05 of what did not fit the budget."""
     with StandingNode(tmp_path, memory=BUDGET, spill="256MiB") as node, dp.connect(node.address) as plane:

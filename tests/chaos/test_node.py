@@ -46,6 +46,7 @@ def test_waiting_clients_hear_of_the_nodes_death(tmp_path: Path) -> None:
         assert np.array_equal(view, pattern(1, 12 * MIB))  # what was handed out stays
 
 
+@pytest.mark.long
 async def test_the_asynchronous_face_hears_of_it_too(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node:
         async with dp.aio.connect(node.address) as plane:
@@ -59,6 +60,7 @@ async def test_the_asynchronous_face_hears_of_it_too(tmp_path: Path) -> None:
             assert [type(error) for error in results] == [dp.PeerUnavailable] * 4
 
 
+@pytest.mark.long
 def test_references_of_a_dead_node_are_lost_on_the_next(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, MIB)})
@@ -165,6 +167,7 @@ def start(spill: Path, runtime: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_embedded_nodes_killed_with_their_starter_are_reclaimed(tmp_path: Path) -> None:
     spill, runtime = tmp_path / "s", tmp_path / "r"
     runtime.mkdir()

@@ -79,6 +79,7 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
         assert np.array_equal(there.get(ref)["x"].numpy(), pattern(1, MIB))
 
 
+@pytest.mark.long
 def test_the_same_user_is_answered(hosts: list[Host]) -> None:
     """So it is not for another reason that others are not."""
     context: zmq.Context[Any] = zmq.Context()
@@ -100,6 +101,7 @@ def test_another_user_does_not_get_behind_the_port(hosts: list[Host]) -> None:
     assert set(heard) == {"closed"}
 
 
+@pytest.mark.long
 def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(tmp_path: Path) -> None:
     with OtherUser(LISTEN) as other:
         port = other.hear()
@@ -107,6 +109,7 @@ def test_another_user_that_listens_where_a_node_was_is_not_spoken_to(tmp_path: P
             assert [other.hear() for _ in range(3)] == ["closed"] * 3
 
 
+@pytest.mark.long
 def test_strangers_that_come_and_stay_keep_no_node_from_joining(hosts: list[Host], tmp_path: Path) -> None:
     program = """
 host, port = sys.argv[1].removeprefix("tcp://").split(":")
@@ -122,6 +125,7 @@ while True:
             eventually(lambda: len(members(plane)) == 3, "it has joined")
 
 
+@pytest.mark.long
 def test_the_log_names_who_was_refused_once(tmp_path: Path) -> None:
     from tests.chaos.test_boundary import Node
 

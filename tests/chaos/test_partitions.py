@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.namespaces import enter
 from dataplane.errors import DataplaneError, OutcomeUnknown, Retryable
 from dataplane.node.partitions.replicas import SETTINGS
@@ -196,6 +198,7 @@ def taken_over(others: list[Host], partitions: set[str]) -> list[Any]:
     return eventually(going_on, "others go on")
 
 
+@pytest.mark.long
 def test_partitions_survive_stops_cuts_kills_and_no_coordinator(tmp_path: Path) -> None:
     with hosts(3, tmp_path) as (made, server):
         a, b, c = made

@@ -206,6 +206,7 @@ NO_OTHERS = 0x5EED_0F_A_CA11
 """An identifier that no changed message has."""
 
 
+@pytest.mark.long
 def test_messages_that_were_changed_on_their_way(nodes: Nodes, key: Path | None) -> None:
     chance = random.Random(7)
     ref = nodes[1][0].put({"x": pattern(1, SIZE)})
@@ -247,6 +248,7 @@ MEAN = [
 ]
 
 
+@pytest.mark.long
 def test_messages_that_no_node_sends(nodes: Nodes, key: Path | None) -> None:
     kept = nodes[1][0].put({"x": pattern(1, MIB, 4)})
     with voices() as voice:
@@ -278,6 +280,7 @@ def taken(address: str, ticket: bytes, *stretches: tuple[int, int]) -> bytes:
     return heard
 
 
+@pytest.mark.long
 def test_a_ticket_is_good_once_there_and_until_it_is_withdrawn(nodes: Nodes, key: Path | None) -> None:
     """Who has read it on its way, or keeps it, gets nothing that was not his, and nothing later."""
     hosts, planes = nodes
@@ -303,6 +306,7 @@ def test_a_ticket_is_good_once_there_and_until_it_is_withdrawn(nodes: Nodes, key
     still_well(nodes)
 
 
+@pytest.mark.long
 def test_requests_on_the_port_of_bytes_that_were_changed(nodes: Nodes, key: Path | None) -> None:
     """A ticket that is good, and stretches that are not: nobody gets a byte that is beside the offer."""
     chance = random.Random(11)
@@ -380,6 +384,7 @@ LIES: dict[str, Callable[[int], pm.Offered]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["no key"], indirect=True)
 @pytest.mark.parametrize("what", LIES)
 def test_a_member_that_lies(nodes: Nodes, what: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dataplane as dp
 from tests.cases import each_case
@@ -50,6 +51,7 @@ def test_a_producer_killed_before_the_seal_leaves_nothing(tmp_path: Path, step: 
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, 15 * MIB))
 
 
+@pytest.mark.long
 def test_a_producer_killed_after_the_seal_leaves_the_shard(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         with Worker(producer, node.address, "after seal") as worker:
@@ -69,6 +71,7 @@ def endless_producer(pipe: Any, address: str, seed: int) -> None:
         plane.free(plane.put({"x": pattern(seed, SIZE // 4), "y": pattern(seed + 1, SIZE // 4)}))
 
 
+@pytest.mark.long
 def test_producers_killed_at_any_moment_leave_nothing(tmp_path: Path) -> None:
     """Killed where they happen to be, eight times: at most the shards of one put each are there, whole."""
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
@@ -91,6 +94,7 @@ def waiting_producer(pipe: Any, address: str) -> None:
     plane.put({"x": pattern(1, 12 * MIB)}, timeout=60)
 
 
+@pytest.mark.long
 def test_a_producer_killed_while_it_waits_leaves_the_queue(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         held = plane.put({"x": pattern(0, 8 * MIB)})

@@ -52,6 +52,7 @@ def test_rows_are_passed_over_while_the_disk_is_full_and_the_pipeline_goes_on(tm
     assert (manifest.skipped, manifest.complete) == (20, False)
 
 
+@pytest.mark.long
 def test_rows_wait_for_room_where_that_is_wanted(tmp_path: Path, small_disk: Path) -> None:
     fence = small_disk / "fence"
     fence.write_bytes(bytes(3 << 20))

@@ -17,6 +17,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dataplane as dp
 from tests.cases import each_case
 from tests.chaos.history import NEEDS, TASKS, History, reward, values
@@ -333,6 +335,7 @@ def test_a_history(seed: int) -> None:
     perform(seed, FAULTS)
 
 
+@pytest.mark.long
 @each_case("seed", [126, 127])
 def test_a_history_of_nodes_that_come_back(seed: int) -> None:
     perform(seed, ["away", "stop", "join"])

@@ -140,6 +140,7 @@ def led(planes: list[Any]) -> dict[str, set[str]]:
     return {plane.stats().node: {*plane.members()["members"][plane.stats().node]["leads"]} for plane in planes}
 
 
+@pytest.mark.long
 @each_case("how", ["away", "wiped"])
 def test_rows_flow_while_the_coordinator_is_away_and_when_it_was_wiped(tmp_path: Path, how: str) -> None:
     with ExitStack() as stack:
@@ -187,6 +188,7 @@ def test_rows_go_on_where_others_lead_when_a_leader_dies(cluster: Cluster) -> No
     eventually(lambda: nothing_kept(cluster.planes[0]), "what was acked is freed")
 
 
+@pytest.mark.long
 def test_the_second_of_two_goes_on_when_the_first_dies_that_ran_the_only_server(tmp_path: Path) -> None:
     """What the coordinator knew dies with a leader of each kind of partition."""
     with ExitStack() as stack:
@@ -205,6 +207,7 @@ def test_the_second_of_two_goes_on_when_the_first_dies_that_ran_the_only_server(
         assert streams[1].lost() == []
 
 
+@pytest.mark.long
 def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -223,6 +226,7 @@ def test_what_a_task_has_acked_is_not_delivered_to_it_again(cluster: Cluster) ->
     assert sorted(drained(streams[1], "reward", ["id"])) == list(range(30))
 
 
+@pytest.mark.long
 def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Cluster) -> None:
     """The partition that has the others lets go of them: who is told that his work does not count leaves no row undone.
     Rows without a group are in the partition of the host where they are appended."""
@@ -237,6 +241,7 @@ def test_of_a_delivery_some_of_whose_rows_are_lost_nothing_is_done(cluster: Clus
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 112))
 
 
+@pytest.mark.long
 def test_columns_that_came_from_a_third_host_survive_the_leader(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -251,6 +256,7 @@ def test_columns_that_came_from_a_third_host_survive_the_leader(cluster: Cluster
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "what was acked is freed on both")
 
 
+@pytest.mark.long
 def test_what_a_task_had_acked_is_not_lost_to_it(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[2].append(ids(6), keys=list("abcdef"))
@@ -271,6 +277,7 @@ def test_what_a_task_had_acked_is_not_lost_to_it(cluster: Cluster) -> None:
         streams[0].lost("critic")
 
 
+@pytest.mark.long
 def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
@@ -290,6 +297,7 @@ def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cl
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(30))
 
 
+@pytest.mark.long
 def test_a_stream_with_limits_goes_on_when_any_host_dies(cluster: Cluster) -> None:
     for victim in (2,):
         name = f"bounded-{victim}"
@@ -304,6 +312,7 @@ def test_a_stream_with_limits_goes_on_when_any_host_dies(cluster: Cluster) -> No
         streams[1].append(ids(30), group=GROUPS, timeout=60)
 
 
+@pytest.mark.long
 def test_a_consumer_that_waits_when_a_leader_dies_is_given_what_survives(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -314,6 +323,7 @@ def test_a_consumer_that_waits_when_a_leader_dies_is_given_what_survives(cluster
         assert sorted(delivery.get()["id"].to_list()) == list(range(30))
 
 
+@pytest.mark.long
 def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -333,6 +343,7 @@ def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster:
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(100, 130))
 
 
+@pytest.mark.long
 def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path, join: str) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -350,6 +361,7 @@ def test_a_host_that_joins_takes_its_share(cluster: Cluster, tmp_path: Path, joi
     assert np.array_equal(np.sort(seen), np.arange(60))
 
 
+@pytest.mark.long
 def test_what_was_put_on_two_hosts_survives_one(cluster: Cluster) -> None:
     large = np.random.default_rng(1).integers(0, 255, (64, 20_000), np.uint8)
     ref = cluster.planes[2].put({"pixels": large, "n": np.arange(64)}, replicas=2)
@@ -372,6 +384,7 @@ def test_what_was_put_on_two_hosts_survives_one(cluster: Cluster) -> None:
         cluster.planes[1].get(ref)
 
 
+@pytest.mark.long
 def test_what_is_freed_is_freed_on_both(cluster: Cluster) -> None:
     ref = cluster.planes[0].put({"n": np.arange(64)}, replicas=3)
     other = cluster.planes[0].put({"n": np.arange(64)}, replicas=2, scope="step")
@@ -410,6 +423,7 @@ def test_rows_of_a_stream_on_two_hosts_survive_one(cluster: Cluster) -> None:
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "all is freed where it is left")
 
 
+@pytest.mark.long
 def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(cluster: Cluster) -> None:
     """A new leader has rows that died with the old one on their second host, together with rows of that host's own."""
     streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in cluster.planes]
@@ -423,6 +437,7 @@ def test_rows_on_two_hosts_survive_one_also_where_rows_of_several_come_together(
     assert sorted(found) == list(range(360))
 
 
+@pytest.mark.long
 def test_rows_that_lack_what_died_with_a_leader_are_told_and_keep_nobody(cluster: Cluster) -> None:
     """Of a column that was brought on the leader's own host nobody else has anything but what its follower knows."""
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
@@ -437,6 +452,7 @@ def test_rows_that_lack_what_died_with_a_leader_are_told_and_keep_nobody(cluster
     eventually(lambda: all(map(nothing_kept, cluster.planes[:2])), "their other columns are freed")
 
 
+@pytest.mark.long
 def test_columns_that_were_replaced_from_another_host_are_freed(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
@@ -449,6 +465,7 @@ def test_columns_that_were_replaced_from_another_host_are_freed(cluster: Cluster
     eventually(lambda: all(map(nothing_kept, cluster.planes)), "also what nobody needs since it was replaced")
 
 
+@pytest.mark.long
 def test_a_full_disk_on_one_of_three_holds_up_who_puts_there_alone(tmp_path: Path, small_disk: Path, join: str) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB - 64 * 1024))

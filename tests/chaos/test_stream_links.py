@@ -20,7 +20,7 @@ from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.netns import Host, hosts, needs_namespaces
 from tests.processes import eventually
 
-pytestmark = needs_namespaces
+pytestmark = [needs_namespaces, pytest.mark.long]
 
 GROUPS = [f"prompt-{i}" for i in range(24)]
 KEYS = [f"row-{i}" for i in range(12)]

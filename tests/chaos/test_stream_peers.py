@@ -146,6 +146,7 @@ def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[An
     eventually(lambda: all(map(nothing_kept, planes)), "nothing is kept for who lied")
 
 
+@pytest.mark.long
 def test_messages_of_streams_that_were_changed_on_their_way(nodes: tuple[list[Host], list[Any]]) -> None:
     """Members lie or not: the node goes on, and a stream that nobody named is as it was."""
     hosts, planes = nodes

@@ -60,6 +60,7 @@ def stopped_producer(pipe: Any, address: str) -> None:
     pipe.recv()
 
 
+@pytest.mark.long
 def test_a_stopped_producers_admission_goes_to_others_and_its_append_is_refused(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Worker(stopped_producer, node.address) as worker:
         stream = plane.stream("s", ["a"], max_rows=2)
@@ -86,6 +87,7 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef) -> m.Append:
     return m.Append(raw.next(), token(stream), ticket, "", ref.encode(), [], b"", [], bytes(8), {}, {})
 
 
+@pytest.mark.long
 def test_who_is_admitted_after_it_fell_silent_keeps_nobody_out(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -105,6 +107,7 @@ def test_who_is_admitted_after_it_fell_silent_keeps_nobody_out(node: StandingNod
         plane.free(ref)
 
 
+@pytest.mark.long
 def test_a_ticket_of_a_stream_that_was_dropped_is_given_back_in_silence(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -119,6 +122,7 @@ def test_a_ticket_of_a_stream_that_was_dropped_is_given_back_in_silence(node: St
         assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
 
 
+@pytest.mark.long
 def test_nobody_gives_back_what_another_was_admitted_with(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw, Raw(node.address) as thief:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -145,6 +149,7 @@ def half_way(pipe: Any, address: str, who: dict[str, Any]) -> None:
     pipe.recv()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", [{}, {"member": "m", "replica": 0, "replicas": 1}], ids=["one", "a replica"])
 def test_what_was_brought_by_who_was_killed_before_its_ack_is_brought_again(
     node: StandingNode, who: dict[str, Any]

@@ -70,6 +70,7 @@ def test_rows_of_a_killed_consumer_go_to_others_at_once(node: StandingNode) -> N
         assert plane.stats().memory_used == 0
 
 
+@pytest.mark.long
 def test_what_a_killed_consumer_waited_for_goes_to_nobody(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"], max_deliveries=1)
@@ -81,6 +82,7 @@ def test_what_a_killed_consumer_waited_for_goes_to_nobody(node: StandingNode) ->
         assert take(stream) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_process_stopped_past_its_lease_is_refused(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Worker(consumer, node.address, 0.3) as worker:
         stream = plane.stream("s", ["a"])
@@ -137,6 +139,7 @@ def hands_over(pipe: Any, address: str) -> None:
     stream.append(ref, timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["waiting", "admitted"])
 def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: StandingNode, step: str) -> None:
     """What it put and did not give away lives on; and so does what it was refused to append."""
@@ -163,6 +166,7 @@ def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: Standing
         stream.append({"x": range(4)}, timeout=60)  # its place is free
 
 
+@pytest.mark.long
 def test_what_others_put_or_a_process_that_lives_was_about_to_append_stays(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"], max_rows=1)
@@ -211,6 +215,7 @@ def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: s
         assert plane.stats().memory_used == 0
 
 
+@pytest.mark.long
 def test_everybody_hears_of_the_nodes_death_at_once(node: StandingNode) -> None:
     errors: dict[str, Exception] = {}
     with dp.connect(node.address) as plane:
@@ -263,6 +268,7 @@ class Invents:
         return self.rows
 
 
+@pytest.mark.long
 def test_a_sampler_that_does_not_work_harms_its_caller_alone(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, dp.connect(node.address) as other:
         stream, theirs = plane.stream("s", ["a"]), other.stream("s")
@@ -288,6 +294,7 @@ def test_a_sampler_that_does_not_work_harms_its_caller_alone(node: StandingNode)
         assert take(stream) == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a", "idle"], max_rows=4)
@@ -306,6 +313,7 @@ def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
             lag.append({"x": [2]}, version=3, timeout=0.05)
 
 
+@pytest.mark.long
 def test_a_group_that_never_completes(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"])
@@ -329,6 +337,7 @@ def test_a_group_that_never_completes(node: StandingNode) -> None:
         assert (stream.stats()["rows"], plane.stats().memory_used) == (0, 0)
 
 
+@pytest.mark.long
 def test_waiting_costs_nothing(node: StandingNode) -> None:
     """64 consumers of an empty stream: less than 2 % of a core."""
     with Raw(node.address) as raw, dp.connect(node.address) as plane:
@@ -453,6 +462,7 @@ def test_false_appends(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: 
     plane.free(ref)
 
 
+@pytest.mark.long
 def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     """Rows that were not admitted or are not there, bytes that nobody has, shards of nowhere."""
     node, plane, stream = lied_to
@@ -554,6 +564,7 @@ def test_nonsense_is_cut_off(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) 
     assert set(plane.streams()) == {"s", "t"}
 
 
+@pytest.mark.long
 def test_a_sampler_or_settings_that_can_not_be(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     node, _, stream = lied_to
     for body in (
@@ -567,6 +578,7 @@ def test_a_sampler_or_settings_that_can_not_be(lied_to: tuple[StandingNode, dp.P
             assert raw.is_cut_off()
 
 
+@pytest.mark.long
 def test_an_append_and_the_end_of_a_wait_at_once(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     """The home serves somebody who has just been cancelled and does not know it yet: what it gave is given back."""
     node, plane, _ = lied_to
@@ -590,6 +602,7 @@ def test_an_append_and_the_end_of_a_wait_at_once(lied_to: tuple[StandingNode, dp
         other.append({"x": [1, 2]}, timeout=0)
 
 
+@pytest.mark.long
 def test_a_delivery_that_fits_no_message(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     _, plane, _ = lied_to
     stream = plane.stream("t", ["a"])
@@ -602,6 +615,7 @@ def test_a_delivery_that_fits_no_message(lied_to: tuple[StandingNode, dp.Plane, 
     stream.drop()
 
 
+@pytest.mark.long
 def test_looking_often_is_not_remembered(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     node, plane, _ = lied_to
     stream = plane.stream("t", ["a"])
@@ -616,6 +630,7 @@ def test_looking_often_is_not_remembered(lied_to: tuple[StandingNode, dp.Plane, 
         stream.drop()
 
 
+@pytest.mark.long
 def test_valid_frames_with_random_fields(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     """On a stream of the liar's own, and with tokens that are none: nobody else's is touched."""
     node, plane, _ = lied_to

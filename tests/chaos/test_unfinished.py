@@ -130,6 +130,7 @@ def test_no_token_is_lost_or_comes_twice(tmp_path: Path) -> None:
         sys.stderr.write(f"{ROWS} rows of {PIECES} pieces, {KILLS} of {WORKERS} workers killed: {took_s:.1f} s\n")
 
 
+@pytest.mark.long
 def test_rows_in_progress_of_a_durable_stream_are_there_after_all_is_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with StandingNode(tmp_path / "1", data_dir=data) as node, dp.connect(node.address) as plane:

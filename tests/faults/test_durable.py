@@ -19,6 +19,8 @@ from dataplane.store.store import Store
 from tests.faults.durable_subject import ME, MIB
 from tests.faults.shim import EVERY, Rule, build, compiler
 
+pytestmark = pytest.mark.long
+
 WAL, SHARDS = "node.sqlite-wal", ".shards"
 STEPS = [
     ("log", "", 0, "", "1"),

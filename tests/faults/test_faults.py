@@ -13,6 +13,8 @@ from tests.faults.shim import build, compiler, name
 from tests.faults.subject import Subject
 from tests.faults.trial import Outcome
 
+pytestmark = pytest.mark.long
+
 SEED = 14
 GROUPS = {
     "open": {"open"},

@@ -16,6 +16,8 @@ from tests.faults.shim import EVERY, HANG, build, compiler
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
 
+pytestmark = pytest.mark.long
+
 SHARD = 512 << 10
 
 

@@ -17,6 +17,8 @@ from tests.faults.shim import EVERY, HANG, build, compiler, name
 from tests.faults.subject import Subject
 from tests.processes import eventually, pattern
 
+pytestmark = pytest.mark.long
+
 SHARD = 2 << 20
 MEMORY = 16 << 20
 ALONE = ["--listen", "tcp://127.0.0.1:0", "--transports", "tcp"]
