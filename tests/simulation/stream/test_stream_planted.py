@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases import each_case
 from tests.simulation.stream.planted import FAULTS
 from tests.simulation.stream.run import partitions, run_seed
 
 SEEDS = 60
+
+#: Those that are looked for in every run of the tests.
+FEW = {"a_key_has_two_rows", "an_ack_of_a_superseded_lease_is_taken"}
 
 #: Where to begin looking.
 FIRST = {
@@ -59,7 +61,7 @@ LENT = {
 
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; all of its seeds are 4 s of a processor
-@each_case("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in FEW)) for name in FAULTS])
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     seeds = (s for s in range(FIRST[name], FIRST[name] + SEEDS) if name not in LENT or partitions(s) > 1)

@@ -1,10 +1,9 @@
-"""The stream's own partitions, simulated: every invariant holds in the first two hundred seeds, in the time for it."""
+"""The stream's own partitions, simulated: every invariant holds in the first seeds."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -17,20 +16,15 @@ from tests.simulation.stream.planted import FAULTS
 from tests.simulation.stream.run import partitions, plan, run, run_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 200
-SEED_S = 0.2
-"""Processor seconds of a seed, at most; it takes a third of it."""
+SEEDS = 300
 
 
-@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 15 s
+@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 20 s
 def test_every_invariant_holds() -> None:
     """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
-    began = time.process_time()
     outcomes = [run_seed(seed) for seed in range(SEEDS)]
-    took = time.process_time() - began
     broken = [outcome for outcome in outcomes if outcome.broken is not None]
     assert not broken, "\n".join(report(outcome, run, "make simulate STREAM=1") for outcome in broken[:3])
-    assert took < SEED_S * SEEDS
     assert sum(outcome.epochs for outcome in outcomes) > 4 * SEEDS
     assert sum(outcome.commands for outcome in outcomes) > 50 * SEEDS
     assert sum(outcome.lost for outcome in outcomes) < 0.05 * SEEDS

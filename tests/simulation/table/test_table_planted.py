@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases import each_case
 from tests.simulation.table.planted import FAULTS
 from tests.simulation.table.run import run_seed
 
 SEEDS = 60
+
+#: Those that are looked for in every run of the tests.
+FEW = {"a_row_is_taken_twice", "a_failover_loses_entries"}
 
 #: Where to begin looking, if not at 0.
 FIRST = {
@@ -19,7 +21,7 @@ FIRST = {
 }
 
 
-@each_case("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name not in FEW)) for name in FAULTS])
 def test_it_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[name](monkeypatch.setattr)
     first = FIRST.get(name, 0)

@@ -1,10 +1,9 @@
-"""A table's own partition, simulated: every invariant holds in the first hundred seeds, in the time for them."""
+"""A table's own partition, simulated: every invariant holds in the first seeds."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,15 @@ from tests.simulation.shrink import report
 from tests.simulation.table.run import run, run_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 100
-SEED_S = 0.12
-"""Processor seconds of a seed, at most; it takes a quarter of it."""
+SEEDS = 300
 
 
-@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 3 s
+@pytest.mark.timeout(300)  # of a machine with much else to do; alone, it takes 9 s
 def test_every_invariant_holds() -> None:
     """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
-    began = time.process_time()
     outcomes = [run_seed(seed) for seed in range(SEEDS)]
-    took = time.process_time() - began
     broken = [outcome for outcome in outcomes if outcome.broken is not None]
     assert not broken, "\n".join(report(outcome, run, "make simulate TABLE=1") for outcome in broken[:3])
-    assert took < SEED_S * SEEDS
     assert sum(outcome.epochs for outcome in outcomes) > 4 * SEEDS
     assert sum(outcome.commands for outcome in outcomes) > 40 * SEEDS
     assert sum(outcome.lost for outcome in outcomes) < 0.05 * SEEDS

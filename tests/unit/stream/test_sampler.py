@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -201,18 +200,6 @@ class TestCompleteGroups:
             assert chosen(CompleteGroups(size), ready(group), want) == (expected, [])
         except Misuse:
             assert not expected
-
-    def test_many_candidates_are_chosen_from_soon(self) -> None:
-        group = np.random.default_rng(0).permutation(np.repeat(np.arange(12_500), 8))
-        same = np.zeros(len(group), np.int64)
-        candidates = Candidates(group, same, same.astype(float), same + 8, same, {}, {}, 0, False, True)
-        took = []
-        for _ in range(5):
-            start = time.process_time()
-            choice = CompleteGroups(8, timeout=60.0).choose(candidates, 512)
-            took.append(time.process_time() - start)
-        assert len(choice.rows) == 512
-        assert min(took) < 0.020
 
 
 class TestFreshest:

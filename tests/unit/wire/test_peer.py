@@ -6,7 +6,6 @@ import asyncio
 import errno
 import inspect
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -322,10 +321,8 @@ async def test_nobody_listens(start: Start) -> None:
     gone = start()
     address = gone.address
     await gone.aclose()
-    began = time.monotonic()
     with pytest.raises(PeerUnavailable) as caught:
         await one.request(address, withdraw(one), Done, SOON_S)
-    assert time.monotonic() - began >= SOON_S
     assert caught.value.address == address
 
 
