@@ -126,8 +126,16 @@ def last_append() -> dict[str, Any]:
     return {"keys": [f"{row}" for row in range(48, 60)], "group": np.repeat(range(48, 51), 4)}
 
 
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize(("step", "nth"), [(m.ReadSnapshot, 1), (m.Pin, 1), (m.Pin, 3), ("commit", 1)])
+@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("step", "nth"),
+    [
+        pytest.param(m.ReadSnapshot, 1, marks=pytest.mark.long),
+        pytest.param(m.Pin, 1, marks=pytest.mark.long),
+        pytest.param(m.Pin, 3, marks=pytest.mark.long),
+        ("commit", 1),
+    ],
+)
 def test_who_is_killed_while_writing_leaves_no_file(
     node: StandingNode, file: Path, step: Any, nth: int, there: bool
 ) -> None:
@@ -153,7 +161,15 @@ def test_who_is_killed_while_writing_leaves_no_file(
 
 
 @pytest.mark.parametrize(
-    ("step", "nth"), [(m.PutBack, 1), (m.Put, 1), (m.PutColumns, 1), (m.Put, 3), (m.PutColumns, 4), (m.Restored, 1)]
+    ("step", "nth"),
+    [
+        pytest.param(m.PutBack, 1, marks=pytest.mark.long),
+        pytest.param(m.Put, 1, marks=pytest.mark.long),
+        pytest.param(m.PutColumns, 1, marks=pytest.mark.long),
+        pytest.param(m.Put, 3, marks=pytest.mark.long),
+        pytest.param(m.PutColumns, 4, marks=pytest.mark.long),
+        (m.Restored, 1),
+    ],
 )
 def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
     with dp.connect(node.address) as plane:
@@ -170,7 +186,9 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
         assert take(plane.restore(file)) == list(range(16))
 
 
-@pytest.mark.parametrize(("what", "step"), [("checkpoint", m.ReadSnapshot), ("restore", m.Restored)])
+@pytest.mark.parametrize(
+    ("what", "step"), [("checkpoint", m.ReadSnapshot), pytest.param("restore", m.Restored, marks=pytest.mark.long)]
+)
 def test_a_node_that_dies_meanwhile(node: StandingNode, file: Path, what: str, step: type) -> None:
     written(node, file)
     with dp.connect(node.address) as plane:
@@ -184,12 +202,12 @@ def test_a_node_that_dies_meanwhile(node: StandingNode, file: Path, what: str, s
 @pytest.mark.parametrize(
     ("what", "step"),
     [
-        ("checkpoint", m.ReadSnapshot),
-        ("checkpoint", m.Pin),
-        ("restore", m.PutBack),
-        ("restore", m.Seal),
+        pytest.param("checkpoint", m.ReadSnapshot, marks=pytest.mark.long),
+        pytest.param("checkpoint", m.Pin, marks=pytest.mark.long),
+        pytest.param("restore", m.PutBack, marks=pytest.mark.long),
+        pytest.param("restore", m.Seal, marks=pytest.mark.long),
         ("restore", m.PutColumns),
-        ("restore", m.Restored),
+        pytest.param("restore", m.Restored, marks=pytest.mark.long),
     ],
 )
 async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: Path, what: str, step: type) -> None:
@@ -534,8 +552,14 @@ def test_a_node_that_is_too_small(tmp_path: Path, node: StandingNode, file: Path
         eventually(lambda: held(plane) == (0, 0, 0, 1), "nothing of it is kept")
 
 
-@pytest.mark.parametrize("piece", [32 * MIB, 5 * MIB // 4, 1000], ids=["large pieces", "two rows", "a row"])
-@pytest.mark.parametrize("rows", [1, 10], ids=["an append a row", "large appends"])
+@pytest.mark.parametrize(
+    "piece",
+    [pytest.param(32 * MIB, marks=pytest.mark.long), 5 * MIB // 4, pytest.param(1000, marks=pytest.mark.long)],
+    ids=["large pieces", "two rows", "a row"],
+)
+@pytest.mark.parametrize(
+    "rows", [pytest.param(1, marks=pytest.mark.long), 10], ids=["an append a row", "large appends"]
+)
 def test_a_stream_larger_than_memory(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, rows: int, piece: int
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
 
@@ -56,7 +57,7 @@ USES: dict[str, Callable[[dp.Plane, dp.BatchRef], Any]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@each_case("use", USES)
 def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
     with dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, MIB)})
@@ -67,7 +68,7 @@ def test_use_in_the_child_raises_forked(node: StandingNode, use: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("use", ["seal", "drop"])
+@each_case("use", ["seal", "drop"])
 def test_a_parents_draft_in_the_child(node: StandingNode, use: str) -> None:
     with dp.connect(node.address) as plane, plane.draft({"x": dp.dense((1, MIB // 8), "uint64")}) as draft:
         draft["x"][:] = pattern(1, MIB)
@@ -86,7 +87,7 @@ def test_closing_in_the_child_closes_nothing_of_the_parents(node: StandingNode) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
+@each_case("closed", [False, True], ids=["plane open", "plane closed"])
 def test_the_childs_end_drops_no_pin_of_the_parent(node: StandingNode, closed: bool) -> None:
     with dp.connect(node.address) as watcher:
         plane = dp.connect(node.address)

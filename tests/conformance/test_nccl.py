@@ -85,6 +85,7 @@ class TestGloo(TransportSuite):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs here")
 @pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives")
+@pytest.mark.long
 class TestNccl(TransportSuite):
     @pytest.fixture(autouse=True)
     def devices(self) -> None:

@@ -30,6 +30,7 @@ class TestTcp(TransportSuite):
         return Tcp("127.0.0.1")
 
 
+@pytest.mark.long
 class TestTcpByIPv6(TransportSuite):
     def made(self) -> Transport:
         return Tcp("::1")

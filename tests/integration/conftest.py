@@ -37,9 +37,9 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
         yield node
 
 
-@pytest.fixture(params=list(FACES))
+@pytest.fixture(params=["sync", pytest.param("aio", marks=pytest.mark.long)])
 def plane(request: pytest.FixtureRequest, node: StandingNode) -> Iterator[Any]:
-    """Each face on it."""
+    """A face on it: the other has the same calls, and is tested at length."""
     with FACES[request.param](node.address) as plane:
         yield plane
 

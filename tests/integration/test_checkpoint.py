@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize("pieces", ["whole", "small_pieces"])
+@pytest.mark.parametrize("pieces", [pytest.param("whole", marks=pytest.mark.long), "small_pieces"])
 def test_every_kind_of_column_comes_back(plane: Any, file: Path, pieces: str, request: pytest.FixtureRequest) -> None:
     if pieces != "whole":
         request.getfixturevalue(pieces)

@@ -20,7 +20,7 @@ from tests.cases import each_case
 from tests.integration.faces import FACES
 from tests.processes import StandingNode, Worker, eventually
 
-both_faces = pytest.mark.parametrize("face", FACES)
+both_faces = each_case("face", FACES)
 
 
 @both_faces
@@ -52,9 +52,7 @@ def test_a_path_that_is_too_long(tmp_path: Path) -> None:
 
 
 @both_faces
-@pytest.mark.parametrize(
-    "address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"]
-)
+@each_case("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
 def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
     with pytest.raises(ValueError, match="no address"):

@@ -273,8 +273,18 @@ def test_what_was_spilled_compressed(tmp_path: Path) -> None:
             assert (other.get(ref)["x"].numpy() == seed).all()
 
 
-@pytest.mark.parametrize("what", ["a byte", "the end", "all of it", "the record", "its pages", "its file"])
-@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a byte",
+        pytest.param("the end", marks=pytest.mark.long),
+        pytest.param("all of it", marks=pytest.mark.long),
+        pytest.param("the record", marks=pytest.mark.long),
+        pytest.param("its pages", marks=pytest.mark.long),
+        "its file",
+    ],
+)
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.long), 64])
 def test_a_spill_file_that_was_changed_is_no_data(
     tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]], what: str, rows: int
 ) -> None:
@@ -533,7 +543,7 @@ def test_what_was_freed_at_its_owner_is_gone(planes: Planes) -> None:
             other.get(dp.concat([one.put({"x": pattern(1, size, 4)}), ref]))
 
 
-@pytest.mark.parametrize("size", [8 << 10, 2 * MIB])
+@each_case("size", [8 << 10, 2 * MIB])
 def test_rows_that_were_freed_at_their_owner_are_gone(planes: Planes, size: int) -> None:
     one, other = planes
     ref = one.put({"x": pattern(1, size, 4), "y": pattern(2, size, 4)})
@@ -671,7 +681,11 @@ def test_with_a_key(tmp_path: Path, key: Path, kinds: Any) -> None:
 
 @pytest.mark.parametrize(
     ("listen", "advertise"),
-    [("tcp://0.0.0.0:0", "127.0.0.1"), ("tcp://*:0", "localhost"), ("tcp://[::]:0", "::1")],
+    [
+        ("tcp://0.0.0.0:0", "127.0.0.1"),
+        pytest.param("tcp://*:0", "localhost", marks=pytest.mark.long),
+        pytest.param("tcp://[::]:0", "::1", marks=pytest.mark.long),
+    ],
 )
 def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, advertise: str) -> None:
     """Others are told where they find it, of the control channel and of the bytes."""
@@ -690,7 +704,7 @@ def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, adve
         assert np.array_equal(one.get(other.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
 
 
-@pytest.mark.parametrize("what", ["another key", "no key"])
+@each_case("what", ["another key", "no key"])
 def test_without_the_key_nobody_becomes_a_member(tmp_path: Path, key: Path, what: str) -> None:
     """Nor learns of any: not by greeting, and not by being greeted."""
     auth.generate(tmp_path / "other key")
@@ -806,7 +820,7 @@ def test_arguments_that_are_none_are_refused(
     assert not (tmp_path / "node.sock").exists()
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each_case("what", WRONG)
 def test_a_node_that_can_not_start_says_why(tmp_path: Path, key: Path, what: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         known = {"KEY": str(key), "TAKEN": f"tcp://127.0.0.1:{taken.getsockname()[1]}"}

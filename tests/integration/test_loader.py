@@ -106,7 +106,17 @@ def test_padded(stream: Stream) -> None:
     assert batch["answer"] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "float8_e4m3fn", "float64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("bool", marks=pytest.mark.long),
+        pytest.param("uint8", marks=pytest.mark.long),
+        pytest.param("uint16", marks=pytest.mark.long),
+        "float8_e4m3fn",
+        pytest.param("float64", marks=pytest.mark.long),
+        pytest.param("complex64", marks=pytest.mark.long),
+    ],
+)
 def test_every_dtype_is_padded(stream: Stream, dtype: str) -> None:
     rows = [torch.tensor([1, 0, 1]).to(getattr(torch, dtype)), torch.tensor([1]).to(getattr(torch, dtype))]
     stream.append({"x": rows})
@@ -174,7 +184,14 @@ def test_pinning(stream: Stream, collate: Any) -> None:
 # Order, acks, prefetching
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(
+    "prefetch",
+    [
+        pytest.param(0, marks=pytest.mark.long),
+        pytest.param(pytest.param(1, marks=pytest.mark.long), marks=pytest.mark.long),
+        3,
+    ],
+)
 def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -> None:
     fill(stream, 20)
     seen, batches = [], load(stream, prefetch=prefetch)
@@ -185,7 +202,14 @@ def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -
     assert (batches.steps, batches.rows, figures(stream)["acked"]) == (10, 20, 20)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(
+    "prefetch",
+    [
+        pytest.param(0, marks=pytest.mark.long),
+        pytest.param(pytest.param(1, marks=pytest.mark.long), marks=pytest.mark.long),
+        3,
+    ],
+)
 def test_no_more_are_held_than_are_fetched_ahead(stream: Stream, prefetch: int) -> None:
     fill(stream, 20)
     for i, _ in enumerate(load(stream, prefetch=prefetch)):

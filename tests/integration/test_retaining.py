@@ -16,6 +16,7 @@ import pytest
 import dataplane as dp
 from dataplane.batch.links import link_of, shard_of
 from dataplane.wire import messages as m
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
@@ -45,7 +46,7 @@ def gone(plane: Any) -> None:
     eventually(lambda: plane.stats().memory_used == plane.stats().shards == 0, "nothing is left")
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@each_case("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[int, ...]) -> None:
     first = plane.put(columns())
     used = plane.stats().memory_used

@@ -108,7 +108,15 @@ def test_opening(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize("by", ["ref", "reordered", "keys", "repeated and picked"])
+@pytest.mark.parametrize(
+    "by",
+    [
+        pytest.param("ref", marks=pytest.mark.long),
+        "reordered",
+        pytest.param("keys", marks=pytest.mark.long),
+        "repeated and picked",
+    ],
+)
 def test_extending_in_any_order(plane: Any, by: str) -> None:
     stream = plane.stream("s", ["score", "use"])
     stream.append(rollouts(5), keys=list("abcde"))
@@ -474,7 +482,9 @@ def test_two_with_samplers_of_their_own_take_turns(node: StandingNode) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(
+    "prefetch", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
     stream = plane.stream("s", ["a"])
     for start in range(0, 20, 4):

@@ -92,7 +92,15 @@ def test_no_task_is_given_a_row_before_it_is_finished(stream: Any) -> None:
         stream.consume("actor", rows=1, columns=["response_ids"], timeout=5)
 
 
-@pytest.mark.parametrize(("share", "version"), [(0.0, 1), (0.2, 1), (0.25, 2), (0.75, 5)])
+@pytest.mark.parametrize(
+    ("share", "version"),
+    [
+        pytest.param(0.0, 1, marks=pytest.mark.long),
+        pytest.param(0.2, 1, marks=pytest.mark.long),
+        (0.25, 2),
+        pytest.param(0.75, 5, marks=pytest.mark.long),
+    ],
+)
 def test_the_version_counts_a_share_of_stale_tokens(stream: Any, share: float, version: int) -> None:
     row = stream.begin()
     for made, length in ((1, 1), (2, 2), (5, 1)):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dataplane as dp
+from tests.cases import each_case
 from tests.processes import MIB, StandingNode, eventually, pattern
 
 SIZE = 2 * MIB
@@ -46,7 +47,7 @@ def overwrite(plane: dp.Plane) -> None:
         plane.free(plane.put({"x": pattern(seed, room)}, timeout=60))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_view_outlives_free(node: StandingNode, kind: str) -> None:
     with dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
@@ -60,7 +61,7 @@ def test_a_view_outlives_free(node: StandingNode, kind: str) -> None:
         eventually(lambda: plane.stats().memory_used == 0, "its memory goes with it")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("kind", KINDS)
 def test_a_view_outlives_its_plane(node: StandingNode, kind: str) -> None:
     with dp.connect(node.address) as other:
         plane = dp.connect(node.address)
@@ -187,7 +188,7 @@ def test_drafted_arrays_stay_readable_after_the_seal_and_change_nothing(node: St
         eventually(lambda: plane.stats().memory_used == 0, "the array held it")
 
 
-@pytest.mark.parametrize("keep", ["draft", "array"])
+@each_case("keep", ["draft", "array"])
 def test_a_draft_open_when_its_plane_is_closed_writes_nowhere(node: StandingNode, keep: str) -> None:
     with dp.connect(node.address) as other:
         plane = dp.connect(node.address)
@@ -225,7 +226,7 @@ def private() -> int:
     return (int(resident) - int(shared)) * mmap.PAGESIZE
 
 
-@pytest.mark.parametrize("struct", [False, True])
+@each_case("struct", [False, True])
 def test_large_rows_that_repeat_are_tensors_in_place_and_each_its_own(node: StandingNode, struct: bool) -> None:
     rows = [torch.full((length, 256), float(length)) for length in (1024, 512)]
     with dp.connect(node.address) as plane:

@@ -119,7 +119,7 @@ def test_a_relative_spill_directory_stays_where_it_was_meant(tmp_path: Path, mon
         NodeConfig(memory="2MiB", spill_dir=tmp_path, data_dir=tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("settings", "named"),
     [
         ({"memory": MIB - 1}, "memory"),

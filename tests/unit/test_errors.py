@@ -11,6 +11,7 @@ import pytest
 from dataplane import errors
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Freed, Rejected, SchemaMismatch, describe, revive
+from tests.cases import each_case
 
 
 def subclasses(root: type[DataplaneError]) -> list[type[DataplaneError]]:
@@ -19,7 +20,7 @@ def subclasses(root: type[DataplaneError]) -> list[type[DataplaneError]]:
 
 
 EVERY = subclasses(DataplaneError)
-every = pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+every = each_case("kind", EVERY)
 
 
 def test_the_tree_is_split_by_what_the_caller_does_next() -> None:

@@ -108,7 +108,7 @@ LISTS: dict[str, Callable[[int, list[str]], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("late", [0.0, 1.0])
+@pytest.mark.parametrize("late", [0.0, pytest.param(1.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("lists", LISTS)
 async def test_one_of_them_founds(start: Start, lists: str, late: float) -> None:
     at = ports(4)

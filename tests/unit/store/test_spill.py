@@ -523,7 +523,15 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     assert (await disk.write(7, last, nothing)).path.stem == f"{7:016x}"
 
 
-@pytest.mark.parametrize("kept", [{0}, {2}, {0, 1, 3}, {4}])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param({0}, marks=pytest.mark.long),
+        pytest.param({2}, marks=pytest.mark.long),
+        {0, 1, 3},
+        pytest.param({4}, marks=pytest.mark.long),
+    ],
+)
 async def test_files_that_can_not_be_deleted_hold_up_no_others(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: set[int]
 ) -> None:
@@ -570,7 +578,7 @@ async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
     assert disk.used == 0
 
 
-@pytest.mark.parametrize("size", [3 * PAGE, 2 * CHUNK + PAGE])
+@pytest.mark.parametrize("size", [pytest.param(3 * PAGE, marks=pytest.mark.long), 2 * CHUNK + PAGE])
 @pytest.mark.parametrize("compression", ["never", "always"])
 async def test_a_file_system_without_direct_io(without_direct: Path, size: int, compression: str) -> None:
     with pytest.raises(OSError, match="Invalid argument"):

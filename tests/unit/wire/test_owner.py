@@ -12,6 +12,7 @@ import pytest
 
 from dataplane.wire import owner as module
 from dataplane.wire.owner import Address, owner
+from tests.cases import each_case
 from tests.users import OTHER, OtherUser, needs_root
 
 FAMILIES = {"IPv4": (socket.AF_INET, "127.0.0.1"), "IPv6": (socket.AF_INET6, "::1")}
@@ -56,7 +57,7 @@ def pair(host: str, family: socket.AddressFamily = socket.AF_INET) -> Iterator[t
                 yield ours, theirs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_both_ends_know_each_other(way: None, family: str) -> None:
     kind, host = FAMILIES[family]
     with pair(host, kind) as (ours, theirs):
@@ -86,7 +87,7 @@ def test_who_has_not_accepted_yet_is_nobody(way: None) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_another_user_connects(way: None, family: str) -> None:
     kind, host = FAMILIES[family]
     with socket.socket(kind) as listener:

@@ -157,7 +157,7 @@ async def test_where_no_more_sockets_are_to_be_had(start: Start, monkeypatch: py
         await one.request(two.address, withdraw(one), Done, 5.0)
 
 
-@pytest.mark.parametrize("listen", ["tcp://[::1]:0", "tcp://localhost:0"])
+@each_case("listen", ["tcp://[::1]:0", "tcp://localhost:0"])
 async def test_other_names_of_this_host(start: Start, listen: str) -> None:
     """Whatever `ClusterConfig` lets through can be listened at, and found."""
     one, other = start(listen=listen), start()
@@ -499,7 +499,7 @@ def shared(request: pytest.FixtureRequest, key: Key) -> Key | None:
     return key if request.param == "with the key" else None
 
 
-@pytest.mark.parametrize("what", GARBAGE)
+@each_case("what", GARBAGE)
 async def test_what_is_no_message_is_passed_over(
     start: Start, shared: Key | None, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -677,7 +677,7 @@ async def test_a_port_that_is_taken(start: Start) -> None:
     await asks(start(), one)
 
 
-@pytest.mark.parametrize("with_key", [False, True])
+@each_case("with_key", [False, True])
 async def test_a_port_is_free_again_after_the_end(start: Start, key: Key, with_key: bool) -> None:
     chosen = key if with_key else None
     one = start(key=chosen)
@@ -710,7 +710,7 @@ async def test_each_request_is_counted_by_who_asks_and_who_is_asked(start: Start
 WATCHED = [("_accept", False), ("_take", False), ("_take", True)]
 
 
-@pytest.mark.parametrize(("callback", "keyed"), WATCHED)
+@each_case(("callback", "keyed"), WATCHED)
 async def test_a_way_that_can_not_be_watched_is_unavailable_and_leaves_nothing(
     start: Start, key: Key, monkeypatch: pytest.MonkeyPatch, callback: str, keyed: bool
 ) -> None:
@@ -744,7 +744,7 @@ async def test_a_start_that_can_not_be_watched_leaves_nothing(
 # Frames of partitions
 
 
-@pytest.mark.parametrize("keyed", [True, False])
+@each_case("keyed", [True, False])
 async def test_frames_are_posted_and_a_closed_connection_is_told(start: Start, key: Key, keyed: bool) -> None:
     heard: list[Frame] = []
     come = asyncio.Event()

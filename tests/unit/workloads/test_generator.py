@@ -20,7 +20,7 @@ from tests.cases import each_case
 
 ROOT = Path(__file__).parents[3]
 
-each_task = pytest.mark.parametrize("name", TASKS)
+each_task = each_case("name", TASKS)
 
 
 def digest(trace: Trace) -> str:
@@ -33,8 +33,8 @@ def digest(trace: Trace) -> str:
 
 
 @each_task
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("prompts", "steps"), [(32, 16), (512, 1)])
+@each_case("seed", [0, 1, 2])
+@each_case(("prompts", "steps"), [(32, 16), (512, 1)])
 def test_distributions_are_those_of_the_even_steps(name: str, seed: int, prompts: int, steps: int) -> None:
     trace = generate(name, prompts=prompts, steps=steps, seed=seed)
     distances = {column: distance(made, other) for column, made, other in figures(trace)}
